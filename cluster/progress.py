@@ -1,0 +1,58 @@
+"""What the terminal shows while something long runs: a live line, or plain lines where there is no terminal."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+_PLAIN_EVERY_S = 10.0
+
+
+class ProgressLine:
+    """One piece of work with a known end."""
+
+    def __init__(self, title: str, live: Progress | None) -> None:
+        self._title, self._live = title, live
+        self._task = live.add_task(title, total=None, detail="") if live else None
+        self._started, self._printed, self._first = time.monotonic(), 0.0, -1
+
+    def update(self, done: int, total: int, detail: str = "") -> None:
+        """Tell how far it is; `detail` follows the count."""
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, completed=done, total=total, detail=detail)
+            return
+        now = time.monotonic()
+        if self._first < 0:
+            self._first, self._started = done, now
+        if now - self._printed >= _PLAIN_EVERY_S or done == total:
+            self._printed = now
+            gained = done - self._first
+            left = (now - self._started) / gained * (total - done) if gained else None
+            eta = f", {_clock(left)} left" if left is not None and done < total else ""
+            console.print(f"{self._title}  {done}/{total}{'  ' + detail if detail else ''}{eta}")
+
+
+@contextmanager
+def progress_line(title: str) -> Iterator[ProgressLine]:
+    """A progress line for the length of a block."""
+    if not console.is_terminal:
+        yield ProgressLine(title, None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as live:
+        yield ProgressLine(title, live)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,158 @@
+"""A recipe: one YAML file, with overrides from the command line, checked before anything starts."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from data_prep.config import DataConfig, Section, TokenizerConfig
+from eval.config import EvalConfig
+from pretrain.config import TrainingConfig
+from pretrain.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
+
+FREE_SECTIONS = ("eval", "tracking", "cluster")
+"""What may change under a run that has begun: none of it reaches the data or the weights."""
+
+
+class TrackingConfig(Section):
+    """Where runs are compared."""
+
+    uri: str | None = None
+    """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
+    experiment: str = "multihop"
+
+
+class ClusterConfig(Section):
+    """What it runs on."""
+
+    address: str | None = None
+    """A Ray cluster's address; null: RAY_ADDRESS, else Ray is started on this machine."""
+    workers: int = Field(default=2, ge=1)
+    """Ranks of pretraining."""
+
+
+class Recipe(TrainingConfig):
+    """Everything that decides a run."""
+
+    name: str
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    eval: EvalConfig = EvalConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError(f"{name!r} cannot be a folder's name; use letters, digits, dots, dashes and underscores")
+        return name
+
+    @model_validator(mode="after")
+    def _pieces_suit_the_objective(self) -> "Recipe":
+        wanted = "gpt2" if self.objective.name == "clm" else "bert"
+        if self.tokenizer.special_pieces != wanted:
+            raise ValueError(
+                f"tokenizer.special_pieces={self.tokenizer.special_pieces} lacks the pieces that objective.name="
+                f"{self.objective.name} needs; set tokenizer.special_pieces={wanted}"
+            )
+        return self
+
+
+def load_recipe(path: Path, overrides: list[str]) -> Recipe:
+    """Read, override, validate and resolve a recipe.
+
+    Args:
+        overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
+
+    Raises:
+        ValueError: with the key's path, what was given and what would do.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        tree = OmegaConf.create(yaml.safe_load(path.read_text()) or {})
+    except FileNotFoundError:
+        raise ValueError(f"there is no recipe {path}; give the path of a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{override!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3")
+        try:
+            OmegaConf.update(tree, key, yaml.safe_load(value), force_add=True)
+        except (yaml.YAMLError, OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"{override!r} cannot be applied: {' '.join(str(error).split())}") from None
+    content = OmegaConf.to_container(tree, resolve=True)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected the sections of a recipe")
+    content.setdefault("name", path.stem)
+    recipe = validate_recipe({str(key): value for key, value in content.items()}, str(path))
+    return _resolved(recipe)
+
+
+def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
+    """The recipe that `content` spells.
+
+    Raises:
+        ValueError: one sentence a mistake.
+    """
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise ValueError("; ".join(_sentence(part, origin) for part in error.errors())) from None
+
+
+def _sentence(error: Any, origin: str) -> str:
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        return f"{origin}: {key} is not a key of a recipe; known here: {', '.join(_known_keys(error['loc']))}"
+    if error["type"] == "missing":
+        return f"{origin}: {key} is missing; set it"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{origin}: {key + ': ' if key else ''}{message}"
+    return f"{origin}: {key}={json.dumps(error['input'], default=str)}: {message[0].lower()}{message[1:]}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Recipe
+    for part in location[:-1]:
+        if isinstance(part, int) or not hasattr(section, "model_fields"):
+            continue
+        kind = section.model_fields[part].annotation
+        section = getattr(kind, "__args__", (kind,))[0]
+    return sorted(section.model_fields)
+
+
+def _resolved(recipe: Recipe) -> Recipe:
+    """With DeepSpeed's configuration in place of its path, so that a worker needs the run directory only."""
+    if isinstance(recipe.engine.deepspeed, str):
+        given = read_deepspeed_config(Path(recipe.engine.deepspeed))
+        recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"deepspeed": given})})
+    assert isinstance(recipe.engine.deepspeed, dict)
+    fill_deepspeed_config(recipe.engine.deepspeed, recipe)
+    return recipe
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A tree of mappings and lists as dotted keys: {"phases[0].seq_len": 128, …}."""
+    if isinstance(tree, dict) and tree:
+        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list) and tree:
+        items = [(f"{prefix}[{number}]", value) for number, value in enumerate(tree)]
+    else:
+        return {prefix: tree}
+    return {key: leaf for path, value in items for key, leaf in flatten(value, path).items()}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Dotted keys whose values differ between two resolved recipes, with both values; null where there is none."""
+    first, second = flatten(one), flatten(other)
+    keys = [*first, *(key for key in second if key not in first)]
+    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]

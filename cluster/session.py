@@ -1,0 +1,94 @@
+"""A Ray to run on: the cluster that was named, or one started on this machine for as long as the command runs."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+_CONNECT_S = 5.0
+_OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it: shards and checkpoints are files
+
+
+@contextmanager
+def ray_session(address: str | None, workers: int) -> Iterator[None]:
+    """Connect to Ray, and part from it at the end.
+
+    Args:
+        address: HOST:PORT of a cluster's head, `auto`, or None: RAY_ADDRESS, else Ray is started here.
+        workers: ranks that the run wants at a time.
+
+    Raises:
+        ValueError: there is no cluster at the address, or it is too small for the ranks.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is not None:
+        check_answers(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, workers),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError) as error:
+        raise ValueError(
+            f"cluster.address={address}: Ray cannot be reached there ({' '.join(str(error).split())[:200]}); "
+            "start it with `ray start --head`, or leave the address out to run on this machine"
+        ) from None
+    try:
+        _check_size(address, workers)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_answers(address: str | None) -> None:
+    """Whether something listens at a cluster's address; Ray itself would try for a minute.
+
+    Raises:
+        ValueError: nothing does, or it is not an address.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address in (None, "auto", "local"):
+        return
+    where = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = where.hostname, where.port
+        if host is None or port is None:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"cluster.address={address} is not an address; write HOST:PORT, for instance 10.0.0.1:6379"
+        ) from None
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ValueError(
+            f"cluster.address={address}: nothing answers there ({error.strerror or error}); start Ray on it with "
+            "`ray start --head`, or leave the address out to run on this machine"
+        ) from None
+
+
+def _check_size(address: str | None, workers: int) -> None:
+    import ray
+
+    resources = ray.cluster_resources()
+    kind = "GPU" if resources.get("GPU", 0) else "CPU"
+    if resources.get(kind, 0) < workers:
+        raise ValueError(
+            f"cluster.workers={workers}, but the cluster at {address} has {resources.get(kind, 0):.0f} {kind}s; "
+            "lower cluster.workers or add nodes"
+        )

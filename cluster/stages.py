@@ -1,0 +1,255 @@
+"""The stages of a run: prepare, pretrain, evaluate, report. What is done already is not done again."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.progress import console, progress_line
+from cluster.recipe import Recipe
+from cluster.run_folder import held, opened
+from cluster.session import check_answers, ray_session
+from cluster.summary import environment, read_summary, write_summary
+from data_prep.manifest import Manifest
+from data_prep.pipeline import already_prepared, settings_key
+from data_prep.sources import list_files
+from eval.results import read_rows
+from eval.tasks import check_tasks
+from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
+from pretrain.order import total_steps
+from pretrain.samples import build_indexes
+
+if TYPE_CHECKING:
+    from cluster.tracking import Tracker
+    from eval.trial import Trial
+
+DONE, STOPPED = 0, 75
+STAGES = ("prep", "train", "eval")
+
+
+@dataclass
+class _Run:
+    recipe: Recipe
+    folder: Path
+    prepared: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "eval" / "results.jsonl"
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
+
+
+def run_stages(recipe: Recipe, runs: Path, last: str = "eval") -> int:
+    """Do what is not done of the stages up to `last`; the exit code.
+
+    Raises:
+        ValueError: a mistake of the user's, found before anything was started where it can be.
+    """
+    check_tasks(recipe.eval, recipe.model.family)
+    list_files(recipe.data.sources)
+    check_answers(recipe.cluster.address)
+    wanted = STAGES[: STAGES.index(last) + 1]
+    run = _Run(recipe, runs / recipe.name, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer))
+    with opened(run.folder, recipe):
+        run.seconds = dict(read_summary(run.folder).get("stages", {}))
+        if not any(_is_left(run, stage) for stage in wanted):
+            console.print(f"{run.folder}: nothing left to do")
+            _tell_where(run)
+            return DONE
+        with ray_session(recipe.cluster.address, recipe.cluster.workers):
+            return _do(run, wanted)
+
+
+def _is_left(run: _Run, stage: str) -> bool:
+    if stage == "prep":
+        return _standing_data(run) is None
+    if stage == "train":
+        return newest_step(run.checkpoints) != total_steps(run.recipe.phases)
+    if not (run.folder / "report.html").exists():
+        return True
+    manifest = _standing_data(run)
+    return manifest is None or bool(_trials_left(run, manifest))
+
+
+def _do(run: _Run, wanted: tuple[str, ...]) -> int:
+    manifest = _prepare(run)
+    if wanted == ("prep",):
+        return DONE
+    from cluster.tracking import open_run
+
+    recipe = run.recipe.model_dump(mode="json")
+    tags = {"fingerprint.data": manifest.fingerprint, "fingerprint.tokenizer": manifest.tokenizer.sha256}
+    tags |= {key: str(value) for key, value in environment().items()}
+    tracker = open_run(run.folder, recipe, run.recipe.tracking.uri, run.recipe.tracking.experiment, tags)
+    status = "failed"
+    try:
+        finished = _train(run, manifest, tracker)
+        if not finished:
+            status = "stopped"
+            console.print("stopped and saved; the same command goes on from here")
+            return STOPPED
+        if "eval" in wanted:
+            _evaluate(run, manifest, tracker)
+            status = "done"
+        else:
+            status = "trained"
+    except KeyboardInterrupt:
+        status = "stopped"
+        raise
+    finally:
+        write_summary(run.folder, status, run.seconds)
+        if status == "done":
+            _report(run, tracker)
+        tracker.close(status)
+    return DONE
+
+
+def _standing_data(run: _Run) -> Manifest | None:
+    if not (run.folder / "data").exists():
+        return None
+    return already_prepared(run.recipe.data, run.recipe.tokenizer, run.folder / "data")
+
+
+def _prepare(run: _Run) -> Manifest:
+    """The prepared data, shared by all runs with the same settings, and linked to from this one."""
+
+    run.prepared.mkdir(parents=True, exist_ok=True)
+    with held(run.prepared):
+        manifest = already_prepared(run.recipe.data, run.recipe.tokenizer, run.prepared)
+        if manifest is None:
+            with run.timed("prep"):
+                try:
+                    manifest = _prepare_with_progress(run)
+                except ValueError:
+                    if not (run.prepared / "manifest.json").exists():
+                        shutil.rmtree(run.prepared)
+                    raise
+    _check_unchanged(run, manifest)
+    link = run.folder / "data"
+    if not link.exists():
+        link.symlink_to(os.path.relpath(run.prepared, run.folder))
+    train, heldout = manifest.totals["train"], manifest.totals["heldout"]
+    console.print(
+        f"data      {train.documents + heldout.documents:,} documents, {train.tokens:,} pieces to train on, "
+        f"{heldout.tokens:,} held out, {len(manifest.set_aside)} files or lines set aside"
+    )
+    return manifest
+
+
+def _prepare_with_progress(run: _Run) -> Manifest:
+    from cluster.prep import prepare_on_ray
+
+    with progress_line("prepare  ") as line:
+        return prepare_on_ray(
+            run.recipe.data,
+            run.recipe.tokenizer,
+            run.prepared,
+            lambda stage, done, total: line.update(done, total, stage),
+        )
+
+
+def _check_unchanged(run: _Run, manifest: Manifest) -> None:
+    step = newest_step(run.checkpoints)
+    if step is None:
+        return
+    saved = read_manifest(folder_of_step(run.checkpoints, step))
+    if saved.data_fingerprint != manifest.fingerprint:
+        raise ValueError(
+            f"the texts changed under {run.folder}: it was trained on data {saved.data_fingerprint[:12]}, and "
+            f"data.sources now give {manifest.fingerprint[:12]}; bring the old texts back, or set name=…"
+        )
+
+
+def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
+    """Whether the last step is done."""
+    last = total_steps(run.recipe.phases)
+    if newest_step(run.checkpoints) == last:
+        return True
+    from cluster.train import train_on_ray
+    from data_prep.shards import open_dataset
+
+    build_indexes(run.folder / "index", open_dataset(run.folder / "data"), run.recipe)
+    write_summary(run.folder, "running", run.seconds)
+    heldout = "starting"
+    with run.timed("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal heldout
+            if "heldout_loss" in row:
+                heldout = f"held-out {row['heldout_loss']:.3f}"
+            if "loss" in row:
+                detail = f"loss {row['token_loss']:.3f}  {heldout}  {row['tokens_per_s']:,.0f} tokens/s"
+                line.update(row["step"], last, detail)
+
+        line.update(newest_step(run.checkpoints) or 0, last, heldout)
+        train_on_ray(run.folder, run.recipe.cluster.workers, {"MULTIHOP_MLFLOW_RUN_ID": tracker.run_id}, show)
+    return newest_step(run.checkpoints) == last
+
+
+def _plan(run: _Run, manifest: Manifest) -> "list[Trial]":
+    from eval.trial import plan_trials
+
+    checkpoint = folder_of_step(run.checkpoints, total_steps(run.recipe.phases)).absolute()
+    saved = read_manifest(checkpoint)
+    data = (run.folder / "data").absolute()
+    return plan_trials(
+        run.recipe.eval, run.recipe.model, checkpoint, saved.content_hash(), saved.step, data, manifest.fingerprint
+    )
+
+
+def _trials_left(run: _Run, manifest: Manifest) -> "list[Trial]":
+    from cluster.fanout import trials_left
+
+    return trials_left(_plan(run, manifest), run.results)
+
+
+def _evaluate(run: _Run, manifest: Manifest, tracker: "Tracker") -> None:
+    from cluster.fanout import run_trials
+
+    left = _trials_left(run, manifest)
+    tracker.log_trials(read_rows(run.results))
+    if not left:
+        return
+    done = 0
+    with run.timed("eval"), progress_line("fine-tune") as line:
+        line.update(0, len(left))
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal done
+            done += 1
+            tracker.log_trials([row])
+            value = f"{row['metric']} {row['value']:.3f}" if row["status"] == "ok" else "failed"
+            line.update(done, len(left), f"{row['task']} {row['init']} seed {row['seed']}: {value}")
+
+        run_trials(left, run.results, show)
+
+
+def _report(run: _Run, tracker: "Tracker") -> None:
+    from eval.report import write_report
+
+    write_report(run.folder)
+    names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
+    tracker.log_artifacts([run.folder / name for name in names])
+    _tell_where(run)
+
+
+def _tell_where(run: _Run) -> None:
+    if (run.folder / "report.html").exists():
+        console.print(f"report    {run.folder / 'report.html'} and report.md beside it")
+        console.print("compare   multihop ui   shows this run and its trials in MLflow")

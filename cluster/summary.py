@@ -1,0 +1,84 @@
+"""summary.json: what came out of a run, in one small file, and the software and hardware it ran on."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from data_prep.files import write_atomically
+
+_PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary as it stands; empty where none was written yet."""
+    path = run_dir / "summary.json"
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return content
+
+
+def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
+    """Sum up metrics.jsonl and starts.jsonl.
+
+    Args:
+        status: running, stopped, failed or done.
+        stages: seconds spent in each stage so far, over all starts.
+    """
+    rows = _rows(run_dir / "metrics.jsonl")
+    steps = {row["step"]: row for row in reversed(rows) if "loss" in row}  # the first row of a step wins
+    heldout = {row["step"]: row for row in reversed(rows) if "heldout_loss" in row}
+    last = steps[max(steps)] if steps else {}
+    last_heldout = heldout[max(heldout)] if heldout else {}
+    starts = _rows(run_dir / "starts.jsonl")
+    summary = {
+        "status": status,
+        "steps": last.get("step", 0),
+        "tokens": last.get("tokens", 0),
+        "train_loss": last.get("token_loss"),
+        **{name: last_heldout.get(name) for name in ("heldout_loss", "unigram_loss", "uniform_loss")},
+        **{name: value for name, value in last_heldout.items() if name.startswith("heldout_nsp")},
+        "tokens_per_s": statistics.median(row["tokens_per_s"] for row in steps.values()) if steps else None,
+        "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
+        "restarts": max(0, len(starts) - 1),
+        "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),
+    }
+    write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine."""
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "host": platform.node(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the code that runs; None where it is not run from a git checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -1,0 +1,1 @@
+"""Text in, Arrow token shards out. Pure functions over one input split each."""

@@ -1,0 +1,55 @@
+"""What was not used and why, and whether that is too much."""
+
+from collections import Counter
+
+from data_prep.manifest import SetAside
+from data_prep.sources import Part
+from data_prep.stages import Output
+
+NAMED_PER_FILE = 20
+
+
+def account(
+    splits: list[list[Part]], read: list[Output], max_bad_fraction: float
+) -> tuple[dict[str, int], list[SetAside]]:
+    """How many documents were kept and how many files and documents set aside for each reason; which those are.
+
+    `read` holds the facts of `documents.read_split` in the order of `splits`. Raises ValueError when a larger share
+    of the files or of the documents is bad than `max_bad_fraction`.
+    """
+    counts: Counter[str] = Counter()
+    set_aside: list[SetAside] = []
+    bad_files = bad_documents = 0
+    places_before: Counter[tuple[int, str]] = Counter()
+    named: Counter[tuple[int, str]] = Counter()
+    files = set()
+    for parts, output in zip(splits, read, strict=True):
+        for part, facts in zip(parts, output.facts["parts"], strict=True):
+            name = part.file.name
+            file = (part.file.source, name)
+            files.add(file)
+            counts["kept"] += facts["documents"]
+            if facts["unreadable"]:
+                bad_files += 1
+                counts[facts["unreadable"]] += 1
+                set_aside.append(SetAside(path=name, reason=facts["unreadable"]))
+            for reason, number in facts["bad"].items():
+                bad_documents += number
+                counts[reason] += number
+            for place, reason in facts["named"]:
+                if named[file] < NAMED_PER_FILE:
+                    named[file] += 1
+                    where = name if part.file.format == "txt" else f"{name}:{place + places_before[file]}"
+                    set_aside.append(SetAside(path=where, reason=reason))
+            places_before[file] += facts["places"]
+    for what, bad, total in (
+        ("files", bad_files, len(files)),
+        ("documents", bad_documents, bad_documents + counts["kept"]),
+    ):
+        if bad > max_bad_fraction * total:
+            examples = "; ".join(f"{some.path}: {some.reason}" for some in set_aside[:3])
+            raise ValueError(
+                f"{bad} of {total} {what} cannot be used, more than data.max_bad_fraction={max_bad_fraction:g} allows "
+                f"({examples}); mend or remove them, or raise it"
+            )
+    return dict(counts), set_aside

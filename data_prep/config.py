@@ -1,0 +1,44 @@
+"""The recipe's `data` and `tokenizer` sections."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of a recipe: every key is known, and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Section):
+    """Files of one kind that hold documents."""
+
+    path: str
+    """A file, a folder or a glob; `package:NAME/INNER/GLOB` names files of an installed Python package."""
+    field: str = "text"
+    """The name of the text's field in .jsonl, .json and .parquet files."""
+
+
+class DataConfig(Section):
+    """What is read, and what is held out."""
+
+    sources: list[Source] = Field(min_length=1)
+    heldout_fraction: float = Field(default=0.01, ge=0.0, lt=1.0)
+    """Share of the documents kept out of training, chosen by a hash of the document."""
+    max_bad_fraction: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Share of files or of documents that may be unreadable before preparation fails."""
+
+
+class TokenizerConfig(Section):
+    """The SentencePiece model that is trained on the documents."""
+
+    kind: Literal["unigram", "bpe"] = "unigram"
+    vocab_size: int = Field(default=16_000, ge=64, le=2**31 - 1)
+    """Pieces, the special ones included."""
+    special_pieces: Literal["bert", "gpt2"] = "bert"
+    """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; gpt2: <|endoftext|> and <unk> as ids 0 and 1."""
+    sample_mb: float = Field(default=100.0, gt=0)
+    """Megabytes of text it is trained on: the documents with the smallest hashes."""
+    threads: int = Field(default=2, ge=1, le=128)
+    """Training threads. Part of the recipe because unigram scores change with their number."""

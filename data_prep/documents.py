@@ -1,0 +1,136 @@
+"""Stage 1, one split of the input: read, clean and hash its documents."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.clean import clean
+from data_prep.dedup import content_hash
+from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, UnreadableFileError, read_part
+from data_prep.sources import Part
+from data_prep.stages import Output, once, read_batches, write_batches
+
+BATCH_BYTES = 4 * 2**20
+SCHEMA = pa.schema(
+    [
+        pa.field("first", pa.uint64(), nullable=False),
+        pa.field("second", pa.uint64(), nullable=False),
+        pa.field("bytes", pa.uint32(), nullable=False),
+        pa.field("source", pa.uint16(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+    ]
+)
+_NAMED_PER_PART = 20
+
+
+@dataclass(frozen=True)
+class ReadSplit:
+    """Parts of files, and where their documents go: FOLDER/KEY.arrow, entered as FOLDER/KEY.json."""
+
+    key: str
+    folder: str
+    parts: list[Part]
+
+
+@dataclass
+class _Tally:
+    """What happened to one part."""
+
+    documents: int = 0
+    places: int = 0
+    """Lines, items or rows seen."""
+    unreadable: str | None = None
+    """Why the file was set aside."""
+    bad: Counter[str] = field(default_factory=Counter)
+    named: list[tuple[int, str]] = field(default_factory=list)
+    """The first bad places and their reasons."""
+
+
+def read_split(split: ReadSplit) -> Output:
+    """The good documents of a split, cleaned and hashed, as an Arrow file of SCHEMA.
+
+    Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, bad and named.
+    """
+    folder = Path(split.folder)
+
+    def write(path: Path) -> dict[str, Any]:
+        tallies = [_Tally() for _ in split.parts]
+        write_batches(path, SCHEMA, _batches(split.parts, tallies), "lz4")
+        return {"parts": [vars(tally) for tally in tallies]}
+
+    return once(folder / f"{split.key}.json", folder / f"{split.key}.arrow", write)
+
+
+def read_hashes(path: str) -> np.ndarray:
+    """Structured array (documents,) of first uint64, second uint64 and bytes uint32, without reading the texts."""
+    parts = []
+    for batch in read_batches(path, columns=[0, 1, 2]):
+        part = np.empty(batch.num_rows, dtype=[("first", "u8"), ("second", "u8"), ("bytes", "u4")])
+        for name in ("first", "second", "bytes"):
+            part[name] = batch.column(name).to_numpy()
+        parts.append(part)
+    empty = np.empty(0, dtype=[("first", "u8"), ("second", "u8"), ("bytes", "u4")])
+    return np.concatenate([empty, *parts])
+
+
+def read_documents(path: str, dropped: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """The documents of a split batch by batch, without the rows (int64, ascending) in `dropped`."""
+    start = 0
+    for batch in read_batches(path):
+        stop = start + batch.num_rows
+        keep = np.ones(batch.num_rows, dtype=bool)
+        keep[dropped[(dropped >= start) & (dropped < stop)] - start] = False
+        yield batch if keep.all() else batch.filter(pa.array(keep))
+        start = stop
+
+
+def _batches(parts: list[Part], tallies: list[_Tally]) -> Iterator[pa.RecordBatch]:
+    rows: list[tuple[int, int, int, int, str]] = []
+    size = 0
+    for row in _rows(parts, tallies):
+        rows.append(row)
+        size += row[2]
+        if size >= BATCH_BYTES:
+            yield _batch(rows)
+            rows, size = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[tuple[int, int, int, int, str]]) -> pa.RecordBatch:
+    columns = [pa.array(column, type=kind.type) for column, kind in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, int, int, str]]:
+    for part, tally in zip(parts, tallies, strict=True):
+        try:
+            for raw in read_part(part):
+                tally.places += 1
+                document = raw if isinstance(raw, Bad) else _cleaned(raw, tally.places)
+                if isinstance(document, Bad):
+                    tally.bad[document.reason] += 1
+                    if len(tally.named) < _NAMED_PER_PART:
+                        tally.named.append((document.place, document.reason))
+                    continue
+                tally.documents += 1
+                yield (*content_hash(document), len(document.encode()), part.file.source, document)
+        except UnreadableFileError as error:
+            assert tally.places == 0
+            tally.unreadable = str(error)
+
+
+def _cleaned(raw: str, place: int) -> str | Bad:
+    text = clean(raw)
+    if not text:
+        return Bad(place, "empty")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
+        return Bad(place, "not Unicode")
+    return text if size <= MAX_DOCUMENT_BYTES else Bad(place, TOO_LONG)

@@ -1,0 +1,71 @@
+"""What makes a stage restartable: an output is written once, hashed, renamed, and then entered with its hash.
+
+A stage's manifest is a folder of entries, one small JSON file an output, named by the key of that output. The key is
+the hash of all that the output depends on, so an output of other input or other settings is never taken for this one,
+and workers on many machines enter their outputs without waiting for each other.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_prep.files import canonical_json, replacing, sha256_file, write_atomically
+
+
+@dataclass(frozen=True)
+class Output:
+    """One finished output of a stage."""
+
+    key: str
+    path: str
+    sha256: str
+    facts: dict[str, Any]
+    """What the stage found out on the way: counts, sizes. Canonical JSON."""
+
+
+def once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Output:
+    """The output at `path`, entered in `entry` (KEY.json): made by `write` unless it stands there with its hash.
+
+    `write` puts the bytes at the temporary path that it is given, and returns the output's facts.
+    """
+    standing = read_entry(entry)
+    if standing is not None and path.is_file() and sha256_file(path) == standing["sha256"]:
+        return Output(entry.stem, str(path), standing["sha256"], standing["facts"])
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        facts = write(temporary)
+        sha256 = sha256_file(temporary)
+    write_atomically(entry, canonical_json({"sha256": sha256, "facts": facts}))
+    # Through JSON, so that facts made now and facts read again are equal.
+    return Output(entry.stem, str(path), sha256, json.loads(canonical_json(facts)))
+
+
+def read_entry(entry: Path) -> dict[str, Any] | None:
+    """The entry's content; None where there is none or it is not whole."""
+    try:
+        found = json.loads(entry.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.keys() == {"sha256", "facts"} else None
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], compression: str | None) -> None:
+    """Write an Arrow file batch by batch."""
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def read_batches(path: str, columns: list[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow file, one after the other; `columns` by position, all when None."""
+    options = pa.ipc.IpcReadOptions(included_fields=columns)
+    with pa.memory_map(path) as mapped:
+        reader = pa.ipc.open_file(mapped, options=options)
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)

@@ -1,0 +1,1 @@
+"""Downstream tasks: readers, heads, fine-tuning of one trial, metrics, zero-shot, the report."""

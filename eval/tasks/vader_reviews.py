@@ -1,0 +1,78 @@
+"""vader-reviews: how positive people find a sentence of a product review (Hutto and Gilbert 2014)."""
+
+import io
+import tarfile
+from pathlib import Path
+
+from eval.tasks.task import Example, Task, split_of
+
+ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
+
+_INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
+_FILE = "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt"
+
+
+def find(data_dir: str | None) -> Path:
+    """The source archive. Raises ValueError when it is not in `data_dir`."""
+    path = Path(data_dir or ".") / ARCHIVE
+    if data_dir is None or not path.is_file():
+        where = f"eval.data_dir={data_dir}" if data_dir else "eval.data_dir, which is not set"
+        raise ValueError(
+            f"task vader-reviews reads {ARCHIVE} in {where}; get it with: "
+            f"pip download --no-deps --no-binary :all: -d {data_dir or 'DATA_DIR'} vaderSentiment==3.3.2"
+        )
+    return path
+
+
+def read(data_dir: str | None) -> Task:
+    """The snippets, each once. Raises ValueError when the archive is missing, broken or has other columns."""
+    path = find(data_dir)
+    parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
+    seen: set[str] = set()
+    duplicates = 0
+    for number, line in enumerate(_member(path).decode("utf-8").splitlines(), start=1):
+        columns = line.split("\t")
+        try:
+            name, score, text = columns[0], float(columns[1]), " ".join(columns[2].split())
+        except (IndexError, ValueError):
+            raise ValueError(
+                f"{_FILE} in {path}, line {number}: expected an id, the mean rating and the text between tabs, "
+                f"got {line[:80]!r}"
+            ) from None
+        if text in seen:
+            duplicates += 1
+            continue
+        seen.add(text)
+        # An id is REVIEW_SENTENCE: the sentences of one review stay on one side of the split.
+        parts[split_of(name.split("_")[0])].append(Example((text,), (score,)))
+    return Task(
+        name="vader-reviews",
+        kind="regression",
+        metric="Pearson",
+        higher_is_better=True,
+        source="Sentences of Amazon reviews, each rated by 20 people from -4 to 4 (Hutto and Gilbert 2014), MIT "
+        "licence; from vaderSentiment's source archive.",
+        train=tuple(parts["train"]),
+        dev=tuple(parts["dev"]),
+        test=tuple(parts["test"]),
+        notes=f"{duplicates} duplicate sentences dropped; split 70/10/20 by a hash of each review's id",
+    )
+
+
+def _member(path: Path) -> bytes:
+    """The file inside the archive inside the archive; nothing is written to the disk."""
+    try:
+        with tarfile.open(path) as outer, tarfile.open(fileobj=io.BytesIO(_content(outer, _INNER))) as inner:
+            return _content(inner, _FILE)
+    except (tarfile.TarError, KeyError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{path} is broken or is not vaderSentiment 3.3.2's source archive ({error}); delete it and download it "
+            f"again: pip download --no-deps --no-binary :all: -d {path.parent} vaderSentiment==3.3.2"
+        ) from None
+
+
+def _content(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is not a file")
+    return file.read()

@@ -1,0 +1,1 @@
+"""Models, objectives, sample order, the DeepSpeed engine, the loop, checkpoints."""

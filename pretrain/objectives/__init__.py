@@ -1,0 +1,37 @@
+"""What a model learns to predict. Each objective is a module with the functions that `Objective` names."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.manifest import TokenizerInfo
+from data_prep.shards import Documents
+from pretrain.config import ObjectiveConfig
+from pretrain.keyed import UInt64
+from pretrain.objectives import clm, mlm_nsp
+from pretrain.objectives.batch import Batch
+
+
+class Objective(Protocol):
+    """Lays out samples, and turns some of them into the model's inputs."""
+
+    def build_index(self, documents: Documents, seq_len: int, key: int) -> NDArray[np.int64]: ...
+
+    def sample_count(self, index: NDArray[np.int64], seq_len: int) -> int: ...
+
+    def assemble(
+        self,
+        documents: Documents,
+        index: NDArray[np.int64],
+        samples: NDArray[np.int64],
+        keys: UInt64,
+        seq_len: int,
+        tokenizer: TokenizerInfo,
+        mask_rate: float,
+    ) -> Batch: ...
+
+
+def objective_of(config: ObjectiveConfig) -> Objective:
+    """The recipe's objective."""
+    return clm if config.name == "clm" else mlm_nsp

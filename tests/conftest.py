@@ -1,0 +1,53 @@
+"""Text that tests make themselves, and a small data set prepared from it."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.pipeline import prepare
+
+_WORDS = (
+    "river stone light window garden letter winter summer market engine paper silver bridge music harbour forest "
+    "captain teacher doctor village answer question morning evening mountain valley kitchen table story number"
+).split()
+
+
+def write_texts(folder: Path, documents: int, seed: int = 0) -> Path:
+    """`documents` .txt files of a few random sentences each."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        sentences = [
+            " ".join(rng.choices(_WORDS, k=rng.randint(3, 12))).capitalize() + "." for _ in range(rng.randint(2, 12))
+        ]
+        (folder / f"{number:04d}.txt").write_text(" ".join(sentences))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 small documents."""
+    return write_texts(tmp_path_factory.mktemp("texts"), 300)
+
+
+def _prepared(texts: Path, out: Path, special_pieces: str) -> Path:
+    prepare(
+        DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.1),
+        TokenizerConfig.model_validate({"vocab_size": 120, "special_pieces": special_pieces}),
+        out,
+    )
+    return out
+
+
+@pytest.fixture(scope="session")
+def bert_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared data set with BERT's special pieces."""
+    return _prepared(texts, tmp_path_factory.mktemp("bert-data"), "bert")
+
+
+@pytest.fixture(scope="session")
+def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared data set with GPT-2's special pieces."""
+    return _prepared(texts, tmp_path_factory.mktemp("gpt2-data"), "gpt2")
