@@ -95,7 +95,7 @@ def _do(run: _Run, wanted: tuple[str, ...]) -> int:
 
     recipe = run.recipe.model_dump(mode="json")
     tags = {"fingerprint.data": manifest.fingerprint, "fingerprint.tokenizer": manifest.tokenizer.sha256}
-    tags |= {key: str(value) for key, value in environment().items()}
+    tags |= {key: str(value) for key, value in environment().items() if value is not None}
     tracker = open_run(run.folder, recipe, run.recipe.tracking.uri, run.recipe.tracking.experiment, tags)
     status = "failed"
     try:

@@ -1,5 +1,6 @@
 """The one file that knows DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,9 @@ class Engine:
         """Set `model` up for training. It has its weights, the same on every rank."""
         self.ranks = ranks
         self._deepspeed = _initialise(config, model)
+        self._norm_of_stage_0 = math.nan
+        if config.engine.zero_stage == 0:
+            self._optimizer.register_step_pre_hook(self._clip_stage_0(config.optimizer.clip_norm))
         zero = self._deepspeed.optimizer if config.engine.zero_stage > 0 else None
         self.slices = owned_slices(self._deepspeed.module, zero, ranks.rank, ranks.world_size)
 
@@ -56,7 +60,7 @@ class Engine:
             group["lr"] = lr
         self._deepspeed.step()
         norm = self._deepspeed.get_global_grad_norm()
-        return float("nan") if norm is None else float(norm)
+        return self._norm_of_stage_0 if norm is None else float(norm)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -100,6 +104,15 @@ class Engine:
             for kind in MOMENTS:
                 piece.of(state[piece.flat][kind]).copy_(read(kind, piece))
 
+    def _clip_stage_0(self, clip_norm: float) -> Callable[..., None]:
+        """DeepSpeed does not tell the norm in stage 0, so this clips, between its reduction and the update."""
+
+        def clip(*_: object) -> None:
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf)
+            self._norm_of_stage_0 = float(norm)
+
+        return clip
+
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array).to(self.ranks.device) for name, array in batch.inputs.items()}
 
@@ -122,10 +135,13 @@ def _initialise(config: TrainingConfig, model: Model) -> Any:
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
     assert isinstance(config.engine.deepspeed, dict)
+    filled = fill_deepspeed_config(config.engine.deepspeed, config)
+    if config.engine.zero_stage == 0:
+        filled["gradient_clipping"] = 0.0
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
-        config=fill_deepspeed_config(config.engine.deepspeed, config),
+        config=filled,
         dist_init_required=False,
     )
     return engine
