@@ -18,7 +18,7 @@ demo: $(VENV)/demo.done
 gpt2: $(VENV)/demo.done
 	$(BIN)/multihop run recipes/demo-gpt2.yaml
 
-test: lint
+test: lint $(VENV)/demo.done
 	$(BIN)/pytest
 
 lint: $(VENV)/dev.done

@@ -66,7 +66,8 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
     if found is None:
         database = _sqlite_path(uri)
         artifacts = (database.parent / "mlartifacts").as_uri() if database is not None else None
-        return str(client.create_experiment(name, artifact_location=artifacts))
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # which of its pages MLflow shows first
+        return str(client.create_experiment(name, artifact_location=artifacts, tags=kind))
     if found.lifecycle_stage != "active":
         raise ValueError(
             f"tracking.experiment={name} was deleted in MLflow; bring it back with `mlflow experiments restore "

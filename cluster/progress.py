@@ -17,22 +17,25 @@ class ProgressLine:
     def __init__(self, title: str, live: Progress | None) -> None:
         self._title, self._live = title, live
         self._task = live.add_task(title, total=None, detail="") if live else None
-        self._started, self._printed, self._first = time.monotonic(), 0.0, -1
+        self._printed, self._since = 0.0, (time.monotonic(), -1)
 
     def update(self, done: int, total: int, detail: str = "") -> None:
         """Tell how far it is; `detail` follows the count."""
+        if total == 0:
+            return
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, detail=detail)
             return
-        now = time.monotonic()
-        if self._first < 0:
-            self._first, self._started = done, now
+        now, (since, first) = time.monotonic(), self._since
+        if first < 0 or (
+            first == 0 and done > 0
+        ):  # the first piece also took the start-up: it says nothing of the rest
+            self._since = (now, done)
+        left = (now - since) / (done - first) * (total - done) if 0 < first < done < total else None
         if now - self._printed >= _PLAIN_EVERY_S or done == total:
             self._printed = now
-            gained = done - self._first
-            left = (now - self._started) / gained * (total - done) if gained else None
-            eta = f", {_clock(left)} left" if left is not None and done < total else ""
-            console.print(f"{self._title}  {done}/{total}{'  ' + detail if detail else ''}{eta}")
+            tail = f"  {detail}" if detail else ""
+            console.print(f"{self._title}  {done}/{total}{tail}{'' if left is None else f', {_clock(left)} left'}")
 
 
 @contextmanager

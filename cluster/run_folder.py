@@ -58,7 +58,10 @@ def held(folder: Path) -> Iterator[None]:
 def _write_recipe(path: Path, recipe: Recipe) -> None:
     now = recipe.model_dump(mode="json")
     if path.exists():
-        changed = [entry for entry in differences(json.loads(path.read_text()), now) if not _is_free(entry[0])]
+        then = json.loads(path.read_text())
+        if then == now:
+            return
+        changed = [entry for entry in differences(then, now) if not _is_free(entry[0])]
         if changed:
             raise ValueError(
                 f"{path.parent} was begun with another recipe ({_list(changed)}); set name=… for another run"

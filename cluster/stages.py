@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.mlflow_store import store_uri
 from cluster.progress import console, progress_line
 from cluster.recipe import Recipe
 from cluster.run_folder import held, opened
 from cluster.session import check_answers, ray_session
 from cluster.summary import environment, read_summary, write_summary
+from cluster.tracking import is_behind, open_run
 from data_prep.manifest import Manifest
 from data_prep.pipeline import already_prepared, settings_key
 from data_prep.sources import list_files
@@ -63,6 +65,7 @@ def run_stages(recipe: Recipe, runs: Path, last: str = "eval") -> int:
     """
     check_tasks(recipe.eval, recipe.model.family)
     list_files(recipe.data.sources)
+    store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     wanted = STAGES[: STAGES.index(last) + 1]
     run = _Run(recipe, runs / recipe.name, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer))
@@ -81,7 +84,7 @@ def _is_left(run: _Run, stage: str) -> bool:
         return _standing_data(run) is None
     if stage == "train":
         return newest_step(run.checkpoints) != total_steps(run.recipe.phases)
-    if not (run.folder / "report.html").exists():
+    if not (run.folder / "report.html").exists() or is_behind(run.folder):
         return True
     manifest = _standing_data(run)
     return manifest is None or bool(_trials_left(run, manifest))
@@ -91,8 +94,6 @@ def _do(run: _Run, wanted: tuple[str, ...]) -> int:
     manifest = _prepare(run)
     if wanted == ("prep",):
         return DONE
-    from cluster.tracking import open_run
-
     recipe = run.recipe.model_dump(mode="json")
     tags = {"fingerprint.data": manifest.fingerprint, "fingerprint.tokenizer": manifest.tokenizer.sha256}
     tags |= {key: str(value) for key, value in environment().items() if value is not None}
@@ -127,19 +128,26 @@ def _standing_data(run: _Run) -> Manifest | None:
 
 
 def _prepare(run: _Run) -> Manifest:
-    """The prepared data, shared by all runs with the same settings, and linked to from this one."""
+    """The prepared data, shared by all runs with the same settings, and linked to from this one.
+
+    What stands there is hashed once more at each start, and what is damaged is rebuilt.
+    """
+    from cluster.prep import prepare_on_ray
 
     run.prepared.mkdir(parents=True, exist_ok=True)
-    with held(run.prepared):
-        manifest = already_prepared(run.recipe.data, run.recipe.tokenizer, run.prepared)
-        if manifest is None:
-            with run.timed("prep"):
-                try:
-                    manifest = _prepare_with_progress(run)
-                except ValueError:
-                    if not (run.prepared / "manifest.json").exists():
-                        shutil.rmtree(run.prepared)
-                    raise
+    is_done = already_prepared(run.recipe.data, run.recipe.tokenizer, run.prepared) is not None
+    with held(run.prepared), run.timed("verify" if is_done else "prep"), progress_line("prepare  ") as line:
+        try:
+            manifest = prepare_on_ray(
+                run.recipe.data,
+                run.recipe.tokenizer,
+                run.prepared,
+                lambda stage, done, total: line.update(done, total, stage),
+            )
+        except ValueError:
+            if not (run.prepared / "manifest.json").exists():
+                shutil.rmtree(run.prepared)
+            raise
     _check_unchanged(run, manifest)
     link = run.folder / "data"
     if not link.exists():
@@ -150,18 +158,6 @@ def _prepare(run: _Run) -> Manifest:
         f"{heldout.tokens:,} held out, {len(manifest.set_aside)} files or lines set aside"
     )
     return manifest
-
-
-def _prepare_with_progress(run: _Run) -> Manifest:
-    from cluster.prep import prepare_on_ray
-
-    with progress_line("prepare  ") as line:
-        return prepare_on_ray(
-            run.recipe.data,
-            run.recipe.tokenizer,
-            run.prepared,
-            lambda stage, done, total: line.update(done, total, stage),
-        )
 
 
 def _check_unchanged(run: _Run, manifest: Manifest) -> None:

@@ -177,7 +177,7 @@ def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> M
     if any(file.path not in hashes for file in files):
         return None
     manifest = _made_from(out_dir, _inputs_key(data, tok, files, hashes))
-    if manifest is None or any(not (out_dir / s.file).exists() for s in manifest.shards):
+    if manifest is None or any(not Path(path).exists() for path, _ in dataset_files(out_dir, manifest)):
         return None
     whole = all((out_dir / shard.file).stat().st_size == shard.bytes for shard in manifest.shards)
     return manifest if whole else None

@@ -12,7 +12,8 @@ class EvalConfig(Section):
     """Names of tasks; `multihop eval --help` lists them."""
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     data_dir: str | None = None
-    """A folder with the official files of those tasks that do not come with an installed package."""
+    """A folder with the official files of those tasks that do not come with an installed package; null:
+    `share/multihop` in the Python environment, where `make demo` puts them."""
     epochs: float = Field(default=3.0, gt=0.0)
     """Passes over a task's training examples."""
     max_examples: int | None = Field(default=None, ge=1)

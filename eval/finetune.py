@@ -1,10 +1,10 @@
 """Fine-tuning one model on one task.
 
-    for each epoch:
-        for each batch of examples of similar length:
-            step on its mean loss
-        score the development examples; remember the weights when no epoch before was better
-    score the test examples with the remembered weights
+for each epoch:
+    for each batch of examples of similar length:
+        step on its mean loss
+    score the development examples; remember the weights when no epoch before was better
+score the test examples with the remembered weights
 """
 
 import math

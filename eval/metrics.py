@@ -35,10 +35,12 @@ def entity_scores(predicted: list[list[str]], targets: list[list[str]]) -> tuple
     An entity counts as found when its first word, last word and type are all right. Where nothing is predicted or
     nothing is to be found, the measure is 0, as in `conlleval`.
     """
-    from seqeval.metrics import precision_recall_fscore_support
+    from seqeval.metrics import f1_score, precision_score, recall_score
 
-    precision, recall, f1, _ = precision_recall_fscore_support(targets, predicted, average="micro", zero_division=0)
-    return float(f1), {"precision": float(precision), "recall": float(recall)}
+    f1, precision, recall = (
+        float(measure(targets, predicted, zero_division=0)) for measure in (f1_score, precision_score, recall_score)
+    )
+    return f1, {"precision": precision, "recall": recall}
 
 
 def pearson(predicted: NDArray[np.float64], targets: NDArray[np.float64]) -> float:

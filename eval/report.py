@@ -9,134 +9,228 @@ from data_prep.files import write_atomically
 from data_prep.manifest import MANIFEST, Manifest, read_manifest
 from eval.curve import Curve, draw
 from eval.results import Row, read_rows
-from eval.verdict import TaskResult, Verdict, chance_of_no_overlap, newest_rows, show, task_results, verdict
+from eval.verdict import Spread, TaskResult, Verdict, chance_of_no_overlap, newest_rows, show, task_results, verdict
 
-_FAMILIES = {"bert": "BERT", "gpt2": "GPT-2"}
+Facts = dict[str, Any]
+Pairs = list[tuple[str, str]]
+
 _LISTED_FILES = 50
+_LOSSES = (
+    "train_loss", "heldout_loss", "unigram_loss", "uniform_loss", "heldout_nsp_loss", "heldout_nsp_accuracy",
+)  # fmt: skip
+_IN_WORDS = {
+    "helped": "helped on {}",
+    "did not help": "did not help on {}",
+    "cannot be told": "cannot be told apart from random weights on {}",
+}
 
 
 def write_report(run_dir: Path) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
-    Reads recipe.json, summary.json and, where they are there, metrics.jsonl, eval/results.jsonl and data/manifest.json.
+    Reads recipe.json, summary.json and, where they are there, metrics.jsonl, eval/results.jsonl and
+    data/manifest.json.
 
     Raises:
         ValueError: recipe.json or summary.json is missing, or a file is damaged.
     """
-    facts = gather(run_dir)
-    picture = draw(facts["curve"]) if facts["curve"].train or facts["curve"].heldout else None
-    if picture:
-        write_atomically(run_dir / "loss.png", picture)
-    inlined = base64.b64encode(picture).decode() if picture else None
-    write_atomically(run_dir / "report.md", _render("report.md.jinja", facts, picture=bool(picture)))
-    write_atomically(run_dir / "report.html", _render("report.html.jinja", facts, picture=inlined))
-
-
-def gather(run_dir: Path) -> dict[str, Any]:
-    """All that the report says, as the templates read it."""
     recipe, summary = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "summary.json")
-    manifest = read_manifest(run_dir / "data") if (run_dir / "data" / MANIFEST).exists() else None
-    section = recipe.get("eval") or {}
-    tasks, seeds = section.get("tasks", []), section.get("seeds", [])
-    rows = newest_rows(read_rows(run_dir / "eval" / "results.jsonl"), tasks, seeds)
-    results = task_results(rows, tasks)
-    verdicts = [(result, verdict(result)) for result in results]
-    return {
+    curve = read_curve(read_rows(run_dir / "metrics.jsonl"), summary)
+    facts = {
         "name": recipe.get("name", run_dir.name),
-        "headline": _headline(recipe, summary),
-        "helped": _helped(verdicts, tasks),
-        "verdicts": verdicts,
-        "missing": [task for task in tasks if task not in {result.task for result in results}],
-        "results": [_line(result) for result in results],
-        "chance": _chance(results),
-        "failed": [row for row in rows if row["status"] != "ok"],
-        "curve": _curve(read_rows(run_dir / "metrics.jsonl"), summary),
-        "masked": recipe.get("objective", {}).get("name", "").startswith("mlm"),
-        "summary": summary,
-        "totals": _totals(summary),
-        "stages": [(name, duration(seconds)) for name, seconds in summary.get("stages", {}).items()],
+        "headline": headline(recipe, summary),
+        "caption": _caption(recipe),
+        "run": _run_facts(summary),
         "environment": flatten(summary.get("environment") or {}),
         "recipe": flatten(recipe),
-        "data": _data(manifest),
+        "data": _data_facts(read_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
+        **_task_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe.get("eval") or {}),
+    }
+    picture = draw(curve) if curve.train or curve.heldout else None
+    facts["picture"] = base64.b64encode(picture).decode() if picture else None
+    if picture:
+        write_atomically(run_dir / "loss.png", picture)
+    write_atomically(run_dir / "report.md", _render("report.md.jinja", facts))
+    write_atomically(run_dir / "report.html", _render("report.html.jinja", facts))
+
+
+def read_curve(rows: list[Row], summary: Facts) -> Curve:
+    """The losses by step; of a step that was done again after a restart, the first row."""
+    train: dict[int, float] = {}
+    heldout: dict[int, float] = {}
+    for row in rows:
+        if "token_loss" in row:
+            train.setdefault(row["step"], row["token_loss"])
+        if "heldout_loss" in row:
+            heldout.setdefault(row["step"], row["heldout_loss"])
+    return Curve(train, heldout, summary.get("unigram_loss"), summary.get("uniform_loss"))
+
+
+def headline(recipe: Facts, summary: Facts) -> str:
+    """What was trained and what came out, in plain words."""
+    model = recipe.get("model") or {}
+    family = {"bert": "BERT", "gpt2": "GPT-2"}.get(str(model.get("family")), "model")
+    sentence = (
+        f"A {family} of {model.get('layers')} layers, {model.get('hidden')} wide, was pretrained for "
+        f"{summary['steps']:,} steps on {summary['tokens']:,} pieces of text. "
+    )
+    heldout, unigram, uniform = (summary.get(f"{name}_loss") for name in ("heldout", "unigram", "uniform"))
+    if heldout is None or unigram is None or uniform is None:
+        return sentence + "No held-out loss was measured."
+    what = "masked pieces" if family == "BERT" else "the next piece"
+    sentence += f"On held-out text it predicts {what} with a loss of {heldout:.2f} nats"
+    if heldout < min(unigram, uniform):
+        return (
+            f"{sentence}; a model that only knows how frequent each piece is has {unigram:.2f}, a uniform guess "
+            f"{uniform:.2f}."
+        )
+    beaten = "beats a uniform guess" if heldout < uniform else "does not even beat a uniform guess"
+    return (
+        f"{sentence}. It {beaten} ({uniform:.2f}) but is no better than a model that only knows how frequent each "
+        f"piece is ({unigram:.2f}): it has not learnt to use the context."
+    )
+
+
+def _task_facts(rows: list[Row], section: Facts) -> Facts:
+    tasks = section.get("tasks") or []
+    rows = newest_rows(rows, tasks, section.get("seeds") or [])
+    results = task_results(rows, tasks)
+    verdicts = [(result, verdict(result)) for result in results]
+    sizes = {(len(r.pretrained.values), len(r.random.values)) for r in results if r.kind != "zero-shot"}
+    chance = [
+        f"With {ours} and {theirs} seeds, two spreads stay apart by chance alone in "
+        f"{chance_of_no_overlap(ours, theirs):.0%} of cases."
+        for ours, theirs in sorted(sizes)
+        if min(ours, theirs) > 1
+    ]
+    return {
+        "helped": _helped([found for _, found in verdicts], tasks),
+        "verdicts": verdicts,
+        "chance": " ".join(chance),
+        "missing": [task for task in tasks if task not in {result.task for result in results}],
+        "results": [_line(result) for result in results],
+        "table_note": "Median [lowest to highest] over the seeds, of the epoch with the best development score; "
+        "difference of the medians; trials as with pretraining + without.",
+        "failed": [row for row in rows if row["status"] != "ok"],
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}; a report needs a run that was trained: `multihop run`") from None
-    except ValueError:
-        raise ValueError(f"{path} is not valid JSON; train again to have it rewritten") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object; train again to have it rewritten")
-    return content
-
-
-def _headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
-    model = recipe.get("model", {})
-    sentence = (
-        f"A {_FAMILIES.get(model.get('family'), 'model')} of {model.get('layers')} layers, {model.get('hidden')} wide, "
-        f"was pretrained for {summary['steps']:,} steps on {summary['tokens']:,} pieces of text. "
-    )
-    heldout, unigram, uniform = (summary.get(f"{key}_loss") for key in ("heldout", "unigram", "uniform"))
-    if heldout is None or unigram is None or uniform is None:
-        return sentence + "No held-out loss was measured."
-    what = "the masked pieces" if model.get("family") == "bert" else "the next piece"
-    sentence += f"On held-out text it predicts {what} with a loss of {heldout:.2f} nats"
-    if heldout < unigram:
-        return sentence + (
-            f": better than knowing only how frequent each piece is ({unigram:.2f}) and than a uniform guess "
-            f"({uniform:.2f})."
-        )
-    against = "but no better than" if heldout < uniform else "no better than a uniform guess nor than"
-    return sentence + (
-        f", {against} knowing only how frequent each piece is ({unigram:.2f}; a uniform guess: {uniform:.2f}). "
-        "It has not yet learnt to use context."
-    )
-
-
-def _helped(verdicts: list[tuple[TaskResult, Verdict]], tasks: list[str]) -> str:
+def _helped(verdicts: list[Verdict], tasks: list[str]) -> str:
     """One sentence over all tasks."""
     if not tasks:
-        return "No downstream task was tried, so that nothing is known of what the model is good for."
+        return "No downstream task was asked for, so nothing is known of what the model is good for."
     if not verdicts:
-        return "No trial of a downstream task has a result yet."
-    outcomes = [found.outcome for _, found in verdicts]
-    total = f"{len(outcomes)} task{'s' if len(outcomes) > 1 else ''}"
-    parts = [
-        f"{text} on {outcomes.count(outcome)}"
-        for outcome, text in (("helped", "helped"), ("did not help", "did not help"), ("cannot be told", "cannot be told apart from no pretraining"))
-        if outcome in outcomes
-    ]
-    return f"Of {total}, pretraining {', '.join(parts)}."
+        return "No trial of a downstream task has ended yet."
+    outcomes = [found.outcome for found in verdicts]
+    parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
+    total = "the one task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
+    return f"Of {total} tried, pretraining {', '.join(parts)}."
 
 
 def _line(result: TaskResult) -> dict[str, str]:
     """A result as the table shows it."""
-    best = result.best
-    difference = result.difference
+    best, difference, both = result.best, result.difference, (result.pretrained, result.random)
+    ok, failed = "+".join(str(len(s.values)) for s in both), "+".join(str(s.failed) for s in both)
     return {
         "task": result.task,
         "kind": result.kind,
         "metric": result.metric + ("" if result.higher_is_better else " (lower is better)"),
-        "pretrained": _spread(result.pretrained.values),
-        "random": _spread(result.random.values),
-        "difference": "–" if difference is None else ("+" if difference > 0 else "") + show(difference).replace("-", "−"),
-        "trials": f"{_trials(result, 'ok')} / {_trials(result, 'failed')}",
-        "best": "–" if best is None else f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})",
+        "pretrained": _spread(result.pretrained),
+        "random": _spread(result.random),
+        "difference": f"{'+' if (difference or 0) > 0 else ''}{show(difference)}",
+        "trials": f"{ok} / {failed}",
+        "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
         "source": result.source,
         "notes": result.notes,
     }
 
 
-def _trials(result: TaskResult, status: str) -> str:
-    spreads = (result.pretrained, result.random)
-    return "+".join(str(len(spread.values) if status == "ok" else spread.failed) for spread in spreads)
+def _spread(spread: Spread) -> str:
+    if not spread.values:
+        return "none"
+    if len(spread.values) == 1:
+        return show(spread.median)
+    return f"{show(spread.median)} [{show(min(spread.values))} to {show(max(spread.values))}]"
 
 
-def _spread(values: tuple[float, ...]) -> str:
-    if not values:
-        return "–"
-    middle = show(TaskSpread(values))
-    return middle if len(values) == 1 else f"{middle} [{show(min(values))}–{show(max(values))}]"
+def _caption(recipe: Facts) -> str:
+    name = str((recipe.get("objective") or {}).get("name", ""))
+    what = "the masked pieces" if name.startswith("mlm") else "the next piece"
+    return (
+        f"Cross-entropy of {what}, in nats a piece. The two flat lines are references on the same held-out text: "
+        "a model that only knows how frequent each piece is, and a guess that gives every piece the same chance."
+    )
+
+
+def _run_facts(summary: Facts) -> Pairs:
+    facts = [("status", str(summary["status"]))]
+    facts += [("steps", f"{summary['steps']:,}"), ("pieces", f"{summary['tokens']:,}")]
+    if summary.get("tokens_per_s") is not None:
+        facts.append(("pieces a second", f"{summary['tokens_per_s']:,.0f}"))
+    for name in _LOSSES:
+        if summary.get(name) is not None:
+            facts.append((name.replace("_", " "), show(summary[name])))
+    if summary.get("restarts"):
+        facts.append(("restarts", str(summary["restarts"])))
+    stages = summary.get("stages") or {}
+    facts += [(f"time of {name}", duration(seconds)) for name, seconds in stages.items()]
+    return facts + ([("time of all stages", duration(sum(stages.values())))] if stages else [])
+
+
+def _data_facts(manifest: Manifest) -> Facts:
+    facts = [("fingerprint", manifest.fingerprint)]
+    for split, total in manifest.totals.items():
+        what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} pieces"
+        facts.append((f"{split} text", f"{what}, {total.text_bytes / 1e6:,.1f} MB"))
+    tokenizer = manifest.tokenizer
+    facts.append(("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces, SHA-256 {tokenizer.sha256}"))
+    for stage, counts in manifest.counts.items():
+        facts += [(f"{stage}: {reason.replace('_', ' ')}", f"{number:,}") for reason, number in counts.items()]
+    return {
+        "facts": facts,
+        "set_aside": manifest.set_aside[:_LISTED_FILES],
+        "more_set_aside": len(manifest.set_aside[_LISTED_FILES:]),
+    }
+
+
+def flatten(value: Any, path: str = "") -> Pairs:
+    """A nested JSON value as (key.path, value) pairs, list items as in overrides: `phases[0].lr`."""
+    if isinstance(value, dict) and value:
+        return [pair for key, item in value.items() for pair in flatten(item, f"{path}.{key}" if path else key)]
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [pair for index, item in enumerate(value) for pair in flatten(item, f"{path}[{index}]")]
+    if not path:
+        return []
+    return [(path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _read_json(path: Path) -> Facts:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; a report needs a run that was trained: use `multihop run`") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object; delete it and use `multihop run` again")
+    return content
+
+
+def _render(template: str, facts: Facts) -> bytes:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    html = template.endswith(".html.jinja")
+    environment = Environment(
+        loader=PackageLoader("eval", "."), autoescape=html, undefined=StrictUndefined, trim_blocks=html
+    )
+    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    return environment.get_template(template).render(facts).encode()

@@ -64,6 +64,8 @@ def plan_trials(
     Raises:
         ValueError: a task is not known or its files are missing.
     """
+    if config.data_dir is not None:  # a worker starts in another folder
+        config = config.model_copy(update={"data_dir": str(Path(config.data_dir).absolute())})
     trials = []
     for name in config.tasks:
         task = load_task(name, config.data_dir)

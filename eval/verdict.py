@@ -98,27 +98,27 @@ def verdict(result: TaskResult) -> Verdict:
     """The plain truth: pretraining helped, or did harm, only where every seed with it beats every seed without."""
     ours, theirs, metric = result.pretrained, result.random, result.metric
     if not ours.values or not theirs.values:
-        missing = " and ".join(
-            name for name, spread in (("with", ours), ("without", theirs)) if not spread.values
-        )
-        return Verdict("cannot be told", f"no trial {missing} pretraining ended with a result.")
+        missing = " and ".join(name for name, spread in (("with", ours), ("without", theirs)) if not spread.values)
+        return Verdict("cannot be told", f"No trial {missing} pretraining ended with a result.")
     numbers = f"{metric} {show(ours.median)} with pretraining, {show(theirs.median)} without"
     if result.kind == "zero-shot":
         return _zero_shot_verdict(result, numbers)
     sign = 1 if result.higher_is_better else -1
     with_it, without = [sign * value for value in ours.values], [sign * value for value in theirs.values]
     if min(len(with_it), len(without)) == 1:
-        return Verdict("cannot be told", f"{numbers}; one seed on a side has no spread to judge the difference by.")
+        return Verdict(
+            "cannot be told", f"Values: {numbers}; one seed on a side has no spread to judge the difference by."
+        )
     if min(with_it) > max(without):
-        return Verdict("helped", f"medians: {numbers}; the worst seed with it beats the best without.")
+        return Verdict("helped", f"Medians: {numbers}; the worst seed with it beats the best without.")
     if max(with_it) < min(without):
-        return Verdict("did not help", f"it did harm. Medians: {numbers}; the best seed with it loses to the worst without.")
+        return Verdict("did not help", f"Medians: {numbers}; the best seed with it loses to the worst without.")
     if result.difference == 0:
-        return Verdict("cannot be told", f"the medians are equal: {numbers}.")
+        return Verdict("cannot be told", f"The medians are equal: {numbers}.")
     direction = "better" if median(with_it) > median(without) else "worse"
     return Verdict(
         "cannot be told",
-        f"medians: {numbers}; {direction} with pretraining, but the spreads over the seeds overlap.",
+        f"Medians: {numbers}; {direction} with pretraining, but the spreads over the seeds overlap.",
     )
 
 
@@ -128,8 +128,8 @@ def _zero_shot_verdict(result: TaskResult, numbers: str) -> Verdict:
     assert unigram is not None
     numbers += f", {show(unigram)} of a unigram model"
     if result.pretrained.median < min(unigram, result.random.median):
-        return Verdict("helped", f"{numbers}.")
-    return Verdict("did not help", f"{numbers}: the model predicts no better than one that knows no context.")
+        return Verdict("helped", f"Values: {numbers}.")
+    return Verdict("did not help", f"Values: {numbers}; the model predicts no better than one that knows no context.")
 
 
 def chance_of_no_overlap(ours: int, theirs: int) -> float:
@@ -138,7 +138,7 @@ def chance_of_no_overlap(ours: int, theirs: int) -> float:
 
 
 def show(value: float | None) -> str:
-    """A metric or a loss as it stands in tables."""
+    """A metric or a loss as it stands in tables; None: there is none."""
     if value is None:
-        return "–"
+        return "none"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"

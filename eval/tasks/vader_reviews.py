@@ -1,7 +1,9 @@
 """vader-reviews: how positive people find a sentence of a product review (Hutto and Gilbert 2014)."""
 
 import io
+import sys
 import tarfile
+import zlib
 from pathlib import Path
 
 from eval.tasks.task import Example, Task, split_of
@@ -13,14 +15,11 @@ _FILE = "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The source archive. Raises ValueError when it is not in `data_dir`."""
-    path = Path(data_dir or ".") / ARCHIVE
-    if data_dir is None or not path.is_file():
-        where = f"eval.data_dir={data_dir}" if data_dir else "eval.data_dir, which is not set"
-        raise ValueError(
-            f"task vader-reviews reads {ARCHIVE} in {where}; get it with: "
-            f"pip download --no-deps --no-binary :all: -d {data_dir or 'DATA_DIR'} vaderSentiment==3.3.2"
-        )
+    """The source archive in `data_dir`, or in the Python environment. Raises ValueError when it is not there."""
+    folder = Path(data_dir) if data_dir else Path(sys.prefix) / "share" / "multihop"
+    path = folder / ARCHIVE
+    if not path.is_file():
+        raise ValueError(f"task vader-reviews reads {path}, which is not there (eval.data_dir); {_how_to_get(folder)}")
     return path
 
 
@@ -62,13 +61,19 @@ def read(data_dir: str | None) -> Task:
 def _member(path: Path) -> bytes:
     """The file inside the archive inside the archive; nothing is written to the disk."""
     try:
-        with tarfile.open(path) as outer, tarfile.open(fileobj=io.BytesIO(_content(outer, _INNER))) as inner:
+        with tarfile.open(path, "r:gz") as outer:
+            packed = io.BytesIO(_content(outer, _INNER))
+        with tarfile.open(fileobj=packed, mode="r:gz") as inner:
             return _content(inner, _FILE)
-    except (tarfile.TarError, KeyError, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, KeyError, EOFError, OSError) as error:
         raise ValueError(
-            f"{path} is broken or is not vaderSentiment 3.3.2's source archive ({error}); delete it and download it "
-            f"again: pip download --no-deps --no-binary :all: -d {path.parent} vaderSentiment==3.3.2"
+            f"{path} is broken or is not vaderSentiment 3.3.2's source archive ({error}); delete it and "
+            f"{_how_to_get(path.parent)}"
         ) from None
+
+
+def _how_to_get(folder: Path) -> str:
+    return f"get it with: pip download --no-deps --no-binary vaderSentiment -d {folder} vaderSentiment==3.3.2"
 
 
 def _content(archive: tarfile.TarFile, name: str) -> bytes:

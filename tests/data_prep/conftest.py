@@ -18,8 +18,10 @@ def _document(number: int) -> str:
     def word() -> str:
         return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
 
-    sentences = [" ".join(word() for _ in range(rng.randint(3, 9))).capitalize() + "." for _ in range(rng.randint(1, 6))]
-    return " ".join(sentences)
+    def sentence() -> str:
+        return " ".join(word() for _ in range(rng.randint(3, 9))).capitalize() + "."
+
+    return " ".join(sentence() for _ in range(rng.randint(1, 6)))
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def test_a_file_that_is_broken_anywhere_gives_no_document_at_all(tmp_path, name,
 
 def test_a_parquet_file_with_a_damaged_page_gives_no_document(tmp_path):
     path = tmp_path / "a.parquet"
-    text = ["some words that compress %d" % number for number in range(5_000)]
+    text = [f"some words that compress {number}" for number in range(5_000)]
     pq.write_table(pa.table({"text": text}), path, row_group_size=1_000, compression="gzip", use_dictionary=False)
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2 : len(damaged) // 2 + 200] = bytes(200)

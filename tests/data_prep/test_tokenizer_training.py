@@ -1,5 +1,7 @@
-import sentencepiece as spm
+from pathlib import Path
+
 import pytest
+import sentencepiece as spm
 
 from data_prep import tokenizer
 from data_prep.config import TokenizerConfig
@@ -17,7 +19,7 @@ def test_the_same_sentences_give_the_same_bytes_without_paths(sentences, kind, t
     model = tokenizer.train(sentences, config)
     monkeypatch.chdir(tmp_path)
     assert tokenizer.train(iter(sentences), config) == model
-    assert b"/" not in model.replace(b"</s>", b"")
+    assert str(tmp_path).encode() not in model and str(Path(__file__).parents[2]).encode() not in model
     assert not list(tmp_path.iterdir())
 
 
@@ -54,7 +56,7 @@ def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_one_that_fits
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused_with_one_that_fits():
     letters = [chr(0x4E00 + i) * 3 for i in range(300)]
-    with pytest.raises(ValueError, match="vocab_size=64 is too small .* set it to 30. or more"):
+    with pytest.raises(ValueError, match=r"vocab_size=64 is too small .* set it to 30. or more"):
         tokenizer.train(letters, TokenizerConfig(vocab_size=64, threads=1))
 
 

