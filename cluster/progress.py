@@ -17,7 +17,7 @@ class ProgressLine:
     def __init__(self, title: str, live: Progress | None) -> None:
         self._title, self._live = title, live
         self._task = live.add_task(title, total=None, detail="") if live else None
-        self._printed, self._since = 0.0, (time.monotonic(), -1)
+        self._printed, self._updates, self._since = 0.0, 0, (0.0, 0)
 
     def update(self, done: int, total: int, detail: str = "") -> None:
         """Tell how far it is; `detail` follows the count."""
@@ -27,11 +27,10 @@ class ProgressLine:
             self._live.update(self._task, completed=done, total=total, detail=detail)
             return
         now, (since, first) = time.monotonic(), self._since
-        if first < 0 or (
-            first == 0 and done > 0
-        ):  # the first piece also took the start-up: it says nothing of the rest
+        left = (now - since) / (done - first) * (total - done) if first < done < total and self._updates > 1 else None
+        self._updates += 1
+        if self._updates <= 2:  # until the first piece is done there is start-up, which says nothing of the rest
             self._since = (now, done)
-        left = (now - since) / (done - first) * (total - done) if 0 < first < done < total else None
         if now - self._printed >= _PLAIN_EVERY_S or done == total:
             self._printed = now
             tail = f"  {detail}" if detail else ""
