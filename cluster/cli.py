@@ -64,9 +64,18 @@ def ui(
 def _run(recipe: Path, overrides: list[str] | None, runs: Path, address: str | None, last: str) -> None:
     from cluster.recipe import load_recipe
     from cluster.stages import run_stages
+    from cluster.train import TrainingFailed
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
-    raise typer.Exit(run_stages(load_recipe(recipe, given), runs, last))
+    try:
+        code = run_stages(load_recipe(recipe, given), runs, last)
+    except KeyboardInterrupt:
+        print("\nmultihop: stopped; the same command goes on from here", file=sys.stderr)
+        code = 75
+    except TrainingFailed as error:
+        print(f"multihop: {error}", file=sys.stderr)
+        code = 1
+    raise typer.Exit(code)
 
 
 def main() -> None:
@@ -77,9 +86,6 @@ def main() -> None:
     except ValueError as error:
         print(f"multihop: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("multihop: stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(75)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -32,5 +32,6 @@ def serve(runs: Path, port: int) -> NoReturn:
     command += ["--artifacts-destination", str(runs.resolve() / "mlartifacts")]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
-    print(f"MLflow over {uri}: http://{HOST}:{port}   (Ctrl-C ends it)", flush=True)
+    page = f"http://{HOST}:{port}/#/experiments?workflowType=machine_learning"
+    print(f"MLflow over {uri}\n\n    {page}\n\nCtrl-C ends it.", flush=True)
     os.execve(command[0], command, environment)  # in place of this process, so that signals reach it
