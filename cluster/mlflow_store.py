@@ -22,6 +22,7 @@ _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
 # Our callers go on without MLflow and try again later, so it should say soon that it is away.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "GIT_PYTHON_REFRESH": "quiet",

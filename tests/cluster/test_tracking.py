@@ -108,7 +108,7 @@ def test_rows_become_points_in_order_with_the_first_of_a_step(run_dir: Path) -> 
 def test_a_torn_line_waits_and_a_broken_one_is_passed_over(run_dir: Path) -> None:
     append(run_dir, row(1, 5.0))
     with open(run_dir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 2, "lo')
+        file.write(f'{{"time": {START + 2}, "step": 2, "lo')
     tracker, client = start(run_dir), client_of(run_dir)
     follow_once(tracker)
     assert history(client, tracker.run_id, "loss") == [(1, 5.0)]
@@ -283,52 +283,42 @@ def wait_until_told(run_dir: Path) -> None:
         time.sleep(0.1)
 
 
-def test_the_server_dies_and_comes_back(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_is_away_at_first_then_dies_and_comes_back(
+    run_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Rows go on being written meanwhile; afterwards all of them are there, in order, each once."""
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
+    append(run_dir, row(0, 0.0))
+    without = start(run_dir, uri)
+    follow_once(without)
+    without.log_trials([trial("k0")])
+    without.close("stopped")
+    assert without.run_id == ""
+    assert is_behind(run_dir)
+    caplog.clear()
+
     with server(run_dir.parent, port):
         tracker = start(run_dir, uri)
         assert tracker.run_id
         following = tracker.follow_metrics()
         following.__enter__()
-        append(run_dir, *(row(step, float(step)) for step in range(50)))
+        append(run_dir, *(row(step, float(step)) for step in range(1, 50)))
         wait_until_told(run_dir)
     append(run_dir, *(row(step, float(step)) for step in range(50, 100)))
     while tracker.error is None:
         time.sleep(0.1)
-    tracker.log_trials([trial("k1")])
+    tracker.log_trials([trial("k0"), trial("k1")])
     append(run_dir, *(row(step, -1.0) for step in range(40, 60)), row(100, 100.0))
     with server(run_dir.parent, port):
-        wait_until_told(run_dir)
         following.__exit__(None, None, None)
         tracker.close("trained")
         client = client_of(run_dir, uri)
         assert history(client, tracker.run_id, "loss") == [(step, float(step)) for step in range(101)]
-        assert list(trials_of(client, tracker.run_id)) == ["k1"]
+        assert sorted(trials_of(client, tracker.run_id)) == ["k0", "k1"]
         assert client.get_run(tracker.run_id).info.status == "FINISHED"
     assert not is_behind(run_dir)
     said = [record.message for record in caplog.records if record.name == "cluster.tracking"]
     assert [("cannot be told" in line, "caught up" in line) for line in said] == [(True, False), (False, True)]
+    assert capfd.readouterr().out == ""
     assert not [thread for thread in threading.enumerate() if thread.name == "mlflow"]
-
-
-def test_no_server_at_all_until_the_next_start(run_dir: Path) -> None:
-    port = free_port()
-    uri = f"http://127.0.0.1:{port}"
-    append(run_dir, row(1, 5.0))
-    tracker = start(run_dir, uri)
-    follow_once(tracker)
-    tracker.log_trials([trial("k1")])
-    tracker.close("done")
-    assert tracker.run_id == ""
-    assert is_behind(run_dir)
-    with server(run_dir.parent, port):
-        again = start(run_dir, uri)
-        again.log_trials([trial("k1")])
-        again.close("done")
-        assert again.error is None
-        client = client_of(run_dir, uri)
-        assert history(client, again.run_id, "loss") == [(1, 5.0)]
-        assert list(trials_of(client, again.run_id)) == ["k1"]
-    assert not is_behind(run_dir)

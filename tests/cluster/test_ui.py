@@ -1,0 +1,63 @@
+"""The page, as far as it can be told without a browser."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cluster.mlflow_store import connect, store_uri
+from cluster.ui import serve
+
+
+def test_it_serves_the_page_and_ends_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    connect(store_uri(tmp_path)).create_experiment("mine")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = f"from pathlib import Path; from cluster.ui import serve; serve(Path({str(tmp_path)!r}), {port})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        printed = process.stdout.readline() + process.stdout.readline() + process.stdout.readline()
+        assert f"http://127.0.0.1:{port}/" in printed
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+                    assert b"MLflow" in answer.read()
+                break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.2)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def test_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match=r"cannot be used .* --port"):
+            serve(tmp_path, taken.getsockname()[1])
+
+
+def test_nothing_tracked_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValueError, match="nothing was tracked"):
+        serve(tmp_path, 5000)
+
+
+def test_a_server_has_a_page_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    with pytest.raises(ValueError, match="open it in a browser"):
+        serve(tmp_path, 5000)
