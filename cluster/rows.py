@@ -17,7 +17,7 @@ class RowFollower:
         if not self._path.exists():
             return []
         with open(self._path, "rb") as file:
-            file.seek(self._offset)
+            file.seek(self._offset)  # always behind a whole line: a torn one that a restart cuts off is never passed
             whole = file.read().rpartition(b"\n")[0]
         if not whole:
             return []

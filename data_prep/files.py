@@ -52,3 +52,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path`, whole or not at all; the folder must exist."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Remove what a crash left of a last line, so that the next one appended is a line of its own."""
+    if path.exists():
+        with open(path, "rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)

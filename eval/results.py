@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data_prep.files import cut_torn_line
+
 Row = dict[str, Any]
 
 
@@ -35,9 +37,8 @@ def append_row(path: Path, row: Row) -> None:
     """Add a row and sync it to the disk; what a crash left of a last line is cut off first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    with open(path, "ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    cut_torn_line(path)
+    with open(path, "ab") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 from filelock import FileLock, Timeout
 
-from data_prep.files import sha256_json
+from data_prep.files import cut_torn_line, sha256_json
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.checkpoint import CheckpointManifest, CheckpointReader, folder_of_step, newest_good
@@ -81,6 +81,8 @@ def run(run_dir: Path, console: IO[str]) -> int:
         )
         writer.save(tensors, manifest)
 
+    if ranks.rank == 0:
+        cut_torn_line(run_dir / "metrics.jsonl")
     with open(run_dir / "metrics.jsonl", "a") as metrics:
         emit = _emitter(metrics, console) if ranks.rank == 0 else _ignore
         finished = train(engine, batches, progress, Hooks(emit, save, stop_asked))
@@ -171,6 +173,7 @@ def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_ove
         "threads": torch.get_num_threads(),
         "passed_over": passed_over,
     }
+    cut_torn_line(run_dir / "starts.jsonl")
     with open(run_dir / "starts.jsonl", "a") as file:
         file.write(json.dumps(row) + "\n")
 
