@@ -9,7 +9,7 @@ class EvalConfig(Section):
     """Which downstream tasks are tried, and how each trial is fine-tuned."""
 
     tasks: list[str] = Field(default=[])
-    """Names of tasks; `multihop eval --help` lists them."""
+    """Names of tasks; a name that is not known is answered with those that are."""
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     data_dir: str | None = None
     """A folder with the official files of those tasks that do not come with an installed package; null:
