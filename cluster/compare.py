@@ -9,6 +9,7 @@ from typing import Any
 from cluster.recipe import flatten
 from data_prep.files import replacing
 from eval.results import read_rows
+from eval.verdict import newest_rows
 
 _SUMMED_UP = ("status", "steps", "tokens", "train_loss", "heldout_loss", "unigram_loss", "tokens_per_s")
 Rows = dict[str, list[str]]
@@ -110,7 +111,8 @@ def _results(run_dir: Path) -> dict[str, str]:
     summary = _read_json(path) if path.exists() else {}
     cells = {key: _cell(summary[key]) for key in _SUMMED_UP if summary.get(key) is not None}
     trials: dict[str, list[float]] = {}
-    for row in read_rows(run_dir / "eval" / "results.jsonl"):
+    asked = _read_json(run_dir / "recipe.json")["eval"]
+    for row in newest_rows(read_rows(run_dir / "eval" / "results.jsonl"), asked["tasks"], asked["seeds"]):
         if row["status"] == "ok":
             trials.setdefault(f"{row['task']} {row['metric']}, {row['init']}", []).append(row["value"])
     for key, values in sorted(trials.items()):

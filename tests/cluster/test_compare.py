@@ -11,7 +11,13 @@ from cluster.compare import compare, find_runs, show_comparison
 
 def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials: list[tuple[int, str, float]]) -> Path:
     (folder / "eval").mkdir(parents=True)
-    recipe: dict[str, Any] = {"name": folder.name, "seed": 1, "model": {"layers": layers}, "phases": [{"lr": 1e-3}]}
+    recipe: dict[str, Any] = {
+        "name": folder.name,
+        "seed": 1,
+        "model": {"layers": layers},
+        "phases": [{"lr": 1e-3}],
+        "eval": {"tasks": ["topics"], "seeds": [0, 1, 2]},
+    }
     if layers == 3:
         recipe["phases"].append({"lr": 2e-3})
     (folder / "recipe.json").write_text(json.dumps(recipe))
@@ -23,7 +29,8 @@ def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials
         {"task": "topics", "metric": "accuracy", "init": init, "seed": seed, "value": value, "status": "ok"}
         for seed, init, value in trials
     ]
-    results.append({**results[0], "seed": 9, "value": None, "status": "failed"})
+    results.append({**results[0], "seed": 2, "init": "other", "value": None, "status": "failed"})
+    results.insert(0, {**results[0], "value": 0.0})  # of hyper-parameters that are no longer the recipe's
     (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in results))
     return folder
 
