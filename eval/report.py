@@ -226,11 +226,11 @@ def _read_json(path: Path) -> Facts:
 
 
 def _render(template: str, facts: Facts) -> bytes:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     html = template.endswith(".html.jinja")
     environment = Environment(
-        loader=PackageLoader("eval", "."), autoescape=html, undefined=StrictUndefined, trim_blocks=html
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=html, undefined=StrictUndefined, trim_blocks=html
     )
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment.get_template(template).render(facts).encode()
