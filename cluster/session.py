@@ -31,28 +31,34 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    try:
-        if address is None:
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, workers),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError) as error:
-        raise ValueError(
-            f"cluster.address={address}: Ray cannot be reached there ({' '.join(str(error).split())[:200]}); "
-            "start it with `ray start --head`, or leave the address out to run on this machine"
-        ) from None
+    if address is None:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, workers),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    else:
+        _connect(address)
     try:
         _check_size(address, workers)
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError) as error:
+        raise ValueError(
+            f"cluster.address={address}: Ray cannot be reached there ({' '.join(str(error).split())[:200]}); "
+            "start it with `ray start --head`, or leave the address out to run on this machine"
+        ) from None
 
 
 def check_answers(address: str | None) -> None:
@@ -88,7 +94,8 @@ def _check_size(address: str | None, workers: int) -> None:
     resources = ray.cluster_resources()
     kind = "GPU" if resources.get("GPU", 0) else "CPU"
     if resources.get(kind, 0) < workers:
+        where = f"the cluster at {address}" if address else "this machine"
         raise ValueError(
-            f"cluster.workers={workers}, but the cluster at {address} has {resources.get(kind, 0):.0f} {kind}s; "
+            f"cluster.workers={workers}, but {where} has {resources.get(kind, 0):.0f} {kind}s; "
             "lower cluster.workers or add nodes"
         )

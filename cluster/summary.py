@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import write_atomically
+from eval.results import read_rows
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
 
@@ -28,12 +29,12 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
         status: running, stopped, failed or done.
         stages: seconds spent in each stage so far, over all starts.
     """
-    rows = _rows(run_dir / "metrics.jsonl")
+    rows = read_rows(run_dir / "metrics.jsonl")
     steps = {row["step"]: row for row in reversed(rows) if "loss" in row}  # the first row of a step wins
     heldout = {row["step"]: row for row in reversed(rows) if "heldout_loss" in row}
     last = steps[max(steps)] if steps else {}
     last_heldout = heldout[max(heldout)] if heldout else {}
-    starts = _rows(run_dir / "starts.jsonl")
+    starts = read_rows(run_dir / "starts.jsonl")
     summary = {
         "status": status,
         "steps": last.get("step", 0),
@@ -76,9 +77,3 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -68,7 +68,7 @@ class _Gang(threading.Thread):
 
     def __init__(self, run_dir: Path, workers: int, environment: dict[str, str]) -> None:
         super().__init__(daemon=True)
-        self._config = {"run_dir": str(run_dir), "environment": environment, "python_path": os.getcwd()}
+        self._config = {"run_dir": str(run_dir), "environment": environment}
         self._run_dir, self._workers = run_dir, workers
         self.error: Exception | None = None
 
