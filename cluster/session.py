@@ -57,7 +57,8 @@ def _connect(address: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         raise ValueError(
             f"cluster.address={address}: Ray cannot be reached there ({' '.join(str(error).split())[:200]}); "
-            "start it with `ray start --head`, or leave the address out to run on this machine"
+            "start it with `ray start --head`, set the RAY_AUTH_MODE and RAY_AUTH_TOKEN it was started with, or leave "
+            "the address out to run on this machine"
         ) from None
 
 
