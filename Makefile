@@ -1,4 +1,4 @@
-# make demo: the whole path on real text     make test: everything a clean machine can run     make clean
+# make demo: the whole path on real text   make test: everything a clean machine can run   make test-long   make clean
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
@@ -9,7 +9,7 @@ INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constra
 unexport PYTHONDONTWRITEBYTECODE
 VADER := vaderSentiment==3.3.2
 
-.PHONY: demo gpt2 test lint clean
+.PHONY: demo gpt2 test test-long lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.done
@@ -20,6 +20,10 @@ gpt2: $(VENV)/demo.done
 
 test: lint $(VENV)/demo.done
 	$(BIN)/pytest
+
+# Hundreds of kills, every byte flipped, every combination of ranks, stages and precisions: prints its tables.
+test-long: $(VENV)/dev.done
+	$(BIN)/pytest -m long -s
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -14,31 +14,62 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(inspect_app, name="inspect", help="Look into what a run does.")
+checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(checkpoints_app, name="checkpoints", help="What a run has saved.")
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, for instance recipes/demo.yaml.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Override the recipe: model.layers=3 name=other")
 ]
 Runs = Annotated[Path, typer.Option(help="The folder that holds the runs.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow-change", metavar="KEY", help="Let this key change under a run that has begun."),
+]
 Address = Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT; without one Ray is started here.")]
 
+CheckpointsPlace = Annotated[
+    str, typer.Argument(metavar="DIR", help="A run's folder, its checkpoints' folder, or s3://BUCKET/PREFIX.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
 
 @app.command()
-def run(recipe: RecipePath, overrides: Overrides = None, runs: Runs = Path("runs"), address: Address = None) -> None:
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+) -> None:
     """All stages; what is done already is not done again."""
-    _run(recipe, overrides, runs, address, "eval")
+    _run(recipe, overrides, runs, address, allow_change, "eval")
 
 
 @app.command()
-def prep(recipe: RecipePath, overrides: Overrides = None, runs: Runs = Path("runs"), address: Address = None) -> None:
+def prep(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+) -> None:
     """Text to token shards."""
-    _run(recipe, overrides, runs, address, "prep")
+    _run(recipe, overrides, runs, address, allow_change, "prep")
 
 
 @app.command()
-def train(recipe: RecipePath, overrides: Overrides = None, runs: Runs = Path("runs"), address: Address = None) -> None:
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+) -> None:
     """Preparation if needed, and pretraining: goes on from the last good checkpoint."""
-    _run(recipe, overrides, runs, address, "train")
+    _run(recipe, overrides, runs, address, allow_change, "train")
 
 
 @app.command()
@@ -51,6 +82,35 @@ def compare(
     show_comparison(names, runs)
 
 
+@inspect_app.command("batch")
+def inspect_batch(
+    recipe: RecipePath,
+    step: Annotated[int, typer.Option(help="Counted from 0: the step that is taken when so many are done.")],
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    world_size: Annotated[int | None, typer.Option(min=1, help="Tell which rank of so many takes a sample.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's samples.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which samples a step uses, from which documents, decoded."""
+    import json
+
+    from cluster.inspect_batch import deviations, inspect_step, show_step
+    from cluster.recipe import load_recipe
+
+    resolved = load_recipe(recipe, overrides or [])
+    found = inspect_step(resolved, runs, step, world_size, rank)
+    if others := deviations(resolved, runs):
+        print(
+            f"multihop: {runs / resolved.name} has other batches, for it differs in {', '.join(others)}",
+            file=sys.stderr,
+        )
+    if as_json:
+        print(json.dumps(found.as_json(), ensure_ascii=False, indent=1))
+    else:
+        show_step(found)
+
+
 @app.command()
 def ui(
     runs: Runs = Path("runs"), port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = 5000
@@ -61,14 +121,37 @@ def ui(
     serve(runs, port)
 
 
-def _run(recipe: Path, overrides: list[str] | None, runs: Path, address: str | None, last: str) -> None:
+@checkpoints_app.command("list")
+def list_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
+    """Step, date, ranks, size and whether it is committed, of each checkpoint."""
+    from cluster.checkpoints import show_list
+
+    show_list(place, as_json)
+
+
+@checkpoints_app.command("verify")
+def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
+    """Read and hash every byte of every checkpoint. Exit code 1: something is damaged."""
+    from cluster.checkpoints import show_verdicts
+
+    raise typer.Exit(show_verdicts(place, as_json))
+
+
+def _run(
+    recipe: Path,
+    overrides: list[str] | None,
+    runs: Path,
+    address: str | None,
+    allowed: list[str] | None,
+    last: str,
+) -> None:
     from cluster.recipe import load_recipe
     from cluster.stages import run_stages
     from cluster.train import TrainingFailed
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
     try:
-        code = run_stages(load_recipe(recipe, given), runs, last)
+        code = run_stages(load_recipe(recipe, given), runs, last, allowed or ())
     except KeyboardInterrupt:
         print("\nmultihop: stopped; the same command goes on from here", file=sys.stderr)
         code = 75

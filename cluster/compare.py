@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.recipe import flatten
 from data_prep.files import replacing
 from eval.results import read_rows
 from eval.verdict import newest_rows
+from pretrain.changes import flatten
 
 _SUMMED_UP = ("status", "steps", "tokens", "train_loss", "heldout_loss", "unigram_loss", "tokens_per_s")
 Rows = dict[str, list[str]]

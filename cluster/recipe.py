@@ -13,9 +13,6 @@ from eval.config import EvalConfig
 from pretrain.config import TrainingConfig
 from pretrain.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
 
-FREE_SECTIONS = ("eval", "tracking", "cluster")
-"""What may change under a run that has begun: none of it reaches the data or the weights."""
-
 
 class TrackingConfig(Section):
     """Where runs are compared."""
@@ -131,28 +128,22 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _resolved(recipe: Recipe) -> Recipe:
-    """With DeepSpeed's configuration in place of its path, so that a worker needs the run directory only."""
+    """With DeepSpeed's configuration in place of its path and absolute paths, so that a worker can start anywhere."""
     if isinstance(recipe.engine.deepspeed, str):
         given = read_deepspeed_config(Path(recipe.engine.deepspeed))
-        recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"deepspeed": given})})
+        recipe = _with(recipe, "engine", deepspeed=given)
+    if recipe.checkpoint.location is not None:
+        recipe = _with(recipe, "checkpoint", location=_absolute(recipe.checkpoint.location))
+    if recipe.model.init_from is not None:
+        recipe = _with(recipe, "model", init_from=_absolute(recipe.model.init_from))
     assert isinstance(recipe.engine.deepspeed, dict)
-    fill_deepspeed_config(recipe.engine.deepspeed, recipe)
+    fill_deepspeed_config(recipe.engine.deepspeed, recipe, recipe.engine.micro_batch)
     return recipe
 
 
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A tree of mappings and lists as dotted keys: {"phases[0].seq_len": 128, …}."""
-    if isinstance(tree, dict) and tree:
-        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and tree:
-        items = [(f"{prefix}[{number}]", value) for number, value in enumerate(tree)]
-    else:
-        return {prefix: tree}
-    return {key: leaf for path, value in items for key, leaf in flatten(value, path).items()}
+def _with(recipe: Recipe, section: str, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=changes)})
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Dotted keys whose values differ between two resolved recipes, with both values; null where there is none."""
-    first, second = flatten(one), flatten(other)
-    keys = [*first, *(key for key in second if key not in first)]
-    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
+def _absolute(location: str) -> str:
+    return location.rstrip("/") if "://" in location else str(Path(location).absolute())

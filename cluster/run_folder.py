@@ -4,33 +4,35 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from cluster.recipe import FREE_SECTIONS, Recipe, differences
-from data_prep.files import write_atomically
-
-_SHOWN = 5
+from cluster.recipe import Recipe, validate_recipe
+from data_prep.files import cut_torn_line, write_atomically
+from pretrain.changes import CHANGES, Difference, binding_differences, check_allowed
 
 
 @contextmanager
-def opened(run_dir: Path, recipe: Recipe) -> Iterator[None]:
+def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
     """Hold the run for the length of a block, its resolved recipe written into it.
 
     A folder that a mistake of the user's (ValueError) would leave without anything worth keeping is removed again.
 
+    Args:
+        allowed: dotted keys whose changes are wanted, under a run that has begun.
+
     Raises:
-        ValueError: another process holds it, or it was begun with a recipe that differs in more than `FREE_SECTIONS`.
+        ValueError: another process holds it, or it was begun with a recipe that differs in what is not allowed.
     """
     is_new = not run_dir.exists()
     run_dir.mkdir(parents=True, exist_ok=True)
     with held(run_dir):
         try:
-            _write_recipe(run_dir / "recipe.json", recipe)
+            _write_recipe(run_dir, recipe, allowed)
             yield
         except ValueError:
             if is_new and not (run_dir / "checkpoints").exists():
@@ -55,25 +57,27 @@ def held(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _write_recipe(path: Path, recipe: Recipe) -> None:
-    now = recipe.model_dump(mode="json")
+def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
+    """Write down that the change of a key was allowed: the ranks look there before they go on."""
+    path = run_dir / CHANGES
     if path.exists():
-        then = json.loads(path.read_text())
-        if then == now:
-            return
-        changed = [entry for entry in differences(then, now) if not _is_free(entry[0])]
-        if changed:
-            raise ValueError(
-                f"{path.parent} was begun with another recipe ({_list(changed)}); set name=… for another run"
-            )
-    write_atomically(path, json.dumps(now, indent=1).encode() + b"\n")
+        cut_torn_line(path)
+    row = {"key": key, "changed": changed, "time": time.time()}
+    with open(path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _is_free(key: str) -> bool:
-    return key.split(".")[0] in FREE_SECTIONS
-
-
-def _list(changed: list[tuple[str, Any, Any]]) -> str:
-    shown = [f"{key} was {json.dumps(then)}, is {json.dumps(now)}" for key, then, now in changed[:_SHOWN]]
-    more = len(changed) - _SHOWN
-    return "; ".join(shown) + (f" and {more} more" if more > 0 else "")
+def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
+    path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
+    if path.exists():
+        # What an older version wrote lacks the keys that are new since: they have their defaults.
+        then = validate_recipe(json.loads(path.read_text()), str(path)).model_dump(mode="json")
+        changed = binding_differences(then, now)
+        check_allowed(changed, allowed, str(run_dir))
+        for entry in changed:
+            note_change(run_dir, entry[0], [entry])
+    content = json.dumps(now, indent=1).encode() + b"\n"
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content)

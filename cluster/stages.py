@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.mlflow_store import store_uri
 from cluster.progress import console, progress_line
 from cluster.recipe import Recipe
-from cluster.run_folder import held, opened
+from cluster.run_folder import held, note_change, opened
 from cluster.session import check_answers, ray_session
 from cluster.summary import environment, read_summary, write_summary
 from cluster.tracking import is_behind, open_run
@@ -23,6 +23,7 @@ from eval.results import read_rows
 from eval.tasks import check_tasks
 from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps
+from pretrain.run_files import checkpoints_of
 from pretrain.samples import build_indexes
 
 if TYPE_CHECKING:
@@ -38,11 +39,13 @@ class _Run:
     recipe: Recipe
     folder: Path
     prepared: Path
+    allowed: Sequence[str]
+    """Keys whose changes are wanted under a run that has begun."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+    def checkpoints(self) -> str:
+        return checkpoints_of(self.folder, self.recipe)
 
     @property
     def results(self) -> Path:
@@ -57,8 +60,11 @@ class _Run:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
 
 
-def run_stages(recipe: Recipe, runs: Path, last: str = "eval") -> int:
+def run_stages(recipe: Recipe, runs: Path, last: str = "eval", allowed: Sequence[str] = ()) -> int:
     """Do what is not done of the stages up to `last`; the exit code.
+
+    Args:
+        allowed: dotted keys whose changes are wanted under a run that has begun.
 
     Raises:
         ValueError: a mistake of the user's, found before anything was started where it can be.
@@ -68,8 +74,8 @@ def run_stages(recipe: Recipe, runs: Path, last: str = "eval") -> int:
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     wanted = STAGES[: STAGES.index(last) + 1]
-    run = _Run(recipe, runs / recipe.name, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer))
-    with opened(run.folder, recipe):
+    run = _Run(recipe, runs / recipe.name, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer), allowed)
+    with opened(run.folder, recipe, allowed):
         run.seconds = dict(read_summary(run.folder).get("stages", {}))
         if not any(_is_left(run, stage) for stage in wanted):
             console.print(f"{run.folder}: nothing left to do")
@@ -149,9 +155,11 @@ def _prepare(run: _Run) -> Manifest:
                 shutil.rmtree(run.prepared)
             raise
     _check_unchanged(run, manifest)
-    link = run.folder / "data"
+    link, target = run.folder / "data", os.path.relpath(run.prepared, run.folder)
+    if link.is_symlink() and os.readlink(link) != target:
+        link.unlink()
     if not link.exists():
-        link.symlink_to(os.path.relpath(run.prepared, run.folder))
+        link.symlink_to(target)
     train, heldout = manifest.totals["train"], manifest.totals["heldout"]
     console.print(
         f"data      {train.documents + heldout.documents:,} documents, {train.tokens:,} pieces to train on, "
@@ -165,11 +173,16 @@ def _check_unchanged(run: _Run, manifest: Manifest) -> None:
     if step is None:
         return
     saved = read_manifest(folder_of_step(run.checkpoints, step))
-    if saved.data_fingerprint != manifest.fingerprint:
-        raise ValueError(
-            f"the texts changed under {run.folder}: it was trained on data {saved.data_fingerprint[:12]}, and "
-            f"data.sources now give {manifest.fingerprint[:12]}; bring the old texts back, or set name=…"
-        )
+    if saved.data_fingerprint == manifest.fingerprint:
+        return
+    if "data" in run.allowed:
+        note_change(run.folder, "data", [("data", saved.data_fingerprint, manifest.fingerprint)])
+        return
+    raise ValueError(
+        f"the texts changed under {run.folder}: it was trained on data {saved.data_fingerprint[:12]}, and "
+        f"data.sources now give {manifest.fingerprint[:12]}; bring the old texts back, set name=…, or, to go on with "
+        "the new ones, add --allow-change data"
+    )
 
 
 def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
@@ -194,14 +207,16 @@ def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
                 line.update(row["step"], last, detail)
 
         line.update(newest_step(run.checkpoints) or 0, last, heldout)
-        train_on_ray(run.folder, run.recipe.cluster.workers, {"MULTIHOP_MLFLOW_RUN_ID": tracker.run_id}, show)
+        train_on_ray(
+            run.folder, run.checkpoints, run.recipe.cluster.workers, {"MULTIHOP_MLFLOW_RUN_ID": tracker.run_id}, show
+        )
     return newest_step(run.checkpoints) == last
 
 
 def _plan(run: _Run, manifest: Manifest) -> "list[Trial]":
     from eval.trial import plan_trials
 
-    checkpoint = folder_of_step(run.checkpoints, total_steps(run.recipe.phases)).absolute()
+    checkpoint = folder_of_step(run.checkpoints, total_steps(run.recipe.phases))
     saved = read_manifest(checkpoint)
     data = (run.folder / "data").absolute()
     return plan_trials(

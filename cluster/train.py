@@ -32,11 +32,16 @@ class TrainingFailed(Exception):
 
 
 def train_on_ray(
-    run_dir: Path, workers: int, environment: dict[str, str], on_row: Callable[[dict[str, Any]], None]
+    run_dir: Path,
+    checkpoints: str,
+    workers: int,
+    environment: dict[str, str],
+    on_row: Callable[[dict[str, Any]], None],
 ) -> None:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the checkpoints tell how far it came.
 
     Args:
+        checkpoints: where they stand.
         environment: variables for the ranks.
         on_row: is given each row of metrics.jsonl as it is written.
 
@@ -48,7 +53,7 @@ def train_on_ray(
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
     with _stop_file_on_signals(run_dir / "stop"):
         while True:
-            before = newest_step(run_dir / "checkpoints")
+            before = newest_step(checkpoints)
             gang = _Gang(run_dir, workers, environment)
             gang.start()
             while gang.is_alive():
@@ -57,7 +62,7 @@ def train_on_ray(
                     on_row(row)
             if gang.error is None:
                 break
-            if newest_step(run_dir / "checkpoints") == before:
+            if newest_step(checkpoints) == before:
                 raise TrainingFailed(_explain(run_dir, gang.error))
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
     (run_dir / "stop").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -18,6 +18,8 @@ class Source(Section):
     """A file, a folder or a glob; `package:NAME/INNER/GLOB` names files of an installed Python package."""
     field: str = "text"
     """The name of the text's field in .jsonl, .json and .parquet files."""
+    weight: float | None = Field(default=None, gt=0.0)
+    """Its part of the training samples, relative to the other sources' weights; null: as much as it has of them."""
 
 
 class DataConfig(Section):
@@ -28,6 +30,16 @@ class DataConfig(Section):
     """Share of the documents kept out of training, chosen by a hash of the document."""
     max_bad_fraction: float = Field(default=0.01, ge=0.0, le=1.0)
     """Share of files or of documents that may be unreadable before preparation fails."""
+
+    @model_validator(mode="after")
+    def _all_have_weights_or_none(self) -> "DataConfig":
+        without = [number for number, source in enumerate(self.sources) if source.weight is None]
+        if without and len(without) < len(self.sources):
+            raise ValueError(
+                f"data.sources[{without[0]}].weight is missing, and other sources have one; "
+                "give every source a weight, or none"
+            )
+        return self
 
 
 class TokenizerConfig(Section):

@@ -63,9 +63,15 @@ _Batches = list[dict[str, Any]]
 """Facts of `encode_split` on batches, each with the path, hash and number of where it stands."""
 
 
+def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
+    """What a prepared data set depends on. Weights are not part of it: they choose among samples when training."""
+    without_weights = data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
+    return {"data": without_weights, "tokenizer": tok.model_dump(mode="json")}
+
+
 def settings_key(data: DataConfig, tok: TokenizerConfig) -> str:
     """16 hex digits that name the settings of a prepared data set."""
-    return sha256_json(_settings(data, tok))[:16]
+    return sha256_json(settings_of(data, tok))[:16]
 
 
 def map_in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
@@ -150,7 +156,7 @@ def prepare(
         shards=shards,
         token_counts=TokenCounts(sha256=sha256_file(out_dir / TOKEN_COUNTS)),
         totals={split: _totals(plan[split]) for split in _SPLITS},
-        settings=_settings(data, tok),
+        settings=settings_of(data, tok),
         counts={
             "read": read_counts,
             "dedup": {"kept": kept, "copy of another": copies},
@@ -184,11 +190,7 @@ def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> M
 
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
-    return sha256_json([_settings(data, tok), [[f.source, f.name, hashes[f.path]] for f in files]])
-
-
-def _settings(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
-    return {"data": data.model_dump(mode="json"), "tokenizer": tok.model_dump(mode="json")}
+    return sha256_json([settings_of(data, tok), [[f.source, f.name, hashes[f.path]] for f in files]])
 
 
 def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:

@@ -1,6 +1,7 @@
 """Token shards: Arrow files with one row a document, memory-mapped; several shards are seen as one sequence."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,20 +89,34 @@ class Documents:
         self._starts = [0]
         for shard in self._shards:
             self._starts.append(self._starts[-1] + len(shard.ids))
+        self._rows = range(self._starts[-1])
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return len(self._rows)
+
+    def of_source(self, source: int) -> tuple[int, "Documents"]:
+        """The documents of one source, which stand together, and the number of the first of them in this sequence."""
+        start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
+        part = copy(self)
+        for cached in ("lengths", "ids", "sources"):
+            part.__dict__.pop(cached, None)
+        part._rows = self._rows[start:stop]
+        return start, part
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """int64 (n,): tokens of each document."""
-        parts = [np.diff(shard.tokens.offsets).astype(np.int64) for shard in self._shards]
-        return np.concatenate([np.empty(0, np.int64), *parts])
+        return self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
 
     @cached_property
     def ids(self) -> np.ndarray:
         """uint64 (n,): the documents' stable ids (the first 8 bytes of the SHA-256 of the cleaned text)."""
-        return np.concatenate([np.empty(0, np.uint64), *(shard.ids for shard in self._shards)])
+        return self._column(np.uint64, [shard.ids for shard in self._shards])
+
+    @cached_property
+    def sources(self) -> np.ndarray:
+        """uint16 (n,), ascending: which of the manifest's sources each document is from."""
+        return self._column(np.uint16, [shard.sources for shard in self._shards])
 
     def tokens(self, i: int) -> np.ndarray:
         """uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
@@ -118,11 +133,16 @@ class Documents:
         shard, row = self._find(i)
         return int(shard.sources[row])
 
+    def _column(self, dtype: type[np.generic], parts: list[np.ndarray]) -> np.ndarray:
+        column = np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
+        return column[self._rows.start : self._rows.stop]
+
     def _find(self, i: int) -> tuple[_MappedShard, int]:
-        if not 0 <= i < self._starts[-1]:
-            raise IndexError(f"document {i} of {self._starts[-1]}")
-        k = bisect_right(self._starts, i) - 1
-        return self._shards[k], i - self._starts[k]
+        if not 0 <= i < len(self._rows):
+            raise IndexError(f"document {i} of {len(self._rows)}")
+        row = self._rows[i]
+        k = bisect_right(self._starts, row) - 1
+        return self._shards[k], row - self._starts[k]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Trial:
     init: Init
     seed: int
     checkpoint_dir: str | None
-    """None where `init` is random, as the next two."""
+    """An absolute path or s3://BUCKET/PREFIX; None where `init` is random, as the next two."""
     checkpoint_sha256: str | None
     """What tells this checkpoint's content from any other."""
     checkpoint_step: int | None
@@ -50,7 +50,7 @@ class Trial:
 def plan_trials(
     config: EvalConfig,
     model: ModelConfig,
-    checkpoint_dir: Path,
+    checkpoint_dir: str,
     checkpoint_sha256: str,
     checkpoint_step: int,
     data_path: Path,
@@ -78,7 +78,7 @@ def plan_trials(
                         task_fingerprint=task.fingerprint,
                         init="pretrained" if pretrained else "random",
                         seed=seed,
-                        checkpoint_dir=str(checkpoint_dir) if pretrained else None,
+                        checkpoint_dir=checkpoint_dir if pretrained else None,
                         checkpoint_sha256=checkpoint_sha256 if pretrained else None,
                         checkpoint_step=checkpoint_step if pretrained else None,
                         model=model.model_dump(mode="json"),
@@ -249,7 +249,7 @@ def _model(trial: Trial, vocab_size: int) -> "Model":
     if trial.checkpoint_dir is None:
         initialise(model, trial.seed)
     else:
-        model.load_state_dict(load_weights(Path(trial.checkpoint_dir)))
+        model.load_state_dict(load_weights(trial.checkpoint_dir))
     return model
 
 

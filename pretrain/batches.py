@@ -1,10 +1,14 @@
 """From a step's number to the arrays that a rank feeds to its model."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import ctypes
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from threading import Thread
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +18,23 @@ from pretrain.config import TrainingConfig
 from pretrain.keyed import UInt64, key_of, permute, random_bits
 from pretrain.objectives import objective_of
 from pretrain.objectives.batch import Batch
-from pretrain.order import micro_steps, samples_of_step, share_of_rank
-from pretrain.samples import open_index
+from pretrain.order import StepSamples, is_skipped, micro_steps, samples_of_step, share_of_rank
+from pretrain.samples import SampleIndex, look_up, open_index, source_weights, sources_of
 
-T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank does in one optimizer step."""
+    """What one rank does in one optimizer step, or on the held-out samples."""
 
+    step: int
+    """From 0; -1: the held-out samples."""
+    batch_size: int
+    """Samples over all ranks."""
+    samples: int
+    """This rank's part of them."""
     micro_batches: list[Batch]
     """As many as on every other rank. One without samples of its own has `counts` of 0 and borrowed inputs."""
     counts: dict[str, int]
@@ -37,88 +48,138 @@ class BatchMaker:
 
     config: TrainingConfig
     data: TokenDataset
-    train_indexes: list[NDArray[np.int64]]
-    heldout_index: NDArray[np.int64]
+    train_indexes: list[list[SampleIndex]]
+    """Of each phase: one, or one a source where sources have weights."""
+    heldout_index: SampleIndex
     token_counts: NDArray[np.int64]
     """int64 (vocabulary,): how often each piece stands in the training text."""
     rank: int
     world_size: int
+    micro_batches: list[int]
+    """Of each phase: how many samples go through the model at once. Held-out samples go as those of the first."""
 
     @classmethod
     def open(
-        cls, config: TrainingConfig, data_folder: Path, index_folder: Path, rank: int, world_size: int
+        cls,
+        config: TrainingConfig,
+        data_folder: Path,
+        index_folder: Path,
+        rank: int,
+        world_size: int,
+        micro_batches: list[int],
     ) -> "BatchMaker":
-        """Map the prepared data, and the indexes that `pretrain.samples.build_index` wrote."""
+        """Map the prepared data, and the indexes that `pretrain.samples.build_indexes` wrote."""
+        assert len(micro_batches) == len(config.phases), micro_batches
         data = open_dataset(data_folder)
-        counts = np.load(data_folder / data.manifest.token_counts.file)
-        train = [open_index(index_folder, data, "train", config.objective, phase.seq_len) for phase in config.phases]
+        counts = np.load(data_folder / data.manifest.token_counts.file, allow_pickle=False)
+        train = [
+            [
+                open_index(index_folder, data, "train", config.objective, phase.seq_len, source)
+                for source in sources_of(config)
+            ]
+            for phase in config.phases
+        ]
         heldout = open_index(index_folder, data, "heldout", config.objective, config.phases[0].seq_len)
-        return cls(config, data, train, heldout, counts, rank, world_size)
+        return cls(config, data, train, heldout, counts, rank, world_size, micro_batches)
+
+    def choose(self, step: int) -> StepSamples:
+        """The samples that all ranks together use in step `step` (from 0)."""
+        sizes = [[index.size for index in indexes] for indexes in self.train_indexes]
+        weights, fingerprint = source_weights(self.config), self.data.manifest.fingerprint
+        return samples_of_step(self.config.seed, fingerprint, self.config.phases, sizes, step, weights)
 
     def step(self, step: int) -> RankStep:
         """This rank's share of step `step` (from 0)."""
-        config, rules = self.config, objective_of(self.config.objective)
-        sizes = [
-            rules.sample_count(index, phase.seq_len)
-            for index, phase in zip(self.train_indexes, config.phases, strict=True)
-        ]
-        fingerprint = self.data.manifest.fingerprint
-        chosen = samples_of_step(config.seed, fingerprint, config.phases, sizes, step)
-        base = key_of("mask", config.seed, fingerprint, chosen.phase)
+        chosen = self.choose(step)
+        base = key_of("mask", self.config.seed, self.data.manifest.fingerprint, chosen.phase)
         keys = random_bits(random_bits(base, chosen.epochs.astype(np.uint64)), chosen.samples.astype(np.uint64))
-        return self._share(
-            self.data.train, self.train_indexes[chosen.phase], chosen.samples, keys, config.phases[chosen.phase].seq_len
-        )
+        return self._share(step, self.data.train, self.train_indexes[chosen.phase], chosen, keys)
 
     def heldout(self) -> RankStep:
         """This rank's share of the held-out samples: the same samples and masks each time and in every run."""
-        config, rules = self.config, objective_of(self.config.objective)
-        seq_len = config.phases[0].seq_len
-        size = rules.sample_count(self.heldout_index, seq_len)
-        count = min(config.engine.heldout_samples, size)
+        size = self.heldout_index.size
+        count = min(self.config.engine.heldout_samples, size)
         key = key_of("heldout order", self.data.manifest.fingerprint)
         spread = permute(np.arange(count, dtype=np.uint64), size, key)
-        samples = spread.astype(np.int64)
-        keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), samples.astype(np.uint64))
-        return self._share(self.data.heldout, self.heldout_index, samples, keys, seq_len)
+        keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), spread)
+        once = np.zeros(count, np.int64)
+        chosen = StepSamples(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
+        return self._share(-1, self.data.heldout, [self.heldout_index], chosen, keys)
 
     def _share(
-        self,
-        documents: Documents,
-        index: NDArray[np.int64],
-        samples: NDArray[np.int64],
-        keys: UInt64,
-        seq_len: int,
+        self, step: int, documents: Documents, indexes: list[SampleIndex], chosen: StepSamples, keys: UInt64
     ) -> RankStep:
-        share = share_of_rank(len(samples), self.rank, self.world_size)
-        size = self.config.engine.micro_batch
+        batch_size = len(chosen.samples)
+        share = share_of_rank(batch_size, self.rank, self.world_size)
+        seq_len, size = self.config.phases[chosen.phase].seq_len, self.micro_batches[chosen.phase]
         batches = []
-        for number in range(micro_steps(len(samples), self.world_size, size)):
+        for number in range(micro_steps(batch_size, self.world_size, size)):
             start = share.start + number * size
-            part = slice(start, min(start + size, share.stop))
-            mine = part.stop > part.start
+            stop = min(start + size, share.stop)
+            part = slice(start, stop) if start < stop else slice(0, 1)
             batch = objective_of(self.config.objective).assemble(
                 documents,
-                index,
-                samples[part] if mine else samples[:1],
-                keys[part] if mine else keys[:1],
+                look_up(self.config.objective, indexes, chosen.sources[part], chosen.samples[part], seq_len),
+                keys[part],
                 seq_len,
                 self.data.manifest.tokenizer,
                 self.config.objective.mask_rate,
             )
-            if not mine:
+            if start >= stop:
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
             batches.append(batch)
         counts = {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts}
-        return RankStep(batches, counts, sum(batch.tokens for batch in batches))
+        tokens = sum(batch.tokens for batch in batches)
+        return RankStep(step, batch_size, share.stop - share.start, batches, counts, tokens)
 
 
-def prefetched(make: Callable[[int], T], steps: range) -> Iterator[T]:
-    """`make(step)` for each step, each made by a thread while the one before it is in use."""
-    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        coming = thread.submit(make, steps.start) if steps else None
-        for step in steps:
-            assert coming is not None
-            ready = coming.result()
-            coming = thread.submit(make, step + 1) if step + 1 < steps.stop else None
-            yield ready
+def stream(maker: BatchMaker, steps: Iterable[int], data_workers: int) -> Iterator[RankStep]:
+    """This rank's share of each of `steps` that the recipe does not skip, in their order.
+
+    Args:
+        data_workers: processes that make them ahead of time, two each; 0: each is made here when it is asked for.
+
+    Raises:
+        what `BatchMaker.step` raises, of the same type, wherever it ran; RuntimeError: a process was killed.
+    """
+    from torch import Generator
+    from torch.utils.data import DataLoader
+
+    loader: DataLoader[RankStep] = DataLoader(
+        _Steps(maker),  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=(step for step in steps if not is_skipped(maker.config.phases, step)),
+        num_workers=data_workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=partial(_prepare_process, os.getpid()),
+        multiprocessing_context="fork" if data_workers else None,
+        generator=Generator(),  # of its own: the loader draws a seed, and the model's dropout shall not notice
+    )
+    return iter(loader)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    maker: BatchMaker
+
+    def __getitem__(self, step: int) -> RankStep:
+        return self.maker.step(step)
+
+
+def _as_it_is(step: Any) -> Any:
+    return step
+
+
+def _prepare_process(parent: int, number: int) -> None:
+    """Die with the rank, and end only when the rank says so: a signal to a whole job shall let it finish its step."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    Thread(target=_end_when_told, args=(parent,), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo(_ENDING).si_pid != parent:
+        pass
+    os._exit(0)

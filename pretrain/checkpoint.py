@@ -4,24 +4,31 @@
 
 A tensor is called KIND/NAME@START: the fp32 elements from START on of the flattened parameter NAME, or of one of its
 optimizer moments. Any number of ranks reads what it needs of them, whoever wrote them. A folder without a valid
-manifest does not exist for anybody.
+manifest does not exist for anybody. Where checkpoints stand is a string: a folder's path or s3://BUCKET/PREFIX.
 """
 
+import errno
+import hashlib
+import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from data_prep.files import canonical_json, sha256_file, sha256_json, write_atomically
+from data_prep.files import canonical_json, sha256_json
+from pretrain.storage import Folder, Source, open_folder
+from pretrain.tensor_file import ITEM_BYTES, Extent, read_header
 
 MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
+_THREADS = 8
 
 
 class _Part(BaseModel):
@@ -31,7 +38,7 @@ class _Part(BaseModel):
 class CheckpointFile(_Part):
     """One rank's file."""
 
-    file: str
+    file: str = Field(pattern=r"^\w[\w.-]*$")
     bytes: int
     sha256: str
 
@@ -39,20 +46,29 @@ class CheckpointFile(_Part):
 class CheckpointManifest(_Part):
     """What was saved, and the proof that it is whole."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     step: int
     """Optimizer steps done."""
     tokens: int
     """Real pieces seen so far, over all ranks."""
     updates: int
     """How many updates the optimizer's moments went through."""
+    skipped: int = 0
+    """Steps so far that were passed over because a loss or a gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """So many of them are the last ones."""
+    counters: dict[str, float] = {}
+    """Small numbers of the engine's, such as the loss scale."""
     world_size: int
     zero_stage: int
     parameters: dict[str, list[int]]
     """Name and shape of each parameter, in the model's order."""
-    files: list[CheckpointFile]
-    recipe_fingerprint: str
+    files: list[CheckpointFile] = []
+    recipe: dict[str, Any] | None = None
+    """The resolved training recipe; None where the first format version kept only its hash."""
     data_fingerprint: str
+    parent: str | None = None
+    """The content hash of the checkpoint whose weights the run began with."""
     mlflow_run_id: str | None = None
     sha256: str = ""
     """Of this manifest's canonical JSON without this field."""
@@ -66,61 +82,101 @@ class CheckpointManifest(_Part):
         return sha256_json([entry.sha256 for entry in self.files])
 
 
-def folder_of_step(checkpoints: Path, step: int) -> Path:
+def folder_of_step(checkpoints: str, step: int) -> str:
     """Where the checkpoint of a step stands."""
-    return checkpoints / f"step-{step:08d}"
+    return f"{checkpoints}/step-{step:08d}"
 
 
-def commit(folder: Path, manifest: CheckpointManifest) -> None:
-    """Make the checkpoint in `folder` exist; its files are written and synced."""
+def commit(location: str, manifest: CheckpointManifest) -> None:
+    """Make the checkpoint at `location` exist; its files are written and synced."""
     whole = manifest.model_copy(update={"sha256": manifest.own_hash()})
-    write_atomically(folder / MANIFEST, canonical_json(whole.model_dump()))
+    open_folder(location).write_atomically(MANIFEST, canonical_json(whole.model_dump()))
 
 
-def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of a committed checkpoint.
+def read_manifest(location: str) -> CheckpointManifest:
+    """The manifest of a committed checkpoint, as the newest format version has it.
 
     Raises:
-        ValueError: there is none, it is of another format version, or it is damaged.
+        ValueError: there is none, it is of an unknown format version, or it is damaged.
     """
-    path = folder / MANIFEST
+    path = f"{location}/{MANIFEST}"
     try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes())
+        data = open_folder(location).read_bytes(MANIFEST)
     except FileNotFoundError:
-        raise ValueError(f"{folder} was never committed: it has no {MANIFEST}") from None
+        raise ValueError(f"{location} was never committed: it has no {MANIFEST}") from None
+    try:
+        content = json.loads(data)
+        version = content["format_version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{path} is damaged: it is not the JSON of a manifest") from None
+    if version not in (1, 2):
+        raise ValueError(
+            f"{path} is of format version {version}, known are 1 and 2; read it with the multihop that wrote it"
+        )
+    # The spelling too: 1e-06 and 1E-06 are one number, and a byte's difference.
+    written_hash = content.pop("sha256", None)
+    if written_hash != sha256_json(content) or data != canonical_json({**content, "sha256": written_hash}):
+        raise ValueError(f"{path} is damaged: its own hash does not match")
+    try:
+        manifest = CheckpointManifest.model_validate(_migrated(content) if version == 1 else content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(f"{path} is damaged or of another format version ({where}: {first['msg']})") from None
-    if manifest.sha256 != manifest.own_hash():
-        raise ValueError(f"{path} is damaged: its own hash does not match")
-    return manifest
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path} is no manifest of format version {version} ({where}: {first['msg']})") from None
+    return manifest.model_copy(update={"sha256": manifest.own_hash()})
 
 
-def verify(folder: Path) -> CheckpointManifest:
+def _migrated(first_version: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 kept the recipe's hash in place of the recipe, and knew no steps that were passed over."""
+    kept = {key: value for key, value in first_version.items() if key != "recipe_fingerprint"}
+    return {**kept, "format_version": 2}
+
+
+def verify(location: str) -> CheckpointManifest:
     """The manifest, after every file was read and compared with its hash.
 
     Raises:
         ValueError: with the name of the first file that is missing or damaged.
     """
-    manifest = read_manifest(folder)
-    for entry in manifest.files:
-        path = folder / entry.file
-        if not path.exists():
-            raise ValueError(f"{path} is missing")
-        if path.stat().st_size != entry.bytes or sha256_file(path) != entry.sha256:
-            raise ValueError(f"{path} is damaged: its size or SHA-256 does not match the manifest")
+    manifest = read_manifest(location)
+    for damage in damages(location, manifest):
+        raise ValueError(damage)
     return manifest
 
 
-def list_steps(checkpoints: Path) -> list[int]:
+def damages(location: str, manifest: CheckpointManifest) -> list[str]:
+    """A sentence for each file of a checkpoint that is missing or not as it was written; all of them are read."""
+    folder = open_folder(location)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:  # hashing lets other threads run
+        found = threads.map(lambda entry: _damage(folder, entry), manifest.files)
+        return [damage for damage in found if damage is not None]
+
+
+def _damage(folder: Folder, entry: CheckpointFile) -> str | None:
+    path = f"{folder.location}/{entry.file}"
+    try:
+        with folder.open(entry.file) as file:
+            if file.size != entry.bytes:
+                return f"{path} is damaged: it has {file.size} bytes, the manifest says {entry.bytes}"
+            digest = hashlib.sha256()
+            for chunk in file.chunks():
+                digest.update(chunk)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        if error.errno != errno.EIO:  # nobody may take a network that is down for a damaged file
+            raise
+        return f"{path} is damaged: the disk cannot read it ({error})"
+    return None if digest.hexdigest() == entry.sha256 else f"{path} is damaged: its SHA-256 is not the manifest's"
+
+
+def list_steps(checkpoints: str) -> list[int]:
     """Steps that have a folder, committed or not, oldest first."""
-    if not checkpoints.is_dir():
-        return []
-    return sorted(int(match[1]) for path in checkpoints.iterdir() if (match := _FOLDER.fullmatch(path.name)))
+    names = open_folder(checkpoints).names()
+    return sorted(int(match[1]) for name in names if (match := _FOLDER.fullmatch(name)))
 
 
-def newest_step(checkpoints: Path) -> int | None:
+def newest_step(checkpoints: str) -> int | None:
     """The newest step whose manifest is valid; its files are not read."""
     for step in reversed(list_steps(checkpoints)):
         try:
@@ -131,7 +187,7 @@ def newest_step(checkpoints: Path) -> int | None:
     return None
 
 
-def newest_good(checkpoints: Path) -> tuple[CheckpointManifest | None, list[str]]:
+def newest_good(checkpoints: str) -> tuple[CheckpointManifest | None, list[str]]:
     """The newest checkpoint that verifies, and why newer ones were passed over."""
     passed_over: list[str] = []
     for step in reversed(list_steps(checkpoints)):
@@ -143,25 +199,36 @@ def newest_good(checkpoints: Path) -> tuple[CheckpointManifest | None, list[str]
 
 
 class CheckpointReader:
-    """Reads any slice of a committed checkpoint. A context manager: the files stay mapped while it is open."""
+    """Reads any slice of a committed checkpoint, from any thread. A context manager: its files are open meanwhile."""
 
-    def __init__(self, folder: Path) -> None:
-        self.manifest = read_manifest(folder)
-        self._folder = folder
+    def __init__(self, location: str) -> None:
+        self.manifest = read_manifest(location)
+        self.bytes_read = 0
+        """From the ranks' files so far: their headers and the slices asked for."""
+        self._location = location
         self._stack = ExitStack()
-        self._parts: dict[tuple[str, str], list[tuple[int, int, Any, str]]] = {}
+        self._lock = Lock()
+        self._parts: dict[tuple[str, str], list[tuple[int, Extent, Source]]] = {}
 
     def __enter__(self) -> "CheckpointReader":
-        for entry in self.manifest.files:
-            path = self._folder / entry.file
-            try:
-                file = self._stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} cannot be read: {error}") from None
-            for key in file.keys():  # noqa: SIM118 (a safetensors file is not a mapping)
-                kind, name, start = parse_key(key)
-                length = file.get_slice(key).get_shape()[0]
-                self._parts.setdefault((kind, name), []).append((start, start + length, file, key))
+        folder = open_folder(self._location)
+        with ExitStack() as stack:
+            for entry in self.manifest.files:
+                path = f"{self._location}/{entry.file}"
+                try:
+                    file = stack.enter_context(folder.open(entry.file))
+                    extents, header_bytes = read_header(file)
+                    for key, extent in extents.items():
+                        kind, name, start = parse_key(key)
+                        self._parts.setdefault((kind, name), []).append((start, extent, file))
+                except FileNotFoundError:
+                    raise ValueError(f"{path} is missing") from None
+                except ValueError as error:
+                    raise ValueError(f"{path} cannot be read: {error}") from None
+                self.bytes_read += header_bytes
+            self._stack = stack.pop_all()
+        for parts in self._parts.values():
+            parts.sort(key=lambda part: part[0])
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -173,31 +240,53 @@ class CheckpointReader:
         Raises:
             ValueError: the checkpoint does not hold all of it.
         """
-        out = torch.empty(numel, dtype=torch.float32)
+        out = np.empty(numel, np.dtype("<f4"))
         filled = 0
-        for part_start, part_stop, file, key in self._parts.get((kind, name), []):
-            low, high = max(start, part_start), min(start + numel, part_stop)
-            if low < high:
-                out[low - start : high - start] = file.get_slice(key)[low - part_start : high - part_start]
-                filled += high - low
+        for first, extent, file in self._parts.get((kind, name), []):
+            skip = start + filled - first  # elements of this part before the first one that is still wanted
+            count = min(numel - filled, extent.numel - skip)
+            if skip < 0:
+                break
+            if count > 0:
+                out[filled : filled + count] = self._floats(file, extent.offset + skip * ITEM_BYTES, count)
+                filled += count
         if filled != numel:
-            raise ValueError(f"{self._folder} holds {filled} of {numel} elements of {kind}/{name} from {start} on")
-        return out
+            raise ValueError(f"{self._location} holds {filled} of {numel} elements of {kind}/{name} from {start} on")
+        return torch.from_numpy(out)
+
+    def _floats(self, file: Source, offset: int, count: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        data = file.read_at(offset, count * ITEM_BYTES)
+        if len(data) != count * ITEM_BYTES:
+            raise ValueError(f"a file of {self._location} became shorter while it was read")
+        with self._lock:
+            self.bytes_read += len(data)
+        return np.frombuffer(data, np.dtype("<f4"))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter, whole, by name."""
-        for name, shape in self.manifest.parameters.items():
-            yield name, self.read("weight", name, 0, torch.Size(shape).numel()).view(shape)
+
+        def whole(parameter: tuple[str, list[int]]) -> tuple[str, Tensor]:
+            name, shape = parameter
+            return name, self.read("weight", name, 0, torch.Size(shape).numel()).view(shape)
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="read") as threads:  # a bucket answers slowly, but many
+            yield from threads.map(whole, self.manifest.parameters.items())
 
 
 def parse_key(key: str) -> tuple[str, str, int]:
-    """KIND/NAME@START in its three parts."""
-    kind, _, rest = key.partition("/")
-    name, _, start = rest.rpartition("@")
+    """KIND/NAME@START in its three parts.
+
+    Raises:
+        ValueError: it is not so made.
+    """
+    kind, slash, rest = key.partition("/")
+    name, at, start = rest.rpartition("@")
+    if not (kind and slash and name and at and start.isdecimal()):
+        raise ValueError(f"tensor {key!r} is not called KIND/NAME@START")
     return kind, name, int(start)
 
 
-def load_weights(checkpoint: Path) -> dict[str, Tensor]:
+def load_weights(checkpoint: str) -> dict[str, Tensor]:
     """The fp32 weights of a committed checkpoint, whole, by parameter name.
 
     Raises:

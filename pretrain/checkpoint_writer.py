@@ -1,125 +1,151 @@
 """Saving while training goes on: slices are copied (the pause), and a thread writes, hashes and commits them."""
 
+import hashlib
 import json
-import shutil
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from data_prep.files import canonical_json, replacing, sha256_file, write_atomically
+from data_prep.files import canonical_json
 from pretrain.checkpoint import (
     MANIFEST,
     CheckpointFile,
     CheckpointManifest,
     commit,
     folder_of_step,
-    list_steps,
-    read_manifest,
 )
+from pretrain.retention import remove_old
+from pretrain.snapshot import Snapshot
+from pretrain.storage import Folder, open_folder
 
 _POLL_S = 0.05
+_POLL_BUCKET_S = 0.5
 _PATIENCE_S = 1800.0
-"""How long rank 0 waits for the slowest rank's file before the save counts as failed."""
+"""How long a rank waits for another rank's part, or for the commit, before the save counts as failed."""
+_CHUNK = 4 * 1024**2
+
+T = TypeVar("T")
 
 
-@dataclass
 class CheckpointWriter:
-    """One rank's part in saving. At most one save is under way; its error is raised by the next call."""
+    """One rank's part in saving. At most one save is under way on all ranks; its error is raised by the next call."""
 
-    checkpoints: Path
-    rank: int
-    world_size: int
-    attempt: str
-    """The same on all ranks and different at each start: an old rank's leftover is never taken for a new one's."""
-    keep: int
+    def __init__(
+        self, checkpoints: str, rank: int, world_size: int, attempt: str, keep: int, keep_every: int | None = None
+    ) -> None:
+        """Nothing is written yet.
 
-    def __post_init__(self) -> None:
+        Args:
+            attempt: the same on all ranks and different at each start: an old rank's leftover is never taken for a
+                new one's.
+            keep: how many of the newest checkpoints stay.
+            keep_every: those of steps that are multiples of this stay for good.
+        """
+        self.last_pause_s = 0.0
+        """How long the last save() held training up by copying."""
+        self.last_wait_s = 0.0
+        """How long it waited before for the save under way."""
+        self._checkpoints = checkpoints
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        self._keep, self._keep_every = keep, keep_every
+        self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
-    def save(self, tensors: dict[str, Tensor], manifest: CheckpointManifest) -> None:
-        """Write a checkpoint from the thread, after the one before it is committed.
+    def prepare(self, live: dict[str, Tensor]) -> None:
+        """Take the memory for copies of `live` now, so that the first save() does not have to."""
+        self._snapshot.prepare(live)
+
+    def save(self, live: dict[str, Tensor], manifest: CheckpointManifest) -> None:
+        """Copy a rank's slices and write them from the thread, after the save before is committed.
 
         Args:
-            tensors: copies of this rank's slices; they must not change any more.
+            live: "KIND/NAME@START" -> (numel,), of any type and on any device; free to change again on return.
             manifest: without its files; the same on all ranks.
+
+        Raises:
+            OSError: the save before this one failed.
         """
+        started = time.monotonic()
         self.wait()
-        self._under_way = self._thread.submit(self._write, tensors, manifest)
+        waited = time.monotonic()
+        self._snapshot.take(live)
+        self.last_wait_s, self.last_pause_s = waited - started, time.monotonic() - waited
+        self._under_way = self._thread.submit(self._write, manifest)
 
     def wait(self) -> None:
-        """Until the save under way is committed (rank 0) or this rank's part of it is on disk (the others)."""
-        if self._under_way is not None:
-            save, self._under_way = self._under_way, None
-            save.result()
+        """Until the save under way is committed.
 
-    def _write(self, tensors: dict[str, Tensor], manifest: CheckpointManifest) -> None:
-        folder = folder_of_step(self.checkpoints, manifest.step)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{self.rank:04d}.safetensors"
-        with replacing(path) as temporary:
-            save_file(tensors, temporary)
-        entry = CheckpointFile(file=path.name, bytes=path.stat().st_size, sha256=sha256_file(path))
-        write_atomically(_done(folder, self.rank), canonical_json({"attempt": self.attempt, **entry.model_dump()}))
-        if self.rank == 0:
-            files = [self._file_of(folder, rank) for rank in range(self.world_size)]
-            commit(folder, manifest.model_copy(update={"files": files}))
-            keep_newest(self.checkpoints, self.keep)
+        Raises:
+            OSError: it failed; what was committed before is as it was.
+        """
+        if self._under_way is None:
+            return
+        save, self._under_way = self._under_way, None
+        save.result()
 
-    def _file_of(self, folder: Path, rank: int) -> CheckpointFile:
-        deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline:
-            entry = _read_done(_done(folder, rank))
-            if entry is not None and entry.pop("attempt") == self.attempt:
-                return CheckpointFile.model_validate(entry)
-            time.sleep(_POLL_S)
-        raise TimeoutError(f"rank {rank} did not write its part of {folder} within {_PATIENCE_S:.0f} s")
+    def _write(self, manifest: CheckpointManifest) -> None:
+        location = folder_of_step(self._checkpoints, manifest.step)
+        with _explaining(f"step {manifest.step} could not be saved to {location}"):
+            self._write_part(open_folder(location), manifest)
+        if self._rank == 0:
+            with _explaining(f"checkpoints older than {location} could not be removed"):
+                remove_old(self._checkpoints, self._keep, self._keep_every)
 
+    def _write_part(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        if folder.size(MANIFEST) is not None:
+            return  # a start that made no step: what is committed is never written over
+        entry = self._write_file(folder, f"rank-{self._rank:04d}.safetensors")
+        folder.write_atomically(_done(self._rank), canonical_json({"attempt": self._attempt, **entry.model_dump()}))
+        if self._rank == 0:
+            files = [
+                self._until(folder, partial(self._part_of, folder, rank), f"rank {rank}'s part")
+                for rank in range(self._world_size)
+            ]
+            commit(folder.location, manifest.model_copy(update={"files": files}))
+        else:
+            self._until(folder, partial(folder.size, MANIFEST), "rank 0's commit")
 
-def _done(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:04d}.done"
+    def _write_file(self, folder: Folder, name: str) -> CheckpointFile:
+        digest, size = hashlib.sha256(), 0
+        with folder.writing(name) as file:
+            for chunk in self._snapshot.chunks(_CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+                size += len(chunk)
+        return CheckpointFile(file=name, bytes=size, sha256=digest.hexdigest())
 
-
-def _read_done(path: Path) -> dict[str, object] | None:
-    try:
-        content: dict[str, object] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    return content
-
-
-def sweep(checkpoints: Path, resume_from: int | None, attempt: str) -> list[str]:
-    """Clear the way before a run starts (rank 0): returns a sentence for each thing done.
-
-    What was never committed is removed. Committed folders newer than `resume_from` did not verify: they are renamed
-    for a person to look at, because their steps will be saved again.
-    """
-    done = []
-    for step in list_steps(checkpoints):
-        folder = folder_of_step(checkpoints, step)
-        if not (folder / MANIFEST).exists():
-            shutil.rmtree(folder)
-            done.append(f"removed {folder.name}, which was never committed")
-        elif resume_from is None or step > resume_from:
-            folder.rename(folder.with_name(f"{folder.name}.damaged-{attempt}"))
-            done.append(f"renamed {folder.name}, which does not verify, to {folder.name}.damaged-{attempt}")
-    return done
-
-
-def keep_newest(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest `keep` committed checkpoints. The manifest goes first: what is half removed is gone."""
-    committed = []
-    for step in list_steps(checkpoints):
-        folder = folder_of_step(checkpoints, step)
+    def _part_of(self, folder: Folder, rank: int) -> CheckpointFile | None:
         try:
-            read_manifest(folder)
-        except ValueError:
-            continue
-        committed.append(folder)
-    for folder in committed[:-keep]:
-        (folder / MANIFEST).unlink()
-        shutil.rmtree(folder)
+            entry = json.loads(folder.read_bytes(_done(rank)))
+        except FileNotFoundError:
+            return None
+        return CheckpointFile.model_validate(entry) if entry.pop("attempt") == self._attempt else None
+
+    def _until(self, folder: Folder, look: Callable[[], T | None], what: str) -> T:
+        deadline = time.monotonic() + _PATIENCE_S
+        while (found := look()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} of {folder.location} did not come within {_PATIENCE_S:.0f} s")
+            time.sleep(_POLL_S if folder.is_local else _POLL_BUCKET_S)
+        return found
+
+
+@contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{what} ({error}); make room or repair the storage, and start again: the checkpoints committed before "
+            "are as they were"
+        ) from error
+
+
+def _done(rank: int) -> str:
+    return f"rank-{rank:04d}.done"

@@ -2,20 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pretrain.config import TrainingConfig
 
-# Read by DeepSpeed, but decided elsewhere in a multihop run, or known to break the map of slices.
+# Read by DeepSpeed, but decided elsewhere in a multihop run.
 _REFUSED = {
     "optimizer": "the recipe's optimizer section sets it",
     "scheduler": "the recipe's phases set it",
     "train_batch_size": "the recipe's phases[].batch_size sets it",
     "gradient_accumulation_steps": "it follows from phases[].batch_size, engine.micro_batch and the number of ranks",
-    "fp16": "engine.precision knows fp32 and bf16",
-    "zero_optimization.round_robin_gradients": "it reorders the parameters that checkpoints name",
-    "zero_optimization.offload_optimizer": "offload is not supported",
-    "zero_optimization.offload_param": "offload is not supported",
+    "data_types": "it moves the fp32 weights to where checkpoints do not look for them",
+    "activation_checkpointing": "the recipe's engine.activation_checkpointing sets it",
 }
 
 
@@ -36,23 +34,39 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def fill_deepspeed_config(given: dict[str, Any], config: TrainingConfig) -> dict[str, Any]:
+def fill_deepspeed_config(
+    given: dict[str, Any], config: TrainingConfig, micro_batch: int | Literal["auto"]
+) -> dict[str, Any]:
     """`given` with the recipe's values in place of "auto" and of what it leaves out.
+
+    Args:
+        micro_batch: samples a rank takes at once; "auto" as long as that is not known.
 
     Raises:
         ValueError: a key that the recipe decides has another value, or a key must not be set at all.
     """
     for path, reason in _REFUSED.items():
         value = _get(given, path)
-        if value not in (None, "auto", False, {"enabled": False}):
+        if value not in (None, "auto", False, {}):
             raise ValueError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
+    offload = config.engine.offload
     decided = {
-        "train_micro_batch_size_per_gpu": config.engine.micro_batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_clipping": config.optimizer.clip_norm,
         "zero_optimization.stage": config.engine.zero_stage,
+        "zero_optimization.offload_optimizer.device": "none" if offload == "none" else "cpu",
+        "zero_optimization.offload_param.device": "cpu" if offload == "optimizer+weights" else "none",
         "bf16.enabled": config.engine.precision == "bf16",
+        "fp16.enabled": config.engine.precision == "fp16",
         "managed_gradient_accumulation": False,
         "zero_allow_untested_optimizer": True,
+        # DeepSpeed's own CPU Adam recomputes its beta powers after loading and so is not bit-exact across a resume.
+        "zero_force_ds_cpu_optimizer": False,
+        # The map of slices knows one owner for each part of a weight, in the model's order.
+        "zero_optimization.round_robin_gradients": False,
+        "zero_optimization.zero_hpz_partition_size": 1,
+        # A gradient that is not finite must never reach the weights.
+        "bf16.check_grad_overflow": True,
     }
     filled: dict[str, Any] = json.loads(json.dumps(given))
     for path in _REFUSED:
@@ -69,6 +83,9 @@ def fill_deepspeed_config(given: dict[str, Any], config: TrainingConfig) -> dict
         for parent in parents:
             part = part.setdefault(parent, {})
         part[last] = value
+    for section in ("offload_optimizer", "offload_param"):
+        if filled["zero_optimization"][section]["device"] == "none":
+            del filled["zero_optimization"][section]
     return filled
 
 

@@ -1,34 +1,67 @@
 """The one file that knows DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from pretrain.config import TrainingConfig
 from pretrain.deepspeed_config import fill_deepspeed_config
-from pretrain.models import Model, decays
+from pretrain.lamb import Lamb
+from pretrain.models import Model
 from pretrain.objectives.batch import Batch
+from pretrain.optimizers import MOMENTS, build_optimizer
 from pretrain.ranks import Ranks
-from pretrain.slices import Slice, owned_slices
+from pretrain.slices import Slice, held_slices, owned_slices, whole_shape
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of an optimizer step."""
+
+    grad_norm: float
+    """The gradient's global norm before clipping."""
+    applied: bool
+    """False where a loss or gradient was not finite: weights and state are as they were, on every rank."""
 
 
 class Engine:
     """A model under DeepSpeed, this process being one of its ranks."""
 
-    def __init__(self, config: TrainingConfig, model: Model, ranks: Ranks) -> None:
-        """Set `model` up for training. It has its weights, the same on every rank."""
-        self.ranks = ranks
-        self._deepspeed = _initialise(config, model)
-        self._norm_of_stage_0 = math.nan
-        if config.engine.zero_stage == 0:
-            self._optimizer.register_step_pre_hook(self._clip_stage_0(config.optimizer.clip_norm))
-        zero = self._deepspeed.optimizer if config.engine.zero_stage > 0 else None
-        self.slices = owned_slices(self._deepspeed.module, zero, ranks.rank, ranks.world_size)
+    def __init__(self, config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int) -> None:
+        """Set `model` up for training.
+
+        Args:
+            model: with its weights, the same on every rank; or with any, where `restore` follows.
+            micro_batch: the most samples that a micro-batch will have.
+        """
+        self.ranks, self._stage = ranks, config.engine.zero_stage
+        self._deepspeed = _initialise(config, model, micro_batch)
+        outer: Any = self._deepspeed.optimizer
+        self._zero: Any = outer if self._stage > 0 else None
+        self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
+        self._last_of_stage_0 = Step(math.nan, True)
+        if self._stage == 0:
+            self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.clip_norm))
+        self._scaler: Any = outer.loss_scaler if config.engine.precision == "fp16" else None
+        if self._scaler is not None:
+            self._scaler.raise_error_at_min_scale = False  # engine.max_skipped decides when to give up
+        self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
+        self.slices = owned_slices(model, self._zero, self._stage, ranks.rank, ranks.world_size)
+        self._held = held_slices(model, self.slices, self._stage)
+        for piece in self._held:
+            self._allocate_state(piece.flat)
+        if isinstance(self._optimizer, Lamb):
+            all_reduce = ranks.sum_in_place if self._stage > 0 else _keep  # in stage 0 every rank holds everything
+            self._optimizer.bind(self._held, all_reduce, list(self.parameters))
 
     @property
     def module(self) -> Model:
@@ -36,14 +69,8 @@ class Engine:
         module: Model = self._deepspeed.module
         return module
 
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        wrapped = self._deepspeed.optimizer
-        inner: torch.optim.Optimizer = getattr(wrapped, "optimizer", wrapped)
-        return inner
-
-    def forward_backward(self, batch: Batch, global_counts: dict[str, float]) -> dict[str, float]:
-        """Add a micro-batch's gradient; returns the sums that the model returned.
+    def forward_backward(self, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
+        """Add a micro-batch's gradient; returns the sums that the model returned, float64 on the device.
 
         The gradient is that of sum_name(sum / global_counts[name]): DeepSpeed averages over the ranks, which is
         undone here. A borrowed micro-batch (all counts 0) takes part with weight 0, because every rank has to.
@@ -51,96 +78,148 @@ class Engine:
         sums = self._deepspeed(**self._on_device(batch))
         loss = sum(sums[name] / global_counts[name] for name in batch.counts)
         mine = any(batch.counts.values())
-        self._deepspeed.backward(loss * (self.ranks.world_size if mine else 0.0), scale_wrt_gas=False)
-        return {name: float(value.detach()) if mine else 0.0 for name, value in sums.items()}
+        # A loss that is not finite may have a gradient that is: it is spoilt here, so that one look at the gradient
+        # finds both, on every rank, without waiting for the device.
+        weight = torch.where(torch.isfinite(loss.detach()), self.ranks.world_size if mine else 0.0, math.nan)
+        self._deepspeed.backward(loss * weight, scale_wrt_gas=False)
+        return {name: value.detach().double() * mine for name, value in sums.items()}
 
-    def step(self, lr: float) -> float:
-        """Reduce and clip the gradient, update the weights; returns the gradient's global norm before clipping."""
+    def step(self, lr: float) -> Step:
+        """Reduce and clip the gradient and update the weights, unless the gradient is not finite on some rank."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._deepspeed.step()
-        norm = self._deepspeed.get_global_grad_norm()
-        return self._norm_of_stage_0 if norm is None else float(norm)
+        if self._stage == 0:
+            return self._last_of_stage_0
+        return Step(float(self._deepspeed.get_global_grad_norm()), self._deepspeed.was_step_applied())
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The model's sums over some batches of this rank, without dropout and without a gradient."""
         self.module.eval()
-        totals: dict[str, float] = {}
+        totals: dict[str, Tensor] = {}
         for batch in batches:
             sums = self.module(**self._on_device(batch))
-            mine = any(batch.counts.values())
+            mine = bool(any(batch.counts.values()))
             for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + (float(value) if mine else 0.0)
+                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * mine
         self.module.train()
-        return totals
+        return {name: float(value) for name, value in totals.items()}
 
-    def state(self) -> tuple[dict[str, Tensor], int]:
-        """Copies of what this rank owns, on the CPU, as "KIND/NAME@START" -> float32 (numel,), and the update count."""
+    def state(self) -> tuple[dict[str, Tensor], int, dict[str, float]]:
+        """What a checkpoint needs: views of what this rank owns as "KIND/NAME@START" -> float32 (numel,), the number
+        of updates so far, and the loss scaler's numbers under fp16."""
         tensors, updates = {}, 0
         for piece in self.slices:
-            tensors[f"weight/{piece.name}@{piece.start}"] = _copy(piece.of(piece.flat.detach()))
-            moments = self._optimizer.state[piece.flat]
+            state = self._optimizer.state[piece.flat]
+            tensors[f"weight/{piece.name}@{piece.start}"] = piece.of(piece.flat.detach())
             for kind in MOMENTS:
-                tensors[f"{kind}/{piece.name}@{piece.start}"] = _copy(piece.of(moments[kind]))
-            updates = int(moments["step"])
-        return tensors, updates
+                tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.of(state[kind])
+            updates = int(state["step"])
+        numbers = {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE if hasattr(self._scaler, key)}
+        return tensors, updates, numbers
 
     @torch.no_grad()
-    def restore(self, read: Callable[[str, Slice], Tensor], updates: int) -> None:
-        """Set what this rank owns from a checkpoint.
+    def restore(self, read: Callable[[str, Slice], Tensor], updates: int | None, counters: dict[str, float]) -> None:
+        """Set the weights, and unless `updates` is None the optimizer's state, from a checkpoint; all ranks together.
 
         Args:
-            read: (kind, piece) -> float32 (numel,); the module's own weights are set before this engine is made.
-            updates: how many updates the moments went through.
+            read: (kind, piece) -> float32 (numel,).
+            updates: how many updates the moments went through; None leaves them and `counters` as they are.
+            counters: as `state` gave them.
         """
-        state = self._optimizer.state
-        for group in self._optimizer.param_groups:
-            for flat in group["params"]:
-                state[flat] = {"step": torch.tensor(float(updates))}
-                state[flat] |= {kind: torch.zeros_like(flat) for kind in MOMENTS}
-        for piece in self.slices:
+        for piece in self._held:
             piece.of(piece.flat.detach()).copy_(read("weight", piece))
+            if updates is not None:
+                state = self._optimizer.state[piece.flat]
+                state["step"].fill_(float(updates))
+                for kind in MOMENTS:
+                    piece.of(state[kind]).copy_(read(kind, piece))
+        self._spread_weights()
+        for key, value in counters.items() if updates is not None else ():
+            if hasattr(self._scaler, key):
+                setattr(self._scaler, key, value if key == "cur_scale" else int(value))
+
+    def numbers(self) -> dict[str, float]:
+        """What else a row of metrics shows."""
+        return {} if self._scaler is None else {"loss_scale": float(self._scaler.cur_scale)}
+
+    def destroy(self) -> None:
+        """Give the memory back."""
+        self._deepspeed.destroy()
+
+    def _allocate_state(self, flat: Tensor) -> None:
+        """As the optimizers do in their first step, which may be a skipped one when the first checkpoint is due."""
+        state = self._optimizer.state[flat]
+        if not state:
+            on_device = isinstance(self._optimizer, torch.optim.AdamW)  # its fused kernel counts where it computes
+            state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if on_device else "cpu")
             for kind in MOMENTS:
-                piece.of(state[piece.flat][kind]).copy_(read(kind, piece))
+                state[kind] = torch.zeros_like(flat, requires_grad=False)
 
-    def _clip_stage_0(self, clip_norm: float) -> Callable[..., None]:
-        """DeepSpeed does not tell the norm in stage 0, so this clips, between its reduction and the update."""
+    def _spread_weights(self) -> None:
+        """From the fp32 slices of all ranks to the weights that the model computes with."""
+        zero = self._zero
+        if self._stage in (1, 2):
+            zero.update_lp_params()
+        elif self._stage == 3:
+            for sub_group in range(len(zero.fp16_groups)):
+                zero._reassign_or_swap_out_partitioned_parameters(sub_group)
+            if zero.persistent_parameters:
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
-        def clip(*_: object) -> None:
-            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf)
-            self._norm_of_stage_0 = float(norm)
+    def _guard_stage_0(self, clip_norm: float) -> Callable[..., None]:
+        """DeepSpeed neither tells the norm in stage 0 nor looks whether it is finite, so this does, and clips, between
+        its reduction and the update. Without gradients an optimizer changes nothing."""
 
-        return clip
+        def guard(*_: object) -> None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf))
+            self._last_of_stage_0 = Step(norm, math.isfinite(norm))
+            if not math.isfinite(norm):
+                self.module.zero_grad(set_to_none=True)
+
+        return guard
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array).to(self.ranks.device) for name, array in batch.inputs.items()}
+        return {
+            name: torch.from_numpy(array).to(self.ranks.device, non_blocking=True)
+            for name, array in batch.inputs.items()
+        }
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32, copy=True)
+def checkpoint_activations(model: Model) -> None:
+    """Let each layer keep its input only, and compute the rest again in the backward pass (Chen et al. 2016)."""
+    for layer in model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _initialise(config: TrainingConfig, model: Model) -> Any:
+def _keep(tensor: Tensor) -> None:
+    """The sum over ranks of what every rank has whole."""
+
+
+def _initialise(config: TrainingConfig, model: Model, micro_batch: int) -> Any:
     import deepspeed
 
+    # One line a collective: DeepSpeed calls torch's functions by their old names.
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
     # Its shared-memory reduction is compiled at the first start, for a minute, and a start that is killed meanwhile
     # leaves a lock on which every later one hangs. gloo does the same work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    settings = config.optimizer
-    named = list(model.named_parameters())
-    groups = [
-        {"params": [p for name, p in named if decays(name, p)], "weight_decay": settings.weight_decay},
-        {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    if config.engine.precision == "fp16" and not torch.cuda.is_available():
+        # DeepSpeed looks for fp16 kernels in the processor. Without them torch is slow, and right all the same.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    if config.engine.compile:
+        for layer in model.layers:
+            layer.compile()
+    if config.engine.activation_checkpointing:
+        checkpoint_activations(model)
     assert isinstance(config.engine.deepspeed, dict)
-    filled = fill_deepspeed_config(config.engine.deepspeed, config)
+    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
     if config.engine.zero_stage == 0:
-        filled["gradient_clipping"] = 0.0
+        filled["gradient_clipping"] = 0.0  # done by the engine above
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=optimizer,
+        optimizer=build_optimizer(model, config.optimizer),
         config=filled,
         dist_init_required=False,
     )

@@ -8,19 +8,19 @@ for every step that is left:
     log, evaluate, save, stop                where their turn is, or somebody asked
 """
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from pretrain.batches import BatchMaker, prefetched
-from pretrain.engine import Engine
+from pretrain.batches import BatchMaker, RankStep, stream
+from pretrain.engine import Engine, Step
 from pretrain.keyed import key_of
-from pretrain.order import total_steps
+from pretrain.objectives.batch import Batch
+from pretrain.order import is_skipped, samples_before, total_steps
 from pretrain.references import uniform_loss, unigram_loss
 from pretrain.schedule import learning_rate
 
@@ -32,9 +32,12 @@ class Progress:
     """How far a run is: all that a loop needs beside the weights and moments."""
 
     step: int = 0
-    """Optimizer steps done."""
+    """Optimizer steps done; the next one has this number."""
     tokens: int = 0
     """Real pieces seen, over all ranks."""
+    skipped: int = 0
+    """Steps that were passed over because a loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,14 @@ class Hooks:
     """Saves a checkpoint; called on every rank."""
     stop_asked: Callable[[], bool]
     """Whether this rank was asked to save and leave."""
+    not_finite: Callable[[int, Row], None]
+    """Is told the number of a step that was passed over, and its losses; called on every rank."""
+    alive: Callable[[], None]
+    """Is called again and again as long as the rank gets anywhere."""
+    trace_asked: Callable[[], int]
+    """How many steps this rank was asked to trace since the last call."""
+    trace: Callable[[int], None]
+    """Is called before each step, with the number of steps to trace from here on where somebody asked."""
 
 
 @dataclass
@@ -57,60 +68,95 @@ class _Clock:
     waited: float = 0.0
     tokens: int = 0
 
+    def rates(self) -> Row:
+        elapsed = time.monotonic() - self.started
+        return {"tokens_per_s": self.tokens / elapsed, "data_wait": self.waited / elapsed}
+
 
 def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
 
     Raises:
-        FloatingPointError: a loss or gradient that is not finite, with the step's number.
+        FloatingPointError: `engine.max_skipped` steps in a row had a loss or gradient that was not finite.
     """
     config = batches.config
     last = total_steps(config.phases)
     if progress.step == 0:
-        hooks.emit({"step": 0, "tokens": 0, **evaluate(engine, batches)})
-    stream = prefetched(batches.step, range(progress.step, last))
+        hooks.emit(_counted(config.phases, progress) | evaluate(engine, batches, hooks.alive))
+    coming = stream(batches, range(progress.step, last), config.engine.data_workers)
     clock = _Clock()
     while progress.step < last:
-        step, before = progress.step, time.monotonic()
-        mine = next(stream)
-        clock.waited += time.monotonic() - before
-
-        asked = {"stop": float(hooks.stop_asked()), "tokens": float(mine.tokens), **mine.counts}
-        agreed = engine.ranks.sum(asked)
-        sums: dict[str, float] = {}
-        for number, batch in enumerate(mine.micro_batches):
-            torch.manual_seed(key_of("dropout", config.seed, step, number, engine.ranks.rank) >> 1)
-            for name, value in engine.forward_backward(batch, agreed).items():
-                sums[name] = sums.get(name, 0.0) + value
-        lr = learning_rate(config.phases, step)
-        grad_norm = engine.step(lr)
-
-        sums = engine.ranks.sum(sums)
-        losses = means(sums, agreed)
-        if not (math.isfinite(losses["loss"]) and math.isfinite(grad_norm)):
-            raise FloatingPointError(
-                f"step {step + 1}: loss {losses['loss']}, gradient norm {grad_norm}; the run goes on from its last "
-                "checkpoint, but would come here again: lower phases[].lr or lengthen the warm-up in a new run"
-            )
+        step, stopping = progress.step, False
+        row: Row = {}
+        if not is_skipped(config.phases, step):
+            before = time.monotonic()
+            mine = next(coming)
+            clock.waited += time.monotonic() - before
+            agreed = _agree(engine, mine, hooks)
+            losses, taken, lr = _take(engine, mine, agreed, hooks, batches)
+            stopping = agreed["stop"] > 0
+            progress.tokens += int(agreed["tokens"])
+            clock.tokens += int(agreed["tokens"])
+            _count_skip(progress, taken)
+            row = {**losses, "lr": lr, "grad_norm": taken.grad_norm}
+            if not taken.applied:
+                hooks.not_finite(step, row)
         progress.step += 1
-        progress.tokens += int(agreed["tokens"])
-        clock.tokens += int(agreed["tokens"])
-
-        stopping = agreed["stop"] > 0
-        if progress.step % config.engine.log_every == 0 or progress.step == last:
-            elapsed = time.monotonic() - clock.started
-            rate = {"tokens_per_s": clock.tokens / elapsed, "data_wait": clock.waited / elapsed}
-            row = {"step": progress.step, "tokens": progress.tokens, **losses, "lr": lr, "grad_norm": grad_norm}
-            hooks.emit(row | rate)
+        counted = _counted(config.phases, progress)
+        if row and not taken.applied:
+            hooks.emit(counted | {"skipped_step": step, "lr": lr})
             clock = _Clock()
+        elif row and (progress.step % config.engine.log_every == 0 or progress.step == last):
+            hooks.emit(counted | row | clock.rates() | engine.numbers())
+            clock = _Clock()
+        if progress.skipped_in_a_row >= config.engine.max_skipped:
+            raise FloatingPointError(
+                f"the last {progress.skipped_in_a_row} steps, {progress.step - progress.skipped_in_a_row} to {step}, "
+                f"had a loss or gradient that was not finite; see what is in them by `multihop inspect batch RECIPE "
+                f"--step {step}`, and pass over them by phases[].skip_steps, or lower phases[].lr"
+            )
         if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
-            hooks.emit({"step": progress.step, "tokens": progress.tokens, **evaluate(engine, batches)})
+            hooks.emit(counted | evaluate(engine, batches, hooks.alive))
             clock = _Clock()
         if progress.step % config.checkpoint.every_steps == 0 or progress.step == last or stopping:
             hooks.save(progress)
         if stopping and progress.step < last:
             return False
     return True
+
+
+def _agree(engine: Engine, mine: RankStep, hooks: Hooks) -> dict[str, float]:
+    """What all ranks have to know before the step: by how many to divide, and whether somebody asked for something."""
+    asked = {"stop": float(hooks.stop_asked()), "trace": float(hooks.trace_asked()), "tokens": float(mine.tokens)}
+    agreed = engine.ranks.sum({**asked, **mine.counts})
+    hooks.trace(int(agreed["trace"]))
+    return agreed
+
+
+def _take(
+    engine: Engine, mine: RankStep, agreed: dict[str, float], hooks: Hooks, batches: BatchMaker
+) -> tuple[dict[str, float], Step, float]:
+    """One optimizer step: its losses over all ranks, what became of it, and its learning rate."""
+    seed, step = batches.config.seed, mine.step
+    sums: dict[str, Any] = {}
+    for number, batch in enumerate(mine.micro_batches):
+        hooks.alive()
+        torch.manual_seed(key_of("dropout", seed, step, number, engine.ranks.rank) >> 1)
+        for name, value in engine.forward_backward(batch, agreed).items():
+            sums[name] = sums[name] + value if number else value
+    lr = learning_rate(batches.config.phases, step)
+    taken = engine.step(lr)
+    return means(engine.ranks.sum(sums), agreed), taken, lr
+
+
+def _count_skip(progress: Progress, taken: Step) -> None:
+    progress.skipped += not taken.applied
+    progress.skipped_in_a_row = 0 if taken.applied else progress.skipped_in_a_row + 1
+
+
+def _counted(phases: Any, progress: Progress) -> Row:
+    samples = samples_before(phases, progress.step)
+    return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
@@ -121,13 +167,13 @@ def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
     return {"loss": sum(sums[name] / counts[name] for name in sums if name in counts), **parts}
 
 
-def evaluate(engine: Engine, batches: BatchMaker) -> dict[str, float]:
+def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> dict[str, float]:
     """The held-out losses, and those of the two references on the same pieces."""
     mine = batches.heldout()
     manifest = batches.data.manifest
     targets = np.concatenate([batch.targets for batch in mine.micro_batches])
     unigram = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
-    sums = engine.ranks.sum({**engine.evaluate(mine.micro_batches), "unigram": unigram})
+    sums = engine.ranks.sum({**engine.evaluate(_telling(mine.micro_batches, alive)), "unigram": unigram})
     counts = engine.ranks.sum({name: float(count) for name, count in mine.counts.items()})
     unigram_sum = sums.pop("unigram")
     losses = means(sums, counts)
@@ -138,3 +184,9 @@ def evaluate(engine: Engine, batches: BatchMaker) -> dict[str, float]:
         "unigram_loss": unigram_sum / counts["token"],
         "uniform_loss": uniform_loss(manifest.tokenizer.vocab_size),
     }
+
+
+def _telling(batches: Iterable[Batch], alive: Callable[[], None]) -> Iterator[Batch]:
+    for batch in batches:
+        alive()
+        yield batch

@@ -1,41 +1,83 @@
-"""The sample index: what a sample is. Built once for each (documents, objective, sequence length), then mapped."""
+"""The sample index: what a sample is. Built once for each (documents, objective, sequence length), then mapped.
+
+There is one for all training documents, or one for those of each source where sources have weights.
+"""
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.files import sha256_file, write_atomically
-from data_prep.shards import TokenDataset
+from data_prep.shards import Documents, TokenDataset
 from pretrain.config import ObjectiveConfig, TrainingConfig
 from pretrain.keyed import key_of
 from pretrain.objectives import objective_of
 
 
-def index_path(folder: Path, data: TokenDataset, split: str, objective: str, seq_len: int) -> Path:
+@dataclass(frozen=True)
+class SampleIndex:
+    """The samples that a set of documents is cut into for one sequence length."""
+
+    rows: NDArray[np.int64]
+    """As the objective's `build_index` made them; documents are numbered within the set."""
+    first_document: int
+    """The number of the set's first document within its split."""
+    size: int
+    """Samples."""
+
+
+def source_weights(config: TrainingConfig) -> list[float] | None:
+    """The weights of the data's sources; null where they have none."""
+    sources = config.data.sources if config.data else []
+    weights = [source.weight for source in sources if source.weight is not None]
+    return weights or None
+
+
+def sources_of(config: TrainingConfig) -> list[int] | list[None]:
+    """Whose documents the training indexes are made of: each source's, or everybody's (null)."""
+    weights = source_weights(config)
+    return [None] if weights is None else list(range(len(weights)))
+
+
+def index_path(
+    folder: Path, data: TokenDataset, split: str, objective: str, seq_len: int, source: int | None = None
+) -> Path:
     """The file of an index; its name tells all that its content depends on."""
-    key = key_of("index", data.manifest.fingerprint, split, objective, seq_len)
-    return folder / f"{split}-{objective}-{seq_len}-{key:016x}.npy"
+    key = _key(data, split, objective, seq_len, source)
+    part = "" if source is None else f"-source{source}"
+    return folder / f"{split}-{objective}-{seq_len}{part}-{key:016x}.npy"
 
 
-def build_index(folder: Path, data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int) -> None:
+def build_index(
+    folder: Path,
+    data: TokenDataset,
+    split: str,
+    objective: ObjectiveConfig,
+    seq_len: int,
+    source: int | None = None,
+) -> None:
     """Write an index and its SHA-256 into `folder`, unless it stands there whole.
 
     Raises:
         ValueError: the documents do not yield a single sample.
     """
-    path = index_path(folder, data, split, objective.name, seq_len)
+    path = index_path(folder, data, split, objective.name, seq_len, source)
     proof = path.with_suffix(".sha256")
     if path.exists() and proof.exists() and proof.read_text() == sha256_file(path):
         return
-    documents = data.train if split == "train" else data.heldout
+    _, documents = _documents(data, split, source)
+    whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
     rules = objective_of(objective)
-    key = key_of("index", data.manifest.fingerprint, split, objective.name, seq_len)
-    index = rules.build_index(documents, seq_len, key)
+    try:
+        index = rules.build_index(documents, seq_len, _key(data, split, objective.name, seq_len, source))
+    except ValueError as error:
+        raise ValueError(f"the {whose} cannot be used: {error}") from None
     if rules.sample_count(index, seq_len) == 0:
         raise ValueError(
-            f"the {split} documents hold {int(documents.lengths.sum())} pieces, too few for one sample of {seq_len}; "
+            f"the {whose} hold {int(documents.lengths.sum())} pieces, too few for one sample of {seq_len}; "
             "prepare more text, shorten phases.seq_len, or raise data.heldout_fraction if it is the held-out text"
         )
     content = io.BytesIO()
@@ -46,15 +88,61 @@ def build_index(folder: Path, data: TokenDataset, split: str, objective: Objecti
 
 
 def open_index(
-    folder: Path, data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int
-) -> NDArray[np.int64]:
+    folder: Path,
+    data: TokenDataset,
+    split: str,
+    objective: ObjectiveConfig,
+    seq_len: int,
+    source: int | None = None,
+) -> SampleIndex:
     """The index that `build_index` wrote, memory-mapped."""
-    index: NDArray[np.int64] = np.load(index_path(folder, data, split, objective.name, seq_len), mmap_mode="r")
-    return index
+    rows: NDArray[np.int64] = np.load(
+        index_path(folder, data, split, objective.name, seq_len, source), mmap_mode="r", allow_pickle=False
+    )
+    first_document, _ = _documents(data, split, source)
+    return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
 
 
 def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig) -> None:
-    """Every index that a run needs: one a phase, and the held-out one, which has the first phase's length."""
+    """Every index that a run needs: those of each phase, and the held-out one, which has the first phase's length."""
     for phase in config.phases:
-        build_index(folder, data, "train", config.objective, phase.seq_len)
+        for source in sources_of(config):
+            build_index(folder, data, "train", config.objective, phase.seq_len, source)
     build_index(folder, data, "heldout", config.objective, config.phases[0].seq_len)
+
+
+def look_up(
+    objective: ObjectiveConfig,
+    indexes: list[SampleIndex],
+    sources: NDArray[np.int64],
+    samples: NDArray[np.int64],
+    seq_len: int,
+) -> NDArray[np.int64]:
+    """int64 (B, columns): what samples are in the objective's terms, documents numbered within their split.
+
+    Args:
+        indexes: of all samples of a phase, one behind the other.
+        sources: int64 (B,), which of them each sample stands in.
+        samples: int64 (B,), places in all of them together.
+    """
+    rules = objective_of(objective)
+    starts = np.cumsum([0, *(index.size for index in indexes)])
+    rows: NDArray[np.int64] | None = None
+    for source in np.unique(sources).tolist() or [0]:  # a rank without samples has rows, none of them
+        mine, index = sources == source, indexes[source]
+        found = rules.look_up(index.rows, samples[mine] - starts[source], seq_len)
+        found[:, rules.DOCUMENT_COLUMNS] += index.first_document
+        rows = np.empty((len(samples), found.shape[1]), np.int64) if rows is None else rows
+        rows[mine] = found
+    assert rows is not None
+    return rows
+
+
+def _documents(data: TokenDataset, split: str, source: int | None) -> tuple[int, Documents]:
+    documents = data.train if split == "train" else data.heldout
+    return (0, documents) if source is None else documents.of_source(source)
+
+
+def _key(data: TokenDataset, split: str, objective: str, seq_len: int, source: int | None) -> int:
+    own = () if source is None else (source,)
+    return key_of("index", data.manifest.fingerprint, split, objective, seq_len, *own)

@@ -1,11 +1,13 @@
 """Which slice of which parameter this rank owns, and where it lies in DeepSpeed's flat fp32 buffers.
 
-Everything that has to look at single parameters under ZeRO stands on this one map: the checkpoints do.
+Everything that has to look at single parameters under ZeRO stands on this one map: LAMB and the checkpoints do.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -29,43 +31,54 @@ class Slice:
         return tensor.view(-1)[self.flat_start : self.flat_start + self.numel]
 
 
-def owned_slices(module: nn.Module, zero: Any | None, rank: int, world_size: int) -> list[Slice]:
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape of a parameter, also where ZeRO-3 has taken its elements away."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int) -> list[Slice]:
     """The slices of `module`'s parameters that `rank` owns; over all ranks they cover each parameter exactly once.
 
     Args:
-        zero: DeepSpeed's ZeRO-1 or 2 optimizer after initialisation; None where nothing is partitioned (ZeRO-0), and
-            every rank is given an equal part of what all of them hold.
+        zero: DeepSpeed's ZeRO optimizer after initialisation; None in stage 0, where nothing is partitioned and every
+            rank is given an equal part of what all of them hold.
     """
-    if zero is None:
-        return _even_slices(module, rank, world_size)
+    if stage == 0:
+        return list(_even_slices(module, rank, world_size))
+    return list(_slices_of_stage_3(module, zero) if stage == 3 else _slices_of_stages_1_and_2(module, zero))
+
+
+def held_slices(module: nn.Module, owned: list[Slice], stage: int) -> list[Slice]:
+    """The slices whose weights and moments this rank has to have to go on: what it owns, and in stage 0 everything."""
+    return owned if stage > 0 else list(_even_slices(module, 0, 1))
+
+
+def _slices_of_stages_1_and_2(module: nn.Module, zero: Any) -> Iterator[Slice]:
     buffers = {
         id(parameter): flat
         for parameters, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
         for parameter in parameters
     }
-    slices = []
     for name, parameter in module.named_parameters():
         mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's; None: nothing of it on this rank
         if mapping is not None:
-            in_flat, in_parameter = mapping.hp_fragment_address, mapping.lp_fragment_address
-            slices.append(
-                Slice(
-                    name,
-                    tuple(parameter.shape),
-                    in_parameter.start,
-                    in_flat.numel,
-                    buffers[id(parameter)],
-                    in_flat.start,
-                )
-            )
-    return slices
+            flat, start = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+            yield Slice(name, tuple(parameter.shape), start, flat.numel, buffers[id(parameter)], flat.start)
 
 
-def _even_slices(module: nn.Module, rank: int, world_size: int) -> list[Slice]:
-    slices = []
+def _slices_of_stage_3(module: nn.Module, zero: Any) -> Iterator[Slice]:
+    for name, parameter in module.named_parameters():
+        sub_group, flat_start, part = zero.grad_position[zero.get_param_id(parameter)]
+        shape = whole_shape(parameter)
+        start = zero._get_param_partition_rank(parameter) * part
+        numel = min(part, torch.Size(shape).numel() - start)  # the last ranks' parts are padded, or nothing but padding
+        if numel > 0:
+            yield Slice(name, shape, start, numel, zero.fp32_partitioned_groups_flat[sub_group], flat_start)
+
+
+def _even_slices(module: nn.Module, rank: int, world_size: int) -> Iterator[Slice]:
     for name, parameter in module.named_parameters():
         start = parameter.numel() * rank // world_size
         stop = parameter.numel() * (rank + 1) // world_size
         if stop > start:
-            slices.append(Slice(name, tuple(parameter.shape), start, stop - start, parameter, start))
-    return slices
+            yield Slice(name, tuple(parameter.shape), start, stop - start, parameter, start)

@@ -5,6 +5,7 @@ that verifies, and writes metrics.jsonl, checkpoints/ and logs/. Exit codes: 0 d
 saving (start it again to go on), 2 a mistake of the user's, 1 anything else.
 """
 
+import faulthandler
 import json
 import logging
 import os
@@ -21,17 +22,20 @@ from typing import IO, Any
 import torch
 from filelock import FileLock, Timeout
 
-from data_prep.files import cut_torn_line, sha256_json
+from data_prep.files import cut_torn_line
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
-from pretrain.checkpoint import CheckpointManifest, CheckpointReader, folder_of_step, newest_good
-from pretrain.checkpoint_writer import CheckpointWriter, sweep
-from pretrain.config import TrainingConfig
-from pretrain.engine import Engine
+from pretrain.changes import training_part
+from pretrain.checkpoint import CheckpointManifest, newest_good
+from pretrain.checkpoint_writer import CheckpointWriter
 from pretrain.loop import Hooks, Progress, train
-from pretrain.models import build_model, initialise
+from pretrain.micro_batch import micro_batches
 from pretrain.ranks import Ranks, join
+from pretrain.restore import start_engine
+from pretrain.retention import sweep
+from pretrain.run_files import checkpoints_of, read_config
 from pretrain.samples import build_indexes
+from pretrain.tracing import Tracer, asked_steps
 
 STOPPED = 75
 _LOCK_PATIENCE_S = 90.0
@@ -39,12 +43,14 @@ _LOCK_PATIENCE_S = 90.0
 log = logging.getLogger("multihop")
 
 
-def run(run_dir: Path, console: IO[str]) -> int:
+def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int:
     """Train this rank's part of the run in `run_dir` to its end, or until it is asked to stop; the exit code."""
     config = read_config(run_dir)
+    if config.engine.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     stop_asked = _stop_signals(run_dir)
-    ranks = join()
-    checkpoints, data = run_dir / "checkpoints", open_dataset(run_dir / "data")
+    checkpoints, data = checkpoints_of(run_dir, config), open_dataset(run_dir / "data")
     lock = _lock(run_dir) if ranks.rank == 0 else None
     attempt, resume_from = secrets.randbits(32), -1
     if ranks.rank == 0:
@@ -57,88 +63,62 @@ def run(run_dir: Path, console: IO[str]) -> int:
         _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over)
     attempt, resume_from = ranks.from_first(attempt), ranks.from_first(resume_from)
 
-    checkpoint = folder_of_step(checkpoints, resume_from) if resume_from >= 0 else None
-    engine, progress = _restore(
-        config, data.manifest.tokenizer.vocab_size, ranks, checkpoint, data.manifest.fingerprint
+    sizes = micro_batches(config, run_dir, ranks)
+    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
+    started = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume_from)
+    engine, progress = started.engine, started.progress
+    writer = CheckpointWriter(
+        checkpoints,
+        ranks.rank,
+        ranks.world_size,
+        f"{attempt:08x}",
+        config.checkpoint.keep,
+        config.checkpoint.keep_every,
     )
-    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size)
-    writer = CheckpointWriter(checkpoints, ranks.rank, ranks.world_size, f"{attempt:08x}", config.checkpoint.keep)
-    parameters = {name: list(parameter.shape) for name, parameter in engine.module.named_parameters()}
+    writer.prepare(engine.state()[0])
 
     def save(progress: Progress) -> None:
-        tensors, updates = engine.state()
+        tensors, updates, counters = engine.state()
         manifest = CheckpointManifest(
             step=progress.step,
             tokens=progress.tokens,
             updates=updates,
+            skipped=progress.skipped,
+            skipped_in_a_row=progress.skipped_in_a_row,
+            counters=counters,
             world_size=ranks.world_size,
             zero_stage=config.engine.zero_stage,
-            parameters=parameters,
+            parameters={name: list(shape) for name, shape in engine.parameters.items()},
             files=[],
-            recipe_fingerprint=recipe_fingerprint(config),
+            recipe=training_part(config),
             data_fingerprint=data.manifest.fingerprint,
+            parent=started.parent,
             mlflow_run_id=os.environ.get("MULTIHOP_MLFLOW_RUN_ID"),
         )
         writer.save(tensors, manifest)
 
     if ranks.rank == 0:
         cut_torn_line(run_dir / "metrics.jsonl")
+    tracer = Tracer(run_dir / "logs", ranks.rank)
     with open(run_dir / "metrics.jsonl", "a") as metrics:
-        emit = _emitter(metrics, console) if ranks.rank == 0 else _ignore
-        finished = train(engine, batches, progress, Hooks(emit, save, stop_asked))
+        hooks = Hooks(
+            emit=_emitter(metrics, console) if ranks.rank == 0 else _ignore,
+            save=save,
+            stop_asked=stop_asked,
+            not_finite=_noter(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
+            alive=_watchdog(config.engine.hang_timeout_s),
+            trace_asked=lambda: asked_steps(run_dir / "trace") if ranks.rank == 0 else 0,
+            trace=tracer.before_step,
+        )
+        finished = train(engine, batches, progress, hooks)
+        tracer.finish()
         writer.wait()
     ranks.from_first(0)  # nobody leaves before rank 0 has committed
-    ranks.leave()
+    faulthandler.cancel_dump_traceback_later()
+    engine.destroy()
     if lock is not None:
         lock.release()
     return 0 if finished else STOPPED
-
-
-def read_config(run_dir: Path) -> TrainingConfig:
-    """The part of RUN_DIR/recipe.json that training reads.
-
-    Raises:
-        ValueError: there is none, or it is not a resolved recipe.
-    """
-    path = run_dir / "recipe.json"
-    try:
-        recipe = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; `multihop train RECIPE` writes it") from None
-    return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
-
-
-def recipe_fingerprint(config: TrainingConfig) -> str:
-    """Hash of what decides a run's weights; how often it logs, evaluates and saves does not."""
-    content = config.model_dump(mode="json", exclude={"checkpoint"})
-    for key in ("log_every", "evaluate_every", "heldout_samples"):
-        del content["engine"][key]
-    return sha256_json(content)
-
-
-def _restore(
-    config: TrainingConfig, vocab_size: int, ranks: Ranks, checkpoint: Path | None, data_fingerprint: str
-) -> tuple[Engine, Progress]:
-    model = build_model(config.model, vocab_size)
-    if checkpoint is None:
-        initialise(model, config.seed)
-        return Engine(config, model, ranks), Progress()
-    with CheckpointReader(checkpoint) as reader:
-        saved = reader.manifest
-        for what, then, now in (
-            ("data", saved.data_fingerprint, data_fingerprint),
-            ("recipe", saved.recipe_fingerprint, recipe_fingerprint(config)),
-        ):
-            if then != now:
-                raise ValueError(
-                    f"{checkpoint} was trained with another {what} (fingerprint {then[:12]}, now {now[:12]}); "
-                    f"go on with the {what} of then, or start a run of another name"
-                )
-        model.load_state_dict(dict(reader.weights()))
-        engine = Engine(config, model, ranks)
-        engine.restore(lambda kind, piece: reader.read(kind, piece.name, piece.start, piece.numel), saved.updates)
-    log.info("goes on from %s", checkpoint)
-    return engine, Progress(saved.step, saved.tokens)
 
 
 def _stop_signals(run_dir: Path) -> Callable[[], bool]:
@@ -148,6 +128,20 @@ def _stop_signals(run_dir: Path) -> Callable[[], bool]:
         signal.signal(number, lambda number, _: received.append(number))
     stop_file = run_dir / "stop"
     return lambda: bool(received) or stop_file.exists()
+
+
+def _watchdog(timeout_s: float) -> Callable[[], None]:
+    """Each call puts off the moment at which this process writes the stacks of all its threads to its log and ends.
+
+    The moment is kept by a thread outside of Python, which a deadlock does not stop. One silent rank silences all,
+    so that each writes its own stacks; whoever started the ranks starts them again.
+    """
+
+    def alive() -> None:
+        faulthandler.dump_traceback_later(timeout_s, exit=True)
+
+    alive()
+    return alive
 
 
 def _lock(run_dir: Path) -> FileLock:
@@ -188,8 +182,22 @@ def _emitter(metrics: IO[str], console: IO[str]) -> Callable[[dict[str, Any]], N
     return emit
 
 
-def _ignore(row: dict[str, Any]) -> None:
-    """Only rank 0 writes metrics."""
+def _noter(path: Path, batches: BatchMaker) -> Callable[[int, dict[str, Any]], None]:
+    """Writes down which samples were in a step whose loss or gradient was not finite."""
+
+    def note(step: int, losses: dict[str, Any]) -> None:
+        chosen = batches.choose(step)
+        row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
+        row |= {name: repr(value) for name, value in losses.items()}
+        log.warning("step %d was passed over: loss %s, gradient norm %s", step, losses["loss"], losses["grad_norm"])
+        with open(path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    return note
+
+
+def _ignore(*_: object) -> None:
+    """Only rank 0 writes."""
 
 
 def _log_to(path: Path) -> IO[str]:
@@ -211,7 +219,10 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
     try:
-        return run(run_dir, console)
+        ranks = join()
+        code = train_run(run_dir, ranks, console)
+        ranks.leave()
+        return code
     except ValueError as error:
         log.exception("cannot train")
         print(error, file=console, flush=True)

@@ -1,9 +1,11 @@
 """Text that tests make themselves, and a small data set prepared from it."""
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rank_pool import RankPool
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline import prepare
@@ -79,3 +81,16 @@ def bert_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared data set with GPT-2's special pieces."""
     return _prepared(texts, tmp_path_factory.mktemp("gpt2-data"), "gpt2")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], RankPool]]:
+    """Training processes by their number, started once; one group at a time is enough for a small machine."""
+    pools: dict[int, RankPool] = {}
+
+    def of(world_size: int) -> RankPool:
+        return pools.setdefault(world_size, RankPool(world_size))
+
+    yield of
+    for each in pools.values():
+        each.close()

@@ -16,15 +16,23 @@ from pretrain.objectives.batch import Batch
 class Objective(Protocol):
     """Lays out samples, and turns some of them into the model's inputs."""
 
+    DOCUMENT_COLUMNS: list[int]
+    """Where a row of `look_up` holds numbers of documents."""
+
     def build_index(self, documents: Documents, seq_len: int, key: int) -> NDArray[np.int64]: ...
 
     def sample_count(self, index: NDArray[np.int64], seq_len: int) -> int: ...
 
+    def look_up(self, index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+        """A row for each sample that says what it is; rows of several sources' indexes can stand together."""
+
+    def spans(self, documents: Documents, row: NDArray[np.int64], seq_len: int) -> list[tuple[int, int, int]]:
+        """(document, start, stop) of all that the sample of a row is made of."""
+
     def assemble(
         self,
         documents: Documents,
-        index: NDArray[np.int64],
-        samples: NDArray[np.int64],
+        rows: NDArray[np.int64],
         keys: UInt64,
         seq_len: int,
         tokenizer: TokenizerInfo,

@@ -20,6 +20,8 @@ SHORT_SHARE = 0.1
 RANDOM_SHARE = 0.5
 """Share of pairs whose second segment comes from another document."""
 SPECIALS_A_PAIR = 3
+DOCUMENT_COLUMNS = [0, 3]
+"""Where a row of the index holds numbers of documents."""
 
 
 def build_index(documents: Documents, seq_len: int, key: int) -> NDArray[np.int64]:
@@ -111,10 +113,20 @@ def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
     return len(index)
 
 
+def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 7): the index's rows."""
+    return index[samples]
+
+
+def spans(documents: Documents, row: NDArray[np.int64], seq_len: int) -> list[tuple[int, int, int]]:
+    """(document, start, stop) of a sample's two segments."""
+    document, start, stop, other, other_start, other_stop, _ = row.tolist()
+    return [(document, start, stop), (other, other_start, other_stop)]
+
+
 def assemble(
     documents: Documents,
-    index: NDArray[np.int64],
-    samples: NDArray[np.int64],
+    rows: NDArray[np.int64],
     keys: UInt64,
     seq_len: int,
     tokenizer: TokenizerInfo,
@@ -123,11 +135,10 @@ def assemble(
     """The model's inputs for some samples, as long as the longest of them: [CLS] a [SEP] b [SEP], masked.
 
     Args:
-        samples: int64 (B,), rows of `index`.
+        rows: int64 (B, 7), rows of the index.
         keys: uint64 (B,), what each sample's mask is drawn from.
     """
     special = tokenizer.special_ids
-    rows = index[samples]
     lengths = rows[:, 2] - rows[:, 1] + rows[:, 5] - rows[:, 4] + SPECIALS_A_PAIR
     input_ids = np.full((len(rows), int(lengths.max())), special["pad"], np.int64)
     segments = np.zeros_like(input_ids)

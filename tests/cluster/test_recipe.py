@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.recipe import Recipe, differences, flatten, load_recipe
+from cluster.recipe import Recipe, load_recipe
+from pretrain.changes import differences, flatten
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
         ("tokenizer.special_pieces=gpt2", "set tokenizer.special_pieces=bert"),
         ("engine.deepspeed=none.json", "there is no such file"),
         ("engine.deepspeed={zero_optimization: {stage: 2}}", "contradicts the recipe, which says 1"),
-        ("engine={precision: bf16, zero_stage: 0}", "use zero_stage=1 or 2"),
+        ("engine={precision: bf16, zero_stage: 0}", "use stage 1, 2 or 3"),
         ("steps", "is not an override; write KEY.PATH=VALUE"),
         ("data.sources=null", "data.sources=null: input should be a valid list"),
         ("model=5", "model=5"),

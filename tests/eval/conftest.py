@@ -135,14 +135,14 @@ def quick() -> EvalConfig:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[Path, str]]:
+def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[str, str]]:
     """(model, data) -> a committed checkpoint of step 7 of that model, and its content's hash."""
 
-    def make(config: ModelConfig, data: Path) -> tuple[Path, str]:
+    def make(config: ModelConfig, data: Path) -> tuple[str, str]:
         model = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
         initialise(model, 77)
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        writer = CheckpointWriter(tmp_path / "checkpoints", 0, 1, "a", 1)
+        writer = CheckpointWriter(str(tmp_path / "checkpoints"), 0, 1, "a", 1)
         manifest = CheckpointManifest(
             step=7,
             tokens=0,
@@ -150,12 +150,10 @@ def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[Path, str]
             world_size=1,
             zero_stage=1,
             parameters={name: list(tensor.shape) for name, tensor in weights.items()},
-            files=[],
-            recipe_fingerprint="r",
             data_fingerprint="d",
         )
         writer.save({f"weight/{name}@0": tensor.flatten() for name, tensor in weights.items()}, manifest)
         writer.wait()
-        return folder_of_step(tmp_path / "checkpoints", 7), "content-of-step-7"
+        return folder_of_step(str(tmp_path / "checkpoints"), 7), "content-of-step-7"
 
     return make

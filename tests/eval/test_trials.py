@@ -16,7 +16,7 @@ from eval.results import append_row, read_rows
 from eval.trial import Trial, failed_row, plan_trials, run_trial, trial_key
 from pretrain.config import ModelConfig
 
-Checkpoint = Callable[[ModelConfig, Path], tuple[Path, str]]
+Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
 TRIAL = Trial(
     task="bbc-topics",
@@ -34,7 +34,7 @@ TRIAL = Trial(
 )
 
 
-def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[Path, str], data: Path) -> list[Trial]:
+def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> list[Trial]:
     return plan_trials(config, model, *checkpoint, 7, data, open_dataset(data).manifest.fingerprint)
 
 
@@ -79,7 +79,7 @@ def test_the_order_of_settings_is_nothing(order: list[str]) -> None:
 @pytest.mark.usefixtures("bbc", "conll")
 def test_the_plan_is_tasks_by_seeds_by_initial_weights(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
     config = EvalConfig(tasks=["bbc-topics", "conll2003"], seeds=[4, 5, 6])
-    trials = _plan(config, bert, (tmp_path, "c"), bert_data)
+    trials = _plan(config, bert, (str(tmp_path), "c"), bert_data)
     assert len(trials) == 12 == len({trial_key(trial) for trial in trials})
     assert {(t.task, t.seed, t.init) for t in trials} == {
         (task, seed, init) for task in config.tasks for seed in config.seeds for init in ("pretrained", "random")
@@ -91,7 +91,7 @@ def test_the_plan_is_tasks_by_seeds_by_initial_weights(bert: ModelConfig, bert_d
 
 def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig, bert_data: Path, bbc: Path) -> None:
     config = EvalConfig(tasks=["bbc-topics"])
-    first, second = (_plan(config, bert, (bbc, sha), bert_data) for sha in ("c", "e"))
+    first, second = (_plan(config, bert, (str(bbc), sha), bert_data) for sha in ("c", "e"))
     unchanged = {trial_key(t) for t in first} & {trial_key(t) for t in second}
     assert unchanged == {trial_key(t) for t in first if t.init == "random"}
 
@@ -144,7 +144,7 @@ def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: P
 @pytest.mark.usefixtures("bbc")
 def test_a_trial_that_diverges_is_a_failed_row(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
     config = EvalConfig(tasks=["bbc-topics"], seeds=[0], lr=1e30, seq_len=16)
-    trial = _plan(config, bert, (tmp_path, "c"), bert_data)[1]
+    trial = _plan(config, bert, (str(tmp_path), "c"), bert_data)[1]
     row = run_trial(trial)
     assert row["status"] == "failed" and row["value"] is None and row["key"] == trial_key(trial)
     assert "lower eval.lr" in row["error"]
@@ -154,7 +154,7 @@ def test_a_trial_that_diverges_is_a_failed_row(bert: ModelConfig, bert_data: Pat
 
 @pytest.mark.usefixtures("bbc")
 def test_other_data_or_files_than_planned_are_refused(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
-    trial = _plan(EvalConfig(tasks=["bbc-topics"]), bert, (tmp_path, "c"), bert_data)[1]
+    trial = _plan(EvalConfig(tasks=["bbc-topics"]), bert, (str(tmp_path), "c"), bert_data)[1]
     with pytest.raises(ValueError, match="is not that of the run"):
         run_trial(replace(trial, data_fingerprint="other"))
     with pytest.raises(ValueError, match="not those the trials were planned with"):

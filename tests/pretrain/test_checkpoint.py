@@ -1,25 +1,42 @@
 """Checkpoints that can be trusted: whole or absent, every byte accounted for, readable by any number of ranks."""
 
+import json
+import os
 import random
+import resource
+import signal
+import struct
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from data_prep.files import canonical_json, sha256_file, sha256_json
 from pretrain.checkpoint import (
     CheckpointManifest,
     CheckpointReader,
     folder_of_step,
+    list_steps,
     load_weights,
     newest_good,
     newest_step,
     read_manifest,
     verify,
 )
-from pretrain.checkpoint_writer import CheckpointWriter, sweep
+from pretrain.checkpoint_writer import CheckpointWriter
+from pretrain.retention import sweep
+from pretrain.storage import open_folder
 
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
+RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
 
 
 def whole(step: int) -> dict[str, torch.Tensor]:
@@ -27,38 +44,57 @@ def whole(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def manifest_of(step: int, world_size: int) -> CheckpointManifest:
+def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPES) -> CheckpointManifest:
     return CheckpointManifest(
         step=step,
         tokens=10 * step,
         updates=step,
+        skipped=2,
+        skipped_in_a_row=1,
+        counters={"cur_scale": 65536.0, "growth": 1e-06},
         world_size=world_size,
         zero_stage=1,
-        parameters=SHAPES,
-        files=[],
-        recipe_fingerprint="r",
+        parameters=shapes,
+        recipe=RECIPE,
         data_fingerprint="d",
+        parent="p",
     )
 
 
-def save(checkpoints: Path, step: int, world_size: int, keep: int = 9) -> Path:
-    """As `world_size` ranks would: each owns an equal run of every parameter."""
-    writers = [CheckpointWriter(checkpoints, rank, world_size, "a", keep) for rank in range(world_size)]
-    for rank, writer in enumerate(writers):
-        tensors = {}
-        for name, tensor in whole(step).items():
-            start, stop = (tensor.numel() * r // world_size for r in (rank, rank + 1))
-            tensors[f"weight/{name}@{start}"] = tensor.view(-1)[start:stop].clone()
-        writer.save(tensors, manifest_of(step, world_size))
+def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
+    """As ranks would, each of which owns its part."""
+    kept = {"keep": 9, **kept}
+    writers = [CheckpointWriter(checkpoints, rank, len(parts), "a", **kept) for rank in range(len(parts))]
+    for writer, part in zip(writers, parts, strict=True):
+        writer.save(part, manifest)
     for writer in reversed(writers):
         writer.wait()
-    return folder_of_step(checkpoints, step)
+    return folder_of_step(checkpoints, manifest.step)
+
+
+def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> str:
+    """Each rank owns an equal run of every parameter."""
+    parts = []
+    for rank in range(world_size):
+        part = {}
+        for name, tensor in whole(step).items():
+            start, stop = (tensor.numel() * r // world_size for r in (rank, rank + 1))
+            part[f"weight/{name}@{start}"] = tensor.view(-1)[start:stop]
+        parts.append(part)
+    return write(str(checkpoints), parts, manifest_of(step, world_size), **kept)
+
+
+def flip(data: bytes, at: int, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[at] ^= 1 << bit
+    return bytes(flipped)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_what_was_saved_by_any_number_of_ranks_is_read_whole_and_in_slices(tmp_path: Path, world_size: int) -> None:
     folder = save(tmp_path, 3, world_size)
-    assert verify(folder).step == 3
+    saved = verify(folder)
+    assert saved.model_copy(update={"files": [], "sha256": ""}) == manifest_of(3, world_size)
     for name, tensor in load_weights(folder).items():
         assert torch.equal(tensor, whole(3)[name])
     with CheckpointReader(folder) as reader:
@@ -67,74 +103,370 @@ def test_what_was_saved_by_any_number_of_ranks_is_read_whole_and_in_slices(tmp_p
             assert torch.equal(found, whole(3)["word.weight"].view(-1)[start : start + numel])
         with pytest.raises(ValueError, match=r"holds 1 of 5 elements of weight/norm\.bias"):
             reader.read("weight", "norm.bias", 8, 5)
+        with pytest.raises(ValueError, match=r"holds 0 of 5 elements of exp_avg/norm\.bias"):
+            reader.read("exp_avg", "norm.bias", 0, 5)
+
+
+def test_a_checkpoints_whole_life(place: str) -> None:
+    """On a disk and in a bucket."""
+    for step in (1, 2, 3):
+        save(place, step, 2)
+    folder = save(place, 4, 2, keep=2, keep_every=3)
+    assert list_steps(place) == [3, 4] and newest_step(place) == 4 and verify(folder).world_size == 2
+    save(place, 5, 2, keep=2, keep_every=3)
+    save(place, 6, 2, keep=1, keep_every=3)
+    assert list_steps(place) == [3, 6]
+    last = folder_of_step(place, 6)
+    with CheckpointReader(last) as reader:
+        assert torch.equal(reader.read("weight", "word.weight", 9, 17), whole(6)["word.weight"].view(-1)[9:26])
+    for name, tensor in load_weights(last).items():
+        assert torch.equal(tensor, whole(6)[name])
+
+    half = open_folder(save(place, 8, 2))
+    half.remove("manifest.json")
+    damaged = open_folder(save(place, 7, 2))
+    file = damaged.read_bytes("rank-0001.safetensors")
+    damaged.write_atomically("rank-0001.safetensors", flip(file, 200, 3))
+    found, passed_over = newest_good(place)
+    assert found is not None and found.step == 6
+    assert [sentence.partition(" ")[2] for sentence in passed_over] == [
+        "was never committed: it has no manifest.json",
+        "is damaged: its SHA-256 is not the manifest's",
+    ]
+    assert sweep(place, found.step, "b") == [
+        "renamed step-00000007, which does not verify, to step-00000007.damaged-b",
+        "removed step-00000008, which was never committed",
+    ]
+    assert list_steps(place) == [3, 6] and newest_good(place) == (verify(last), [])
+    aside = open_folder(f"{place}/step-00000007.damaged-b")
+    assert aside.read_bytes("rank-0000.safetensors") and "manifest.json" in aside.names()
+
+
+PART = st.tuples(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=5))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    world_size=st.integers(1, 4),
+    parameters=st.lists(PART, min_size=1, max_size=4),
+    wanted=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 60)), max_size=8),
+)
+def test_any_split_is_read_back_in_any_slices(
+    tmp_path_factory: pytest.TempPathFactory, world_size: int, parameters: Any, wanted: Any
+) -> None:
+    """Resharding is reading: whoever wrote which pieces, every slice is what was written."""
+    truth = {f"p{i}": torch.randn(numel) for i, (numel, _) in enumerate(parameters)}
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in range(world_size)]
+    for (name, tensor), (numel, cuts) in zip(truth.items(), parameters, strict=True):
+        owners = dict(sorted((cut % numel, owner % world_size) for cut, owner in cuts)) | {0: 0}
+        starts = sorted(owners)
+        for start, stop in zip(starts, [*starts[1:], numel], strict=True):
+            parts[owners[start]][f"exp_avg/{name}@{start}"] = tensor[start:stop]
+    shapes = {name: [tensor.numel()] for name, tensor in truth.items()}
+    folder = write(str(tmp_path_factory.mktemp("split")), parts, manifest_of(1, world_size, shapes))
+    assert verify(folder).world_size == world_size
+    with CheckpointReader(folder) as reader:
+        for name, tensor in truth.items():
+            assert torch.equal(reader.read("exp_avg", name, 0, tensor.numel()), tensor)
+        for which, start, numel in wanted:
+            name = f"p{which % len(truth)}"
+            start %= truth[name].numel()
+            numel = min(numel, truth[name].numel() - start)
+            assert torch.equal(reader.read("exp_avg", name, start, numel), truth[name][start : start + numel])
+
+
+def test_only_the_bytes_of_the_wanted_slices_are_read(place: str) -> None:
+    """From 2 ranks to 4: each reads its quarter of every tensor, and the headers."""
+    shapes = {"a": [1000, 16], "b": [333], "c": [5, 5, 5]}
+    truth = {
+        (kind, name): torch.randn(torch.Size(shape).numel())
+        for kind in ("weight", "exp_avg", "exp_avg_sq")
+        for name, shape in shapes.items()
+    }
+    halves: list[dict[str, torch.Tensor]] = [{}, {}]
+    for (kind, name), tensor in truth.items():
+        middle = tensor.numel() // 2
+        halves[0][f"{kind}/{name}@0"], halves[1][f"{kind}/{name}@{middle}"] = tensor[:middle], tensor[middle:]
+    folder = write(place, halves, manifest_of(1, 2, shapes))
+    headers = sum(
+        8 + struct.unpack("<Q", open_folder(folder).read_bytes(f"rank-000{rank}.safetensors")[:8])[0] for rank in (0, 1)
+    )
+    elements = 0
+    for rank in range(4):
+        with CheckpointReader(folder) as reader:
+            assert reader.bytes_read == headers
+            mine = 0
+            for (kind, name), tensor in truth.items():
+                start, stop = (tensor.numel() * r // 4 for r in (rank, rank + 1))
+                assert torch.equal(reader.read(kind, name, start, stop - start), tensor[start:stop])
+                mine += stop - start
+            assert reader.bytes_read == headers + 4 * mine
+            elements += mine
+    assert elements == sum(tensor.numel() for tensor in truth.values())
+
+
+def test_a_file_is_as_large_as_its_numbers_and_the_safetensors_library_reads_it(tmp_path: Path) -> None:
+    """12 bytes a parameter for weights and two moments; of one size of model, the header is 1 in a thousand."""
+    shapes = {f"encoder.layer.{i}.attention.output.dense.weight": [64, 300] for i in range(40)}
+    live = {
+        f"{kind}/{name}@0": torch.randn(64 * 300) for name in shapes for kind in ("weight", "exp_avg", "exp_avg_sq")
+    }
+    folder = write(str(tmp_path), [live], manifest_of(1, 1, shapes))
+    parameters = 40 * 64 * 300
+    assert 12 * parameters < verify(folder).files[0].bytes < 12 * parameters * 1.002
+    read = load_file(Path(folder, "rank-0000.safetensors"))
+    assert read.keys() == live.keys() and all(torch.equal(read[key], live[key]) for key in live)
+
+
+def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
+    """And other types of numbers are saved as fp32; the buffer is used again."""
+    writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 9)
+    shapes = {"a": [50_000], "b": [3]}
+    for step in (1, 2):
+        live = {"weight/a@0": torch.full((50_000,), float(step)), "weight/b@0": torch.arange(3, dtype=torch.bfloat16)}
+        writer.prepare(live)
+        writer.save(live, manifest_of(step, 1, shapes))
+        live["weight/a@0"].zero_()
+    other = {"weight/a@0": torch.ones(50_001)}
+    writer.save(other, manifest_of(3, 1, {"a": [50_001]}))
+    writer.wait()
+    for step in (1, 2):
+        weights = load_weights(folder_of_step(str(tmp_path), step))
+        assert torch.equal(weights["a"], torch.full((50_000,), float(step)))
+        assert torch.equal(weights["b"], torch.arange(3.0))
+    assert load_weights(folder_of_step(str(tmp_path), 3))["a"].sum() == 50_001
 
 
 def test_every_flipped_byte_is_found_and_the_older_checkpoint_is_taken(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
-    folder = save(tmp_path, 2, 2)
+    folder = Path(save(tmp_path, 2, 2))
     rng = random.Random(0)
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".done":
-            continue  # only the writers read those
+    for path in _named_files(folder):
         original = path.read_bytes()
-        for _ in range(60):
-            flipped = bytearray(original)
-            flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-            path.write_bytes(flipped)
-            found, passed_over = newest_good(tmp_path)
+        for _ in range(150):
+            path.write_bytes(flip(original, rng.randrange(len(original)), rng.randrange(8)))
+            found, passed_over = newest_good(str(tmp_path))
             assert found is not None and found.step == 1
-            assert len(passed_over) == 1 and folder.name in passed_over[0]
+            assert len(passed_over) == 1 and path.name in passed_over[0]
         path.write_bytes(original)
-    found, passed_over = newest_good(tmp_path)
+    found, passed_over = newest_good(str(tmp_path))
     assert found is not None and found.step == 2 and not passed_over
+
+
+@pytest.mark.long
+def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path: Path) -> None:
+    folder = Path(save(tmp_path, 1, 2))
+    count = 0
+    for path in _named_files(folder):
+        original = path.read_bytes()
+        for at in range(len(original)):
+            for bit in range(8):
+                path.write_bytes(flip(original, at, bit))
+                with pytest.raises(ValueError, match=path.name):
+                    verify(str(folder))
+            count += 1
+        path.write_bytes(original)
+    assert verify(str(folder)).step == 1
+    print(f"{8 * count} flipped bits in {count} bytes of {len(_named_files(folder))} files, all found")
+
+
+def _named_files(folder: Path) -> list[Path]:
+    """The .done files are only for the writers, while they write."""
+    named = sorted(path for path in folder.iterdir() if path.suffix != ".done")
+    assert {path.name for path in named} == {entry.file for entry in verify(str(folder)).files} | {"manifest.json"}
+    return named
+
+
+def test_missing_and_shortened_files_are_named(tmp_path: Path) -> None:
+    folder = Path(save(tmp_path, 1, 2))
+    file = folder / "rank-0001.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-4])
+    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is damaged: it has \d+ bytes, the manifest says"):
+        verify(str(folder))
+    with pytest.raises(ValueError, match=r"rank-0001\.safetensors cannot be read: its tensors end at byte"):
+        CheckpointReader(str(folder)).__enter__()
+    file.unlink()
+    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is missing"):
+        verify(str(folder))
+    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is missing"):
+        CheckpointReader(str(folder)).__enter__()
 
 
 def test_a_checkpoint_without_manifest_does_not_exist_and_is_swept(tmp_path: Path) -> None:
     save(tmp_path, 1, 1)
-    half = save(tmp_path, 2, 1)
+    half = Path(save(tmp_path, 2, 1))
     (half / "manifest.json").unlink()
-    assert newest_step(tmp_path) == 1
+    assert newest_step(str(tmp_path)) == 1
     with pytest.raises(ValueError, match="never committed"):
-        read_manifest(half)
-    assert sweep(tmp_path, 1, "b") == ["removed step-00000002, which was never committed"]
-    assert not half.exists() and newest_step(tmp_path) == 1
-
-
-def test_a_damaged_checkpoint_is_kept_for_a_person_under_another_name(tmp_path: Path) -> None:
-    save(tmp_path, 1, 1)
-    damaged = save(tmp_path, 2, 1)
-    (damaged / "rank-0000.safetensors").write_bytes(b"")
-    found, _ = newest_good(tmp_path)
-    assert found is not None
-    sweep(tmp_path, found.step, "b")
-    assert (tmp_path / "step-00000002.damaged-b").exists() and newest_step(tmp_path) == 1
-
-
-def test_only_the_newest_stay(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        save(tmp_path, step, 1, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+        read_manifest(str(half))
+    assert sweep(str(tmp_path), 1, "b") == ["removed step-00000002, which was never committed"]
+    assert not half.exists() and newest_step(str(tmp_path)) == 1
 
 
 def test_another_starts_leftover_is_not_taken_for_a_ranks_part(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2)
-    folder = folder_of_step(tmp_path, 1)
+    folder = Path(save(tmp_path, 1, 2))
     (folder / "manifest.json").unlink()
-    first = CheckpointWriter(tmp_path, 0, 2, "new", 3)
+    first = CheckpointWriter(str(tmp_path), 0, 2, "new", 3)
     first.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(1, 2))
     waited = threading.Event()
     threading.Thread(target=lambda: (first.wait(), waited.set()), daemon=True).start()
     assert not waited.wait(0.5) and not (folder / "manifest.json").exists()
-    second = CheckpointWriter(tmp_path, 1, 2, "new", 3)
+    second = CheckpointWriter(str(tmp_path), 1, 2, "new", 3)
     second.save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
-    assert waited.wait(20) and verify(folder).step == 1
+    assert waited.wait(20) and verify(str(folder)).step == 1
+
+
+def test_no_rank_begins_a_save_before_the_one_before_is_committed(tmp_path: Path) -> None:
+    first, second = (CheckpointWriter(str(tmp_path), rank, 2, "a", 3) for rank in (0, 1))
+    second.save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
+    began = threading.Event()
+
+    def again() -> None:
+        second.save({"weight/word.weight@0": torch.ones(35)}, manifest_of(2, 2))
+        began.set()
+
+    threading.Thread(target=again, daemon=True).start()
+    assert not began.wait(0.5) and (tmp_path / "step-00000001" / "rank-0001.done").exists()
+    assert list_steps(str(tmp_path)) == [1]
+    for step in (1, 2):
+        first.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(step, 2))
+    assert began.wait(20)
+    first.wait()
+    second.wait()
+    assert second.last_wait_s >= 0.5
+    for step in (1, 2):
+        assert load_weights(folder_of_step(str(tmp_path), step))["word.weight"].sum() == 35 * (step - 1)
+
+
+def test_what_is_committed_is_never_written_over(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1, 2)
+    before = verify(folder)
+    write(str(tmp_path), [{"weight/norm.bias@0": torch.zeros(9)}], manifest_of(1, 1))
+    assert verify(folder) == before
+
+
+def version_1(checkpoints: Path, step: int) -> Path:
+    """As the first release wrote them."""
+    folder = checkpoints / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    file = folder / "rank-0000.safetensors"
+    save_file({f"weight/{name}@0": tensor.flatten() for name, tensor in whole(step).items()}, file)
+    manifest = {
+        "format_version": 1,
+        "step": step,
+        "tokens": 70,
+        "updates": 6,
+        "world_size": 1,
+        "zero_stage": 1,
+        "parameters": SHAPES,
+        "files": [{"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file)}],
+        "recipe_fingerprint": "r",
+        "data_fingerprint": "d",
+        "mlflow_run_id": None,
+    }
+    (folder / "manifest.json").write_bytes(canonical_json({**manifest, "sha256": sha256_json(manifest)}))
+    return folder
+
+
+def test_the_first_format_version_is_read(tmp_path: Path) -> None:
+    folder = version_1(tmp_path, 7)
+    saved = verify(str(folder))
+    assert (saved.format_version, saved.step, saved.tokens, saved.updates) == (2, 7, 70, 6)
+    assert (saved.recipe, saved.skipped, saved.skipped_in_a_row, saved.counters, saved.parent) == (None, 0, 0, {}, None)
+    for name, tensor in load_weights(str(folder)).items():
+        assert torch.equal(tensor, whole(7)[name])
+    save(tmp_path, 8, 1)
+    assert newest_step(str(tmp_path)) == 8
+    changed = json.loads((folder / "manifest.json").read_bytes()) | {"recipe_fingerprint": "s"}
+    (folder / "manifest.json").write_bytes(canonical_json(changed))
+    with pytest.raises(ValueError, match="its own hash does not match"):
+        read_manifest(str(folder))
+
+
+def test_an_unknown_format_version_is_refused(tmp_path: Path) -> None:
+    folder = version_1(tmp_path, 7)
+    content = {"format_version": 99, "everything": "else"}
+    (folder / "manifest.json").write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
+    with pytest.raises(ValueError, match=r"manifest\.json is of format version 99, known are 1 and 2"):
+        read_manifest(str(folder))
+
+
+def test_a_manifest_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    folder = Path(save(tmp_path, 1, 1))
+    content = json.loads((folder / "manifest.json").read_bytes())
+    del content["sha256"]
+    content["files"][0]["file"] = "../secret"
+    (folder / "manifest.json").write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
+    with pytest.raises(ValueError, match=r"no manifest of format version 2 \(files\.0\.file"):
+        read_manifest(str(folder))
 
 
 def test_a_failed_write_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     save(tmp_path, 1, 1)
-    folder_of_step(tmp_path, 2).write_text("in the way")
-    writer = CheckpointWriter(tmp_path, 0, 1, "a", 1)
+    (tmp_path / "step-00000002").write_text("in the way")
+    writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 1)
     writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=r"step 2 could not be saved to .*start again"):
+        writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(3, 1))
+    assert verify(folder_of_step(str(tmp_path), 1)).step == 1
+
+
+def test_a_bucket_that_refuses_is_an_error_that_loses_nothing(s3: Any, bucket: str) -> None:
+    good = save(bucket, 1, 1)
+    writer = CheckpointWriter(bucket, 0, 1, "a", 1)
+    s3.failures, s3.failure = 1000, "403 Forbidden"
+    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
+    with pytest.raises(OSError, match=r"step 2 could not be saved to s3://.*start again"):
         writer.wait()
-    assert verify(folder_of_step(tmp_path, 1)).step == 1
+    with pytest.raises(OSError):  # and not: there is no checkpoint that verifies
+        newest_good(bucket)
+    s3.failures = 0
+    assert newest_good(bucket)[0] == verify(good)
+    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
+    writer.wait()
+    assert list_steps(bucket) == [2]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 3 MB."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "multihop-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a small disk here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def small_files(folder: Path) -> Iterator[None]:
+    """Nobody in this process may write a file of over 1 MB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("limit", [small_disk, small_files])
+def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, limit: Any) -> None:
+    shapes = {"a": [1_000_000]}
+    with limit(tmp_path):
+        good = save(tmp_path, 1, 1)
+        writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 1)
+        writer.save({"weight/a@0": torch.zeros(1_000_000)}, manifest_of(2, 1, shapes))
+        with pytest.raises(OSError, match=r"step 2 could not be saved .*(No space left|File too large)") as failed:
+            writer.wait()
+        assert isinstance(failed.value.__cause__, OSError)
+        assert list(Path(folder_of_step(str(tmp_path), 2)).iterdir()) == []
+        found, _ = newest_good(str(tmp_path))
+        assert found == verify(good)
+        sweep(str(tmp_path), 1, "b")
+        writer.save({"weight/a@0": torch.zeros(100)}, manifest_of(2, 1, {"a": [100]}))
+        writer.wait()
+        assert newest_step(str(tmp_path)) == 2 and list_steps(str(tmp_path)) == [2]

@@ -82,7 +82,9 @@ def test_a_pair_becomes_cls_a_sep_b_sep(bert_data: Path) -> None:
     data = open_dataset(bert_data)
     index = mlm_nsp.build_index(data.train, 64, key=3)
     samples = np.array([5, 17, 2])
-    batch = mlm_nsp.assemble(data.train, index, samples, keys_of(1, 2, 3), 64, data.manifest.tokenizer, 0.15)
+    batch = mlm_nsp.assemble(
+        data.train, mlm_nsp.look_up(index, samples, 64), keys_of(1, 2, 3), 64, data.manifest.tokenizer, 0.15
+    )
     ids = batch.inputs["input_ids"].copy()
     ids.ravel()[batch.inputs["masked_at"]] = batch.targets
     for row, (document, start, stop, other, other_start, other_stop, is_random) in enumerate(index[samples].tolist()):
@@ -113,6 +115,8 @@ def test_the_stream_is_cut_without_loss(gpt2_data: Path, seq_len: int) -> None:
     count = clm.sample_count(index, seq_len)
     assert count == (len(stream) - 1) // seq_len
     keys = np.zeros(count, np.uint64)
-    batch = clm.assemble(data.train, index, np.arange(count), keys, seq_len, data.manifest.tokenizer, 0.15)
+    batch = clm.assemble(
+        data.train, clm.look_up(index, np.arange(count), seq_len), keys, seq_len, data.manifest.tokenizer, 0.15
+    )
     assert batch.inputs["input_ids"].ravel().tolist() == stream[: count * seq_len]
     assert batch.targets.tolist() == stream[1 : count * seq_len + 1]

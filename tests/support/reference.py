@@ -1,0 +1,67 @@
+"""What training means, without ranks, shards, micro-batches or DeepSpeed: a plain loop over whole tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rank_jobs import VOCABULARY, batch_of, some_batches
+from torch import Tensor
+
+from pretrain.config import OptimizerConfig, TrainingConfig
+from pretrain.models import build_model, decays, initialise
+
+Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
+
+
+def train_plainly(settings: dict[str, Any], steps: int, sequences: int) -> tuple[list[float], dict[str, Tensor]]:
+    """The losses and final weights of the same training as `rank_jobs.train_on_pairs`."""
+    config = TrainingConfig.model_validate(settings)
+    model = build_model(config.model, VOCABULARY)
+    initialise(model, config.seed)
+    update: Update = {"adamw": adamw, "lamb": lamb}[config.optimizer.name]
+    state: dict[str, dict[str, Any]] = {}
+    losses = []
+    for step in range(steps):
+        batches = [batch_of(pair) for pair in some_batches(config.seed, step, sequences, 16)]
+        model.zero_grad()
+        loss = torch.zeros(())
+        for batch in batches:
+            sums = model(**{name: torch.from_numpy(array) for name, array in batch.inputs.items()})
+            for name in batch.counts:
+                loss = loss + sums[name] / sum(other.counts[name] for other in batches)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                assert weight.grad is not None
+                excluded = not decays(name, weight)
+                decay = 0.0 if excluded else config.optimizer.weight_decay
+                settings_ = config.optimizer.model_copy(update={"weight_decay": decay})
+                moments = state.setdefault(name, {"excluded": excluded, "t": 0})
+                update(name, weight, weight.grad, settings_, config.phases[0].lr, moments)
+        losses.append(float(loss.detach()))
+    return losses, {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def adamw(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
+    """Loshchilov and Hutter 2019, algorithm 2, with a fixed schedule multiplier folded into lr."""
+    direction = _adam_direction(weight, grad, config, state)
+    weight.sub_(lr * (direction + config.weight_decay * weight))
+
+
+def lamb(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
+    """You et al. 2020, algorithm 2, line by line; phi is a cut-off of the ratio."""
+    update = _adam_direction(weight, grad, config, state) + config.weight_decay * weight
+    ratio = weight.norm() / update.norm()
+    if state["excluded"] or weight.norm() == 0 or update.norm() == 0:
+        ratio = torch.tensor(1.0)
+    weight.sub_(lr * min(float(ratio), config.max_trust) * update)
+
+
+def _adam_direction(weight: Tensor, grad: Tensor, config: OptimizerConfig, state: dict[str, Any]) -> Tensor:
+    beta1, beta2 = config.betas
+    state["t"] += 1
+    state["m"] = beta1 * state.get("m", torch.zeros_like(weight)) + (1 - beta1) * grad
+    state["v"] = beta2 * state.get("v", torch.zeros_like(weight)) + (1 - beta2) * grad.square()
+    m_hat, v_hat = state["m"] / (1 - beta1 ** state["t"]), state["v"] / (1 - beta2 ** state["t"])
+    return m_hat / (v_hat.sqrt() + config.eps)
