@@ -43,6 +43,8 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
         **{name: last_heldout.get(name) for name in ("heldout_loss", "unigram_loss", "uniform_loss")},
         **{name: value for name, value in last_heldout.items() if name.startswith("heldout_nsp")},
         "tokens_per_s": statistics.median(row["tokens_per_s"] for row in steps.values()) if steps else None,
+        "skipped": last.get("skipped", 0),
+        "data_wait": statistics.median(row["data_wait"] for row in steps.values()) if steps else None,
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "restarts": max(0, len(starts) - 1),
         "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),

@@ -5,6 +5,7 @@ the ranks have to say they write to the run directory; no checkpoint is reported
 """
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 
 from cluster.rows import RowFollower
 from pretrain.checkpoint import newest_step
+from pretrain.run_files import GAVE_UP
 
 _POLL_S = 0.5
 _RESTARTS = 3
@@ -28,7 +30,7 @@ _STOPPED = 75
 
 
 class TrainingFailed(Exception):
-    """The ranks died again and again without getting any further."""
+    """The ranks died again and again without getting any further, or said that they would."""
 
 
 def train_on_ray(
@@ -46,10 +48,12 @@ def train_on_ray(
         on_row: is given each row of metrics.jsonl as it is written.
 
     Raises:
-        TrainingFailed: with the last lines that the ranks wrote.
+        TrainingFailed: with what the ranks said last.
+        ValueError: the ranks found a mistake of the user's.
     """
     run_dir = run_dir.absolute()
     (run_dir / "stop").unlink(missing_ok=True)
+    (run_dir / GAVE_UP).unlink(missing_ok=True)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
     with _stop_file_on_signals(run_dir / "stop"):
         while True:
@@ -60,6 +64,9 @@ def train_on_ray(
                 gang.join(_POLL_S)
                 for row in rows.read():
                     on_row(row)
+            if (run_dir / GAVE_UP).exists():
+                reason = json.loads((run_dir / GAVE_UP).read_text())
+                raise ValueError(reason["message"]) if reason["code"] == 2 else TrainingFailed(reason["message"])
             if gang.error is None:
                 break
             if newest_step(checkpoints) == before:
@@ -109,6 +116,9 @@ def run_rank(config: dict[str, Any]) -> None:
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
 
+    gave_up = Path(config["run_dir"]) / GAVE_UP
+    if gave_up.exists():
+        return
     context = train.get_context()
     rank, local_rank = context.get_world_rank(), context.get_local_rank()
     host = get_node_ip_address()
@@ -140,7 +150,7 @@ def run_rank(config: dict[str, Any]) -> None:
     for line in child.stdout:
         last_line = line.strip() or last_line
     code = child.wait()
-    if code not in (0, _STOPPED):
+    if code not in (0, _STOPPED) and not gave_up.exists():
         what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {last_line}"
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 

@@ -67,6 +67,8 @@ class CheckpointManifest(_Part):
     recipe: dict[str, Any] | None = None
     """The resolved training recipe; None where the first format version kept only its hash."""
     data_fingerprint: str
+    tokenizer_sha256: str | None = None
+    """Of the tokenizer whose pieces the weights know; None in the first format version."""
     parent: str | None = None
     """The content hash of the checkpoint whose weights the run began with."""
     mlflow_run_id: str | None = None

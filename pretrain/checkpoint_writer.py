@@ -25,7 +25,7 @@ from pretrain.storage import Folder, open_folder
 
 _POLL_S = 0.05
 _POLL_BUCKET_S = 0.5
-_PATIENCE_S = 1800.0
+_PATIENCE_S = 1500.0
 """How long a rank waits for another rank's part, or for the commit, before the save counts as failed."""
 _CHUNK = 4 * 1024**2
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from pretrain.models import Model
 from pretrain.objectives.batch import Batch
 from pretrain.optimizers import MOMENTS, build_optimizer
 from pretrain.ranks import Ranks
-from pretrain.slices import Slice, held_slices, owned_slices, whole_shape
+from pretrain.slices import held_slices, owned_slices, whole_shape
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -119,22 +119,27 @@ class Engine:
         numbers = {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE if hasattr(self._scaler, key)}
         return tensors, updates, numbers
 
+    def wanted(self, with_state: bool) -> list[tuple[str, str, int, int]]:
+        """What `restore` has to be given, as (kind, parameter, start, elements)."""
+        kinds = ("weight", *MOMENTS) if with_state else ("weight",)
+        return [(kind, piece.name, piece.start, piece.numel) for piece in self._held for kind in kinds]
+
     @torch.no_grad()
-    def restore(self, read: Callable[[str, Slice], Tensor], updates: int | None, counters: dict[str, float]) -> None:
+    def restore(self, values: Iterator[Tensor], updates: int | None, counters: dict[str, float]) -> None:
         """Set the weights, and unless `updates` is None the optimizer's state, from a checkpoint; all ranks together.
 
         Args:
-            read: (kind, piece) -> float32 (numel,).
+            values: float32, for each of `wanted` in its order.
             updates: how many updates the moments went through; None leaves them and `counters` as they are.
             counters: as `state` gave them.
         """
         for piece in self._held:
-            piece.of(piece.flat.detach()).copy_(read("weight", piece))
+            piece.of(piece.flat.detach()).copy_(next(values))
             if updates is not None:
                 state = self._optimizer.state[piece.flat]
                 state["step"].fill_(float(updates))
                 for kind in MOMENTS:
-                    piece.of(state[kind]).copy_(read(kind, piece))
+                    piece.of(state[kind]).copy_(next(values))
         self._spread_weights()
         for key, value in counters.items() if updates is not None else ():
             if hasattr(self._scaler, key):

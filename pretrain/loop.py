@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pretrain.batches import BatchMaker, RankStep, stream
-from pretrain.engine import Engine, Step
+from pretrain.config import TrainingConfig
+from pretrain.engine import Engine
 from pretrain.keyed import key_of
 from pretrain.objectives.batch import Batch
 from pretrain.order import is_skipped, samples_before, total_steps
@@ -68,6 +70,12 @@ class _Clock:
     waited: float = 0.0
     tokens: int = 0
 
+    def wait_for(self, coming: Iterator[RankStep]) -> RankStep:
+        before = time.monotonic()
+        mine = next(coming)
+        self.waited += time.monotonic() - before
+        return mine
+
     def rates(self) -> Row:
         elapsed = time.monotonic() - self.started
         return {"tokens_per_s": self.tokens / elapsed, "data_wait": self.waited / elapsed}
@@ -82,41 +90,32 @@ def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks)
     config = batches.config
     last = total_steps(config.phases)
     if progress.step == 0:
-        hooks.emit(_counted(config.phases, progress) | evaluate(engine, batches, hooks.alive))
+        hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
     coming = stream(batches, range(progress.step, last), config.engine.data_workers)
     clock = _Clock()
     while progress.step < last:
-        step, stopping = progress.step, False
-        row: Row = {}
+        step, row, stopping = progress.step, Row(), False
         if not is_skipped(config.phases, step):
-            before = time.monotonic()
-            mine = next(coming)
-            clock.waited += time.monotonic() - before
+            mine = clock.wait_for(coming)
             agreed = _agree(engine, mine, hooks)
-            losses, taken, lr = _take(engine, mine, agreed, hooks, batches)
-            stopping = agreed["stop"] > 0
+            row, applied = _take(engine, config, mine, agreed, hooks)
             progress.tokens += int(agreed["tokens"])
             clock.tokens += int(agreed["tokens"])
-            _count_skip(progress, taken)
-            row = {**losses, "lr": lr, "grad_norm": taken.grad_norm}
-            if not taken.applied:
-                hooks.not_finite(step, row)
+            progress.skipped += not applied
+            progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
+            stopping = agreed["stop"] > 0
         progress.step += 1
-        counted = _counted(config.phases, progress)
-        if row and not taken.applied:
-            hooks.emit(counted | {"skipped_step": step, "lr": lr})
-            clock = _Clock()
+
+        if progress.skipped_in_a_row and row:
+            hooks.not_finite(step, row)
+            hooks.emit(_counted(config, progress) | {"skipped_step": step, "lr": row["lr"]})
+            if progress.skipped_in_a_row >= config.engine.max_skipped:
+                raise FloatingPointError(_why_it_ends(step, progress))
         elif row and (progress.step % config.engine.log_every == 0 or progress.step == last):
-            hooks.emit(counted | row | clock.rates() | engine.numbers())
+            hooks.emit(_counted(config, progress) | row | clock.rates())
             clock = _Clock()
-        if progress.skipped_in_a_row >= config.engine.max_skipped:
-            raise FloatingPointError(
-                f"the last {progress.skipped_in_a_row} steps, {progress.step - progress.skipped_in_a_row} to {step}, "
-                f"had a loss or gradient that was not finite; see what is in them by `multihop inspect batch RECIPE "
-                f"--step {step}`, and pass over them by phases[].skip_steps, or lower phases[].lr"
-            )
         if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
-            hooks.emit(counted | evaluate(engine, batches, hooks.alive))
+            hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
             clock = _Clock()
         if progress.step % config.checkpoint.every_steps == 0 or progress.step == last or stopping:
             hooks.save(progress)
@@ -134,29 +133,33 @@ def _agree(engine: Engine, mine: RankStep, hooks: Hooks) -> dict[str, float]:
 
 
 def _take(
-    engine: Engine, mine: RankStep, agreed: dict[str, float], hooks: Hooks, batches: BatchMaker
-) -> tuple[dict[str, float], Step, float]:
-    """One optimizer step: its losses over all ranks, what became of it, and its learning rate."""
-    seed, step = batches.config.seed, mine.step
-    sums: dict[str, Any] = {}
+    engine: Engine, config: TrainingConfig, mine: RankStep, agreed: dict[str, float], hooks: Hooks
+) -> tuple[Row, bool]:
+    """One optimizer step: its losses over all ranks and its numbers, and whether it was applied."""
+    sums: dict[str, Tensor] = {}
     for number, batch in enumerate(mine.micro_batches):
         hooks.alive()
-        torch.manual_seed(key_of("dropout", seed, step, number, engine.ranks.rank) >> 1)
+        torch.manual_seed(key_of("dropout", config.seed, mine.step, number, engine.ranks.rank) >> 1)
         for name, value in engine.forward_backward(batch, agreed).items():
             sums[name] = sums[name] + value if number else value
-    lr = learning_rate(batches.config.phases, step)
+    lr = learning_rate(config.phases, mine.step)
     taken = engine.step(lr)
-    return means(engine.ranks.sum(sums), agreed), taken, lr
+    losses = means(engine.ranks.sum(sums), agreed)
+    return {**losses, "lr": lr, "grad_norm": taken.grad_norm, **engine.numbers()}, taken.applied
 
 
-def _count_skip(progress: Progress, taken: Step) -> None:
-    progress.skipped += not taken.applied
-    progress.skipped_in_a_row = 0 if taken.applied else progress.skipped_in_a_row + 1
-
-
-def _counted(phases: Any, progress: Progress) -> Row:
-    samples = samples_before(phases, progress.step)
+def _counted(config: TrainingConfig, progress: Progress) -> Row:
+    samples = samples_before(config.phases, progress.step)
     return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
+
+
+def _why_it_ends(step: int, progress: Progress) -> str:
+    first = progress.step - progress.skipped_in_a_row
+    return (
+        f"the last {progress.skipped_in_a_row} steps, {first} to {step}, had a loss or gradient that was not finite; "
+        f"see what is in them by `multihop inspect batch RECIPE --step {first}`, then pass over them by "
+        "phases[].skip_steps, or lower phases[].lr, with --allow-change"
+    )
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:

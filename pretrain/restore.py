@@ -1,8 +1,14 @@
 """Where a run starts from: its own newest checkpoint, another run's weights, or random ones."""
 
 import logging
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+
+from torch import Tensor
 
 from data_prep.manifest import Manifest
 from pretrain.changes import allowed_in, binding_differences, check_allowed, training_part
@@ -12,7 +18,10 @@ from pretrain.engine import Engine
 from pretrain.loop import Progress
 from pretrain.models import build_model, initialise
 from pretrain.ranks import Ranks
-from pretrain.run_files import checkpoints_of
+from pretrain.run_files import checkpoints_of, read_config
+
+_READS_AT_ONCE = 16
+"""A bucket answers many requests in the time of one; what is read ahead takes memory."""
 
 log = logging.getLogger("multihop")
 
@@ -38,36 +47,39 @@ def start_engine(
         ValueError: recipe or data changed and nobody allowed it, or `model.init_from` does not fit.
     """
     model = build_model(config.model, data.tokenizer.vocab_size)
-    if resume_from >= 0:
-        folder = folder_of_step(checkpoints_of(run_dir, config), resume_from)
-        with CheckpointReader(folder) as reader:
-            saved = reader.manifest
-            _check_unchanged(saved, config, data.fingerprint, run_dir)
-            engine = Engine(config, model, ranks, micro_batch)
-            _restore(engine, reader, with_state=True)
-        log.info("goes on from %s, of which this rank read %d bytes", folder, reader.bytes_read)
-        progress = Progress(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row)
-        return Start(engine, progress, saved.parent, reader.bytes_read)
-    if config.model.init_from is None:
+    if resume_from < 0 and config.model.init_from is None:
         initialise(model, config.seed)
         return Start(Engine(config, model, ranks, micro_batch), Progress(), None)
-    folder = _parent(config.model.init_from, ranks)
+    own = resume_from >= 0
+    folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
     with CheckpointReader(folder) as reader:
+        saved = reader.manifest
+        if own:
+            _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        _check_fits(reader.manifest, shapes, folder)
+        _check_fits(saved, shapes, data, folder)
         engine = Engine(config, model, ranks, micro_batch)
-        _restore(engine, reader, with_state=False)
-    log.info("starts with the weights of %s", folder)
-    return Start(engine, Progress(), reader.manifest.content_hash(), reader.bytes_read)
+        _restore(engine, reader, with_state=own)
+    log.info("%s %s: this rank read %d bytes", "goes on from" if own else "begins with", folder, reader.bytes_read)
+    if not own:
+        return Start(engine, Progress(), saved.content_hash(), reader.bytes_read)
+    progress = Progress(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row)
+    return Start(engine, progress, saved.parent, reader.bytes_read)
 
 
 def _restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
     saved = reader.manifest
-    engine.restore(
-        lambda kind, piece: reader.read(kind, piece.name, piece.start, piece.numel),
-        saved.updates if with_state else None,
-        saved.counters,
-    )
+    wanted = engine.wanted(with_state)
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="restore") as threads:
+        ahead = deque(threads.submit(reader.read, *each) for each in wanted[:_READS_AT_ONCE])
+        left = iter(wanted[_READS_AT_ONCE:])
+
+        def values() -> Iterator[Tensor]:
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(threads.submit(reader.read, *each) for each in islice(left, 1))
+
+        engine.restore(values(), saved.updates if with_state else None, saved.counters)
 
 
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:
@@ -81,27 +93,35 @@ def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fin
         )
 
 
-def _parent(init_from: str, ranks: Ranks) -> str:
+def _parent(config: TrainingConfig, ranks: Ranks) -> str:
     """The folder of the checkpoint that `model.init_from` names, or the newest good one of the run it names."""
+    given = config.model.init_from
+    assert given is not None
+    run_dir = Path(given)
+    location = checkpoints_of(run_dir, read_config(run_dir)) if (run_dir / "recipe.json").exists() else given
+    step = -1
     if ranks.rank == 0:
-        found, _ = newest_good(f"{init_from}/checkpoints")
+        found, _ = newest_good(location)
         step = found.step if found else -1
         if found is None:
             try:
-                verify(init_from)
+                verify(given)
             except ValueError as error:
-                raise ValueError(f"model.init_from={init_from} holds no whole checkpoint: {error}") from None
-    step = ranks.from_first(step if ranks.rank == 0 else 0)
-    return folder_of_step(f"{init_from}/checkpoints", step) if step >= 0 else init_from
+                raise ValueError(f"model.init_from={given} holds no whole checkpoint: {error}") from None
+    step = ranks.from_first(step)
+    return folder_of_step(location, step) if step >= 0 else given
 
 
-def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], folder: str) -> None:
-    if saved.parameters == shapes:
-        return
+def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], data: Manifest, folder: str) -> None:
     for name in [*shapes, *saved.parameters]:
         there, here = saved.parameters.get(name), shapes.get(name)
         if there != here:
             raise ValueError(
-                f"model.init_from: {folder} has {name} of shape {there}, and this model's is {here} (None: there is "
-                "none); give model, objective and tokenizer the sizes of that run's"
+                f"{folder} has {name} of shape {there}, and this model's is {here} (None: there is none); give model, "
+                "objective and tokenizer the sizes of that run's"
             )
+    if saved.tokenizer_sha256 not in (None, data.tokenizer.sha256):
+        raise ValueError(
+            f"{folder} knows the pieces of another tokenizer ({saved.tokenizer_sha256[:12]}) than the data's "
+            f"({data.tokenizer.sha256[:12]}): the same numbers would mean other words; use data of that tokenizer"
+        )

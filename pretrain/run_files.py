@@ -5,6 +5,9 @@ from pathlib import Path
 
 from pretrain.config import TrainingConfig
 
+GAVE_UP = "gave-up.json"
+"""Why no rank should be started again as things are: {"code": the exit code, "message": one sentence}."""
+
 
 def read_config(run_dir: Path) -> TrainingConfig:
     """The part of RUN_DIR/recipe.json that training reads.

@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 from filelock import FileLock, Timeout
 
-from data_prep.files import cut_torn_line
+from data_prep.files import cut_torn_line, write_atomically
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.changes import training_part
@@ -33,7 +33,7 @@ from pretrain.micro_batch import micro_batches
 from pretrain.ranks import Ranks, join
 from pretrain.restore import start_engine
 from pretrain.retention import sweep
-from pretrain.run_files import checkpoints_of, read_config
+from pretrain.run_files import GAVE_UP, checkpoints_of, read_config
 from pretrain.samples import build_indexes
 from pretrain.tracing import Tracer, asked_steps
 
@@ -92,6 +92,7 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
             files=[],
             recipe=training_part(config),
             data_fingerprint=data.manifest.fingerprint,
+            tokenizer_sha256=data.manifest.tokenizer.sha256,
             parent=started.parent,
             mlflow_run_id=os.environ.get("MULTIHOP_MLFLOW_RUN_ID"),
         )
@@ -200,6 +201,13 @@ def _ignore(*_: object) -> None:
     """Only rank 0 writes."""
 
 
+def _give_up(run_dir: Path, code: int, message: str, console: IO[str]) -> int:
+    """Say why, to whoever looks at this process and to whoever would start it again."""
+    print(message, file=console, flush=True)
+    write_atomically(run_dir / GAVE_UP, json.dumps({"code": code, "message": message}).encode())
+    return code
+
+
 def _log_to(path: Path) -> IO[str]:
     """Send all this process prints, native code included, to `path`; returns what was standard output."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,8 +233,10 @@ def main() -> int:
         return code
     except ValueError as error:
         log.exception("cannot train")
-        print(error, file=console, flush=True)
-        return 2
+        return _give_up(run_dir, 2, str(error), console)
+    except FloatingPointError as error:
+        log.exception("training gives up")
+        return _give_up(run_dir, 1, str(error), console)
     except Exception as error:
         log.exception("training failed")
         print(f"{type(error).__name__}: {error}", file=console, flush=True)
