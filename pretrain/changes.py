@@ -82,13 +82,21 @@ def allowed_in(run_dir: Path) -> set[str]:
 
 def training_part(config: TrainingConfig) -> dict[str, Any]:
     """What a checkpoint remembers of the recipe: all keys whose change is a change of the run."""
-    content = config.model_dump(mode="json")
+    content = config.model_dump(mode="json", exclude={"name", "checkpoint", "data"})
     content["engine"] = {"precision": content["engine"]["precision"]}
     # Of the data only the weights are read; what it holds has a fingerprint of its own.
-    content["data"] = (
-        {"sources": [{"weight": source.weight} for source in config.data.sources]} if config.data else None
-    )
-    return {key: value for key, value in content.items() if key not in ("name", "checkpoint")}
+    sources = config.data.sources if config.data else []
+    return content | {"data": {"sources": [{"weight": source.weight} for source in sources]}}
+
+
+def completed(remembered: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint of an older version remembers, with the defaults of the keys that are new since.
+
+    Raises:
+        ValueError: it has keys or values that there are no more.
+    """
+    config = TrainingConfig.model_validate({key: part for key, part in remembered.items() if key != "data"})
+    return training_part(config) | {"data": remembered["data"]}
 
 
 def _lies_in(key: str, parts: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from data_prep.manifest import Manifest
-from pretrain.changes import allowed_in, binding_differences, check_allowed, training_part
+from pretrain.changes import allowed_in, binding_differences, check_allowed, completed, training_part
 from pretrain.checkpoint import CheckpointManifest, CheckpointReader, folder_of_step, newest_good, verify
 from pretrain.config import TrainingConfig
 from pretrain.engine import Engine
@@ -85,7 +85,7 @@ def _restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:
     allowed = allowed_in(run_dir)
     if saved.recipe is not None:
-        check_allowed(binding_differences(saved.recipe, training_part(config)), allowed, str(run_dir))
+        check_allowed(binding_differences(completed(saved.recipe), training_part(config)), allowed, str(run_dir))
     if saved.data_fingerprint != data_fingerprint and "data" not in allowed:
         raise ValueError(
             f"{run_dir} was trained on other data (fingerprint {saved.data_fingerprint[:12]}, now "

@@ -138,6 +138,8 @@ def test_the_same_ranks_go_on_bit_for_bit(
     ours, theirs = losses(resumed), losses(whole)
     equal = all(ours[step] == theirs[step] for step in range(k + 1, STEPS + 1))
     equal = equal and same_files(step_of(resumed, STEPS), step_of(whole, STEPS))
+    here, there = (read_manifest(str(step_of(run, STEPS))) for run in (resumed, whole))
+    equal = equal and (here.updates, here.counters) == (there.updates, there.counters)
     what = f"{objective:8} {ranks} ranks  stage {stage}  {optimizer:5}  {precision}"
     table.append(f"{what}  from step {k} of {STEPS}: {'bit-identical' if equal else 'DIFFERENT'}")
     assert min(ours) == k + 1 and equal
@@ -214,6 +216,27 @@ def test_any_other_ranks_stage_and_offload_go_on_within_rounding(
     where = f"{optimizer:5} written by {written[0]} ranks in stage {written[1]}, read by {ranks} in stage {stage}"
     table.append(f"{where}, offload {offload:17}: losses {of_losses:.1e} (relative), weights {of_weights:.1e}")
     assert min(ours) == k + 1 and of_losses < CLOSE
+
+
+@pytest.mark.parametrize(("ranks", "stage", "micro_batch"), [(1, 0, 7), (1, 1, 3), (2, 2, 1), (3, 1, 2), (4, 3, 2)])
+def test_ranks_micro_batches_and_stages_do_not_change_the_losses(
+    pool: Pool,
+    prepared: Prepared,
+    wholes: Callable[[str, int, int], Path],
+    tmp_path: Path,
+    table: list[str],
+    ranks: int,
+    stage: int,
+    micro_batch: int,
+) -> None:
+    content = recipe("mlm+nsp", model__dropout=0.0, engine__zero_stage=stage, engine__micro_batch=micro_batch)
+    content["engine"]["data_workers"] = 0
+    run_dir = begin(tmp_path / "run", prepared("mlm+nsp"), content)
+    assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
+    ours, theirs = losses(run_dir), losses(wholes("lamb", 2, 1))
+    furthest = max(abs(ours[step] - theirs[step]) / theirs[step] for step in range(1, STEPS + 1))
+    table.append(f"{ranks} ranks, stage {stage}, micro-batch {micro_batch}: losses {furthest:.1e} (relative)")
+    assert furthest < CLOSE
 
 
 @pytest.mark.parametrize("stage", [1, 3])
