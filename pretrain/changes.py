@@ -22,10 +22,10 @@ _FIXED_BUT = ("model.dropout",)
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A tree of mappings and lists as dotted keys: {"phases[0].seq_len": 128, …}."""
+    """A tree of mappings and lists as dotted keys: {"phases[0].seq_len": 128, …}; a list of plain values is one."""
     if isinstance(tree, dict) and tree:
         items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and tree:
+    elif isinstance(tree, list) and any(isinstance(value, dict | list) for value in tree):
         items = [(f"{prefix}[{number}]", value) for number, value in enumerate(tree)]
     else:
         return {prefix: tree}

@@ -102,8 +102,8 @@ class PhaseConfig(Section):
     lr_scaling: LrScaling | None = None
     """null: `lr` holds for every batch size."""
     schedule: Literal["linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant"] = "linear"
-    warmup: float = Field(default=0.05, ge=0.0, lt=1.0)
-    """Share of the phase's steps in which the rate climbs from 0 to `lr`."""
+    warmup: float | None = Field(default=0.05, ge=0.0, lt=1.0)
+    """Share of the phase's steps in which the rate climbs from 0 to `lr`; null where `warmup_steps` is set."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """The same in steps; in place of the share."""
     power: float = Field(default=1.0, gt=0.0)
@@ -113,13 +113,20 @@ class PhaseConfig(Section):
     final: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of `lr` at which linear, cosine, polynomial and warmup-stable-decay end."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_take_the_place_of_the_share(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("warmup_steps") is not None:
+            return {"warmup": None, **given}
+        return given
+
     @model_validator(mode="after")
     def _stretches_fit(self) -> "PhaseConfig":
         ramp = sum(stage.steps for stage in self.batch_ramp)
         if ramp >= self.steps:
             raise ValueError(f"batch_ramp takes {ramp} steps of {self.steps}; shorten it, `batch_size` comes after it")
-        if self.warmup_steps is not None and "warmup" in self.model_fields_set:
-            raise ValueError("warmup and warmup_steps are both set; set one of them")
+        if (self.warmup is None) == (self.warmup_steps is None):
+            raise ValueError(f"set one of warmup={self.warmup} and warmup_steps={self.warmup_steps}; the other is null")
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} leaves nothing of {self.steps} steps; lower it")
         if self.schedule == "warmup-stable-decay" and self.warmup_length + self.decay_length > self.steps:
@@ -132,7 +139,10 @@ class PhaseConfig(Section):
     @property
     def warmup_length(self) -> int:
         """Steps of warm-up."""
-        return round(self.warmup * self.steps) if self.warmup_steps is None else self.warmup_steps
+        if self.warmup is not None:
+            return round(self.warmup * self.steps)
+        assert self.warmup_steps is not None
+        return self.warmup_steps
 
     @property
     def decay_length(self) -> int:

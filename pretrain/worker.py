@@ -5,6 +5,7 @@ that verifies, and writes metrics.jsonl, checkpoints/ and logs/. Exit codes: 0 d
 saving (start it again to go on), 2 a mistake of the user's, 1 anything else.
 """
 
+import errno
 import faulthandler
 import json
 import logging
@@ -237,6 +238,12 @@ def main() -> int:
     except FloatingPointError as error:
         log.exception("training gives up")
         return _give_up(run_dir, 1, str(error), console)
+    except OSError as error:
+        log.exception("training failed")
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC:
+            return _give_up(run_dir, 1, str(error), console)  # a full disk is as full at the next start
+        print(f"{type(error).__name__}: {error}", file=console, flush=True)
+        return 1
     except Exception as error:
         log.exception("training failed")
         print(f"{type(error).__name__}: {error}", file=console, flush=True)
