@@ -16,6 +16,8 @@ class S3:
     url: str = ""
     failures: int = 0
     """So many requests from now on fail,"""
+    failing_every: int = 0
+    """and besides each so-manieth; 0: none;"""
     failure: str = "503 Slow Down"
     """so."""
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -46,8 +48,8 @@ def s3_server() -> Iterator[S3]:
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         s3.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        if s3.failures:
-            s3.failures -= 1
+        if s3.failures or (s3.failing_every and len(s3.requests) % s3.failing_every == 0):
+            s3.failures = max(0, s3.failures - 1)
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(s3.failure, [("Content-Length", "0")])
             return [b""]
@@ -72,7 +74,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-theirs")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3_server.failures, s3_server.failure = 0, "503 Slow Down"
+    s3_server.failures, s3_server.failing_every, s3_server.failure = 0, 0, "503 Slow Down"
     return s3_server
 
 

@@ -1,98 +1,31 @@
 """Whole runs of the worker, as torchrun starts it: without Ray, without MLflow."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from runs import (
+    STEPS,
+    assert_same_state,
+    checkpoint,
+    finish,
+    kill,
+    log_of,
+    losses,
+    losses_of_step,
+    newest,
+    ranks_of,
+    start,
+    wait_until,
+)
 
-from pretrain.checkpoint import folder_of_step, newest_good, newest_step, read_manifest, verify
+from pretrain.checkpoint import newest_good, read_manifest, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
-STEPS = 8
-
-
-def start(run_dir: Path, data: Path, ranks: int, **changes: Any) -> "subprocess.Popen[bytes]":
-    recipe: dict[str, Any] = {
-        "seed": 5,
-        "model": {"family": "bert", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1},
-        "objective": {"name": "mlm+nsp"},
-        "phases": [{"seq_len": 48, "batch_size": 10, "steps": STEPS, "lr": 1e-3}],
-        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch": 2, "log_every": 1, "evaluate_every": 4},
-        "checkpoint": {"every_steps": 3, "keep": 9},
-    }
-    for path, value in changes.items():
-        part = recipe
-        *parents, last = path.split("__")
-        for parent in parents:
-            part = part[int(parent)] if isinstance(part, list) else part.setdefault(parent, {})
-        part[int(last) if isinstance(part, list) else last] = value
-    if not (run_dir / "recipe.json").exists():
-        run_dir.mkdir()
-        (run_dir / "data").symlink_to(data)
-        (run_dir / "recipe.json").write_text(json.dumps(recipe))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, "-m", "pretrain.worker", str(run_dir)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def finish(run_dir: Path, data: Path, ranks: int, **changes: Any) -> Path:
-    code = start(run_dir, data, ranks, **changes).wait(timeout=300)
-    assert code == 0, (run_dir / "logs" / "rank-0.log").read_text()
-    return run_dir
-
-
-def wait_until(
-    happened: Callable[[], bool], process: "subprocess.Popen[bytes] | None", patience_s: float = 240
-) -> None:
-    deadline = time.monotonic() + patience_s
-    while not happened():
-        assert time.monotonic() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.05)
-
-
-def losses(run_dir: Path) -> dict[int, float]:
-    """The first row of each step wins."""
-    if not (run_dir / "metrics.jsonl").exists():
-        return {}
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in reversed(rows) if "loss" in row}
-
-
-def rows_of_step(run_dir: Path, step: int) -> list[float]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row["step"] == step and "loss" in row]
-
-
-def checkpoint(run_dir: Path, step: int = STEPS) -> str:
-    return folder_of_step(str(run_dir / "checkpoints"), step)
-
-
-def newest(run_dir: Path) -> int:
-    return newest_step(str(run_dir / "checkpoints")) or 0
-
-
-def assert_same_state(one: str, other: str) -> None:
-    for name in ("rank-0000.safetensors", "rank-0001.safetensors"):
-        assert Path(one, name).read_bytes() == Path(other, name).read_bytes(), name
-
-
-def log_of(run_dir: Path, rank: int = 0) -> str:
-    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +50,14 @@ def test_a_run_leaves_what_the_design_names(in_one_go: Path) -> None:
 
 def test_killed_without_warning_it_goes_on_bit_for_bit(in_one_go: Path, bert_data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    ranks = start(run_dir, bert_data, 2)
-    while newest(run_dir) == 0:
-        assert ranks.poll() is None
-        time.sleep(0.02)
-    os.killpg(ranks.pid, signal.SIGKILL)
-    ranks.wait()
-    time.sleep(0.5)
+    torchrun = start(run_dir, bert_data, 2)
+    wait_until(lambda: newest(run_dir) > 0, torchrun)
+    kill(torchrun)
+    assert newest(run_dir) < STEPS
     finish(run_dir, bert_data, 2)
     assert losses(run_dir) == losses(in_one_go)
     for step in range(1, STEPS + 1):  # what was done twice was done alike
-        assert len(set(rows_of_step(run_dir, step))) == 1
+        assert len(losses_of_step(run_dir, step)) == 1
     assert_same_state(checkpoint(run_dir), checkpoint(in_one_go))
 
 
@@ -164,7 +94,7 @@ def test_sigterm_to_one_rank_saves_and_ends_all_of_them_with_75(bert_data: Path,
     run_dir = tmp_path / "run"
     torchrun = start(run_dir, bert_data, 2, phases__0__steps=100_000, checkpoint__every_steps=100_000)
     wait_until(lambda: len(losses(run_dir)) > 0, torchrun)
-    ranks = psutil.Process(torchrun.pid).children()
+    ranks = ranks_of(torchrun)
     assert len(ranks) == 2
     ranks[1].terminate()
     assert [rank.wait(timeout=60) for rank in ranks] == [None, None] and torchrun.wait(timeout=60) != 0
@@ -193,14 +123,12 @@ def test_a_silent_rank_is_dumped_and_ended(bert_data: Path, tmp_path: Path) -> N
     run_dir = tmp_path / "run"
     torchrun = start(run_dir, bert_data, 2, phases__0__steps=100_000, engine__hang_timeout_s=20.0)
     wait_until(lambda: len(losses(run_dir)) > 0, torchrun)
-    silent = psutil.Process(torchrun.pid).children()[1]
-    silent.suspend()
+    ranks_of(torchrun)[1].suspend()
     try:
         wait_until(lambda: "Timeout (0:00:20)!" in log_of(run_dir, 0), None)
         assert "in train" in log_of(run_dir, 0)  # the stack of the rank that waited
     finally:
-        os.killpg(torchrun.pid, signal.SIGKILL)
-    torchrun.wait()
+        kill(torchrun)
 
 
 def test_steps_are_traced_when_somebody_asks(bert_data: Path, tmp_path: Path) -> None:

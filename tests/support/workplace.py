@@ -1,0 +1,98 @@
+"""A folder with a recipe, as a user has it, and the command line as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+Command = subprocess.Popen[str]
+ROOT = Path(__file__).parents[2]
+
+
+def make_workplace(folder: Path, texts: Path, name: str, steps: int, **engine: Any) -> Path:
+    """`folder` with recipe.yaml: a tiny GPT-2 on two ranks."""
+    recipe = {
+        "name": name,
+        "data": {"sources": [{"path": str(texts)}], "heldout_fraction": 0.1},
+        "tokenizer": {"vocab_size": 100, "special_pieces": "gpt2"},
+        "model": {"family": "gpt2", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64},
+        "objective": {"name": "clm"},
+        "phases": [{"seq_len": 64, "batch_size": 8, "steps": steps, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch": 4, "log_every": 1, "evaluate_every": 100_000, **engine},
+        "checkpoint": {"every_steps": 10, "keep": 9},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def begin(workplace: Path, *arguments: str) -> Command:
+    """`multihop ARGUMENTS` in the folder, with its output in output.txt."""
+    with open(workplace / "output.txt", "w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cluster.cli", *arguments],
+            cwd=workplace,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def ended(workplace: Path, command: Command, code: int = 0) -> str:
+    """What it printed, after it ended with `code`."""
+    try:
+        found = command.wait(timeout=300)
+    finally:
+        command.kill()
+    output = (workplace / "output.txt").read_text()
+    assert found == code, output
+    return output
+
+
+def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
+    """What the command printed."""
+    return ended(workplace, begin(workplace, *arguments), code)
+
+
+def wait_for(condition: Callable[[], Any], workplace: Path, command: Command) -> None:
+    """Until the condition holds; the command must live meanwhile."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        if command.poll() is not None or time.monotonic() > deadline:
+            command.kill()
+            raise AssertionError((workplace / "output.txt").read_text())
+        time.sleep(0.02)
+
+
+def ranks_of(run: Path) -> list[psutil.Process]:
+    """The training processes of a run on this machine, without their data workers, in the order of their start."""
+
+    def is_rank(process: psutil.Process) -> bool:
+        try:
+            return process.cmdline()[1:3] == ["-m", "pretrain.worker"] and str(run) in process.cmdline()[3]
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
+            return False
+
+    found = [process for process in psutil.process_iter() if is_rank(process)]
+    return [process for process in found if process.ppid() not in {other.pid for other in found}]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may not be there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The first row of each step wins."""
+    rows = json_lines(run / "metrics.jsonl")
+    return {row["step"]: row["loss"] for row in reversed(rows) if "loss" in row}
