@@ -175,6 +175,11 @@ def _check_unchanged(run: _Run, manifest: Manifest) -> None:
     saved = read_manifest(folder_of_step(run.checkpoints, step))
     if saved.data_fingerprint == manifest.fingerprint:
         return
+    if saved.tokenizer_sha256 not in (None, manifest.tokenizer.sha256):
+        raise ValueError(
+            f"the texts changed under {run.folder}, and with them the tokenizer that is trained on them: the model "
+            "would read other pieces than it knows; bring the old texts back, or set name=… for another run"
+        )
     if "data" in run.allowed:
         note_change(run.folder, "data", [("data", saved.data_fingerprint, manifest.fingerprint)])
         return

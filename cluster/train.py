@@ -129,6 +129,7 @@ def run_rank(config: dict[str, Any]) -> None:
     environment = {
         **os.environ,
         **config["environment"],
+        "MULTIHOP_SUPERVISED": "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(context.get_world_size()),
         "LOCAL_RANK": "0" if sees_one_gpu else str(local_rank),

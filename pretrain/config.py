@@ -1,8 +1,9 @@
 """The recipe's sections that a training worker reads: model, objective, phases, optimizer, engine, checkpoint."""
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_prep.config import DataConfig, Section
 
@@ -222,6 +223,13 @@ class CheckpointConfig(Section):
     """Checkpoints of steps that are multiples of this stay for good."""
     location: str | None = None
     """A folder or s3://BUCKET/PREFIX that the run's checkpoints go to, under its name; null: the run's own folder."""
+
+    @field_validator("location")
+    @classmethod
+    def _is_a_place(cls, location: str | None) -> str | None:
+        if location is not None and re.match(r"\w+:", location) and not re.match(r"s3://[^/]", location):
+            raise ValueError(f"{location!r} is no place for checkpoints; give a folder or s3://BUCKET/PREFIX")
+        return location
 
 
 class TrainingConfig(Section):

@@ -34,7 +34,7 @@ from pretrain.micro_batch import micro_batches
 from pretrain.ranks import Ranks, join
 from pretrain.restore import start_engine
 from pretrain.retention import sweep
-from pretrain.run_files import GAVE_UP, checkpoints_of, read_config
+from pretrain.run_files import GAVE_UP, checkpoints_of, claim_checkpoints, read_config
 from pretrain.samples import build_indexes
 from pretrain.tracing import Tracer, asked_steps
 
@@ -55,6 +55,7 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
     lock = _lock(run_dir) if ranks.rank == 0 else None
     attempt, resume_from = secrets.randbits(32), -1
     if ranks.rank == 0:
+        claim_checkpoints(run_dir, checkpoints)
         found, passed_over = newest_good(checkpoints)
         resume_from = found.step if found else -1
         swept = sweep(checkpoints, found.step if found else None, f"{attempt:08x}")
@@ -115,6 +116,8 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
         finished = train(engine, batches, progress, hooks)
         tracer.finish()
         writer.wait()
+    if not finished:
+        log.warning("stopped on request, by a signal or by %s, which has to go before the next start", run_dir / "stop")
     ranks.from_first(0)  # nobody leaves before rank 0 has committed
     faulthandler.cancel_dump_traceback_later()
     engine.destroy()
@@ -152,7 +155,7 @@ def _lock(run_dir: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(
+        raise TimeoutError(
             f"another training process has been writing to {run_dir} for {_LOCK_PATIENCE_S:.0f} s; end it first"
         ) from None
     return lock
@@ -203,9 +206,10 @@ def _ignore(*_: object) -> None:
 
 
 def _give_up(run_dir: Path, code: int, message: str, console: IO[str]) -> int:
-    """Say why, to whoever looks at this process and to whoever would start it again."""
+    """Say why, to whoever looks at this process, and to the cluster, which would start it again."""
     print(message, file=console, flush=True)
-    write_atomically(run_dir / GAVE_UP, json.dumps({"code": code, "message": message}).encode())
+    if "MULTIHOP_SUPERVISED" in os.environ:
+        write_atomically(run_dir / GAVE_UP, json.dumps({"code": code, "message": message}).encode())
     return code
 
 

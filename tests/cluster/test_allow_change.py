@@ -105,6 +105,7 @@ def test_changes_are_refused_or_allowed_by_name_or_free(workplace: Path) -> None
     assert len(json_lines(run / "changes.jsonl")) == 1
 
 
+@pytest.mark.long
 def test_changed_texts_are_refused_or_allowed_and_another_tokenizer_is_not(workplace: Path) -> None:
     run, train, texts = run_in(workplace), (*TRAIN, "tokenizer.sample_mb=0.02"), workplace / "texts"
     tokenizer = read_manifest(run / "data").tokenizer.sha256
@@ -112,16 +113,16 @@ def test_changed_texts_are_refused_or_allowed_and_another_tokenizer_is_not(workp
     for path in originals:
         path.write_text("Quick zebras vex jumpy wolves. " * 30 + path.name)
     before, refused = state(workplace), multihop(workplace, *train, code=2)
-    assert "the texts changed under runs/run" in refused and "--allow-change data" in refused
+    assert "the texts changed under runs/run, and with them the tokenizer" in refused and "--allow" not in refused
     assert state(workplace) == before
-    assert "another tokenizer" in multihop(workplace, *train, "--allow-change", "data", code=2)
+    assert "with them the tokenizer" in multihop(workplace, *train, "--allow-change", "data", code=2)
     assert state(workplace)["metrics.jsonl"] == before["metrics.jsonl"]
 
     # Another document, too late in the order of hashes for the tokenizer to be trained on it.
     for path, text in originals.items():
         path.write_text(text)
     (texts / "another.txt").write_text("The river of the other valley. A stone in the garden. Winter and summer.")
-    assert "the texts changed under runs/run" in multihop(workplace, *train, "name=run", code=2)
+    assert "add --allow-change data" in multihop(workplace, *train, "name=run", code=2)
     assert read_manifest(run / "data").tokenizer.sha256 == tokenizer
     first = saved(workplace)
     multihop(workplace, *train, "--allow-change", "data")

@@ -82,7 +82,8 @@ def test_a_changed_recipe_is_refused_by_the_worker_itself(in_one_go: Path, bert_
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "data").symlink_to(bert_data)
-    (run_dir / "checkpoints").symlink_to(in_one_go / "checkpoints")
+    for name in ("checkpoints", "identity"):
+        (run_dir / name).symlink_to(in_one_go / name)
     recipe["optimizer"] = {"weight_decay": 0.5}
     (run_dir / "recipe.json").write_text(json.dumps(recipe))
     assert start(run_dir, bert_data, 1).wait(timeout=300) != 0
