@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.recipe import Recipe
+from cluster.recipe import Recipe, validate_recipe
 from data_prep import tokenizer
 from data_prep.manifest import MANIFEST, TOKENIZER, read_manifest
 from data_prep.pipeline import settings_key, settings_of
@@ -104,7 +104,8 @@ def deviations(recipe: Recipe, runs: Path) -> list[str]:
     path = runs / recipe.name / "recipe.json"
     if not path.exists():
         return []
-    changed = [key for key, _, _ in differences(json.loads(path.read_text()), recipe.model_dump(mode="json"))]
+    begun_with = validate_recipe(json.loads(path.read_text()), str(path))  # older ones lack the keys that are newer
+    changed = [key for key, _, _ in differences(begun_with.model_dump(mode="json"), recipe.model_dump(mode="json"))]
     return [k for k in changed if k.split(".")[0] in _DECIDING_SECTIONS or _DECIDING_IN_PHASES.fullmatch(k)]
 
 
