@@ -41,41 +41,42 @@ def micro_batches(config: TrainingConfig, run_dir: Path, ranks: Ranks) -> list[i
     given = config.engine.micro_batch
     if isinstance(given, int):
         return [given] * len(config.phases)
+    # Only rank 0 looks into the file: the others could see it before or after it is written.
+    path = run_dir / REMEMBERED
+    known: dict[str, Any] = json.loads(path.read_text()) if ranks.rank == 0 and path.exists() else {}
     sizes = []
     for number, phase in enumerate(config.phases):
+        decides = _what_decides(config, ranks, number)
+        key = sha256_json(decides)[:16]
+        fitting = ranks.from_first(known.get(key, {}).get("fitting", 0))
+        if fitting == 0:
+            fitting = ranks.least(_measure(config, run_dir, ranks, number))
+            if fitting < 1:
+                raise ValueError(
+                    f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
+                    "into the memory; set engine.activation_checkpointing=true, a higher engine.zero_stage, or a "
+                    "smaller model"
+                )
+            log.info("engine.micro_batch: %d samples of %d pieces fit", fitting, phase.seq_len)
+            known[key] = {"fitting": fitting, **decides}
         share = math.ceil(phase.batch_size / ranks.world_size)
-        fitting = ranks.least(_remembered(config, run_dir, ranks, number))
-        if fitting < 1:
-            raise ValueError(
-                f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits into "
-                "the memory; set engine.activation_checkpointing=true, a higher engine.zero_stage, or a smaller model"
-            )
         sizes.append(math.ceil(share / math.ceil(share / min(fitting, share))))
+    if ranks.rank == 0:
+        write_atomically(path, json.dumps(known, indent=1).encode())
     return sizes
 
 
-def _remembered(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> int:
-    """What rank 0 measured for this shape and machine, now or at an earlier start."""
-    path = run_dir / REMEMBERED
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    engine = config.engine
-    decides = {
+def _what_decides(config: TrainingConfig, ranks: Ranks, phase: int) -> dict[str, Any]:
+    """All that how many samples fit depends on."""
+    return {
         "model": config.model.model_dump(mode="json", exclude={"init_from", "preset"}),
         "seq_len": config.phases[phase].seq_len,
         "world_size": ranks.world_size,
         "device": torch.cuda.get_device_name() if ranks.device.type == "cuda" else "cpu",
-        **engine.model_dump(include={"zero_stage", "offload", "precision", "activation_checkpointing", "compile"}),
+        **config.engine.model_dump(
+            include={"zero_stage", "offload", "precision", "activation_checkpointing", "compile"}
+        ),
     }
-    key = sha256_json(decides)[:16]
-    if key not in known:
-        fitting = _measure(config, run_dir, ranks, phase)
-        ranks.from_first(0)  # all have looked before rank 0 writes
-        if ranks.rank == 0:
-            entry = {key: {"fitting": fitting, **decides}}
-            write_atomically(path, json.dumps({**known, **entry}, indent=1).encode())
-            log.info("engine.micro_batch: %d samples of %d pieces fit", fitting, decides["seq_len"])
-        return fitting
-    return int(known[key]["fitting"])
 
 
 def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> int:
