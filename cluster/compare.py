@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import replacing
-from eval.results import read_rows
+from data_prep.rows import read_rows
 from eval.verdict import newest_rows
 from pretrain.changes import flatten
 

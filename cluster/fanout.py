@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.prep import map_on_ray
-from eval.results import Row, append_row, read_rows
+from data_prep.rows import Row, append_row, read_rows
 from eval.trial import Trial, run_trial, trial_key
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cluster.recipe import Recipe, validate_recipe
-from data_prep.files import cut_torn_line, write_atomically
+from data_prep.files import write_atomically
+from data_prep.rows import append_row
 from pretrain.changes import CHANGES, Difference, binding_differences, check_allowed
 
 
@@ -59,14 +60,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
     """Write down that the change of a key was allowed: the ranks look there before they go on."""
-    path = run_dir / CHANGES
-    if path.exists():
-        cut_torn_line(path)
-    row = {"key": key, "changed": changed, "time": time.time()}
-    with open(path, "a") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_row(run_dir / CHANGES, {"key": key, "changed": changed, "time": time.time()})
 
 
 def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ from cluster.summary import environment, read_summary, write_summary
 from cluster.tracking import is_behind, open_run
 from data_prep.manifest import Manifest
 from data_prep.pipeline import already_prepared, settings_key
+from data_prep.rows import read_rows
 from data_prep.sources import list_files
-from eval.results import read_rows
 from eval.tasks import check_tasks
 from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import write_atomically
-from eval.results import read_rows
+from data_prep.rows import read_rows
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from data_prep.files import write_atomically
 from data_prep.manifest import MANIFEST, Manifest, read_manifest
+from data_prep.rows import Row, read_rows
 from eval.curve import Curve, draw
-from eval.results import Row, read_rows
 from eval.verdict import Spread, TaskResult, Verdict, chance_of_no_overlap, newest_rows, show, task_results, verdict
+from pretrain.changes import flatten
 
 Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
@@ -41,8 +42,8 @@ def write_report(run_dir: Path) -> None:
         "headline": headline(recipe, summary),
         "caption": _caption(recipe),
         "run": _run_facts(summary),
-        "environment": flatten(summary.get("environment") or {}),
-        "recipe": flatten(recipe),
+        "environment": as_pairs(summary.get("environment") or {}),
+        "recipe": as_pairs(recipe),
         "data": _data_facts(read_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
         **_task_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe.get("eval") or {}),
     }
@@ -193,15 +194,13 @@ def _data_facts(manifest: Manifest) -> Facts:
     }
 
 
-def flatten(value: Any, path: str = "") -> Pairs:
-    """A nested JSON value as (key.path, value) pairs, list items as in overrides: `phases[0].lr`."""
-    if isinstance(value, dict) and value:
-        return [pair for key, item in value.items() for pair in flatten(item, f"{path}.{key}" if path else key)]
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [pair for index, item in enumerate(value) for pair in flatten(item, f"{path}[{index}]")]
-    if not path:
-        return []
-    return [(path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
+def as_pairs(tree: Any) -> Pairs:
+    """A nested JSON value as (key.path, text) pairs, list items as in overrides: `phases[0].lr`."""
+    return [
+        (path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for path, value in flatten(tree).items()
+        if path
+    ]
 
 
 def duration(seconds: float) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from data_prep.files import sha256_json
+from data_prep.rows import Row
 from eval.config import EvalConfig
-from eval.results import Row
 from eval.tasks import Task, load_task
 from pretrain.config import ModelConfig
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import comb
 from statistics import median
 
-from eval.results import Row
+from data_prep.rows import Row
 
 
 @dataclass(frozen=True)

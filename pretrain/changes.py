@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from data_prep.rows import read_rows
 from pretrain.config import TrainingConfig
 
 CHANGES = "changes.jsonl"
@@ -76,8 +77,7 @@ def listed(changed: list[Difference], most: int = 5) -> str:
 
 def allowed_in(run_dir: Path) -> set[str]:
     """The keys whose changes were allowed since the run began."""
-    path = run_dir / CHANGES
-    return {json.loads(line)["key"] for line in path.read_text().splitlines()} if path.exists() else set()
+    return {row["key"] for row in read_rows(run_dir / CHANGES)}
 
 
 def training_part(config: TrainingConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from data_prep.files import cut_torn_line, write_atomically
+from data_prep.rows import append_row
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.changes import training_part
@@ -172,9 +173,7 @@ def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_ove
         "threads": torch.get_num_threads(),
         "passed_over": passed_over,
     }
-    cut_torn_line(run_dir / "starts.jsonl")
-    with open(run_dir / "starts.jsonl", "a") as file:
-        file.write(json.dumps(row) + "\n")
+    append_row(run_dir / "starts.jsonl", row)
 
 
 def _emitter(metrics: IO[str], console: IO[str]) -> Callable[[dict[str, Any]], None]:
@@ -195,8 +194,7 @@ def _noter(path: Path, batches: BatchMaker) -> Callable[[int, dict[str, Any]], N
         row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
         log.warning("step %d was passed over: loss %s, gradient norm %s", step, losses["loss"], losses["grad_norm"])
-        with open(path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(path, row)
 
     return note
 
@@ -205,12 +203,11 @@ def _ignore(*_: object) -> None:
     """Only rank 0 writes."""
 
 
-def _give_up(run_dir: Path, code: int, message: str, console: IO[str]) -> int:
-    """Say why, to whoever looks at this process, and to the cluster, which would start it again."""
-    print(message, file=console, flush=True)
-    if "MULTIHOP_SUPERVISED" in os.environ:
-        write_atomically(run_dir / GAVE_UP, json.dumps({"code": code, "message": message}).encode())
-    return code
+def _comes_again(error: BaseException) -> bool:
+    """Whether another start would end in the same way: steps that are not finite, or a full disk."""
+    if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        return True
+    return error.__cause__ is not None and _comes_again(error.__cause__)
 
 
 def _log_to(path: Path) -> IO[str]:
@@ -236,22 +233,14 @@ def main() -> int:
         code = train_run(run_dir, ranks, console)
         ranks.leave()
         return code
-    except ValueError as error:
-        log.exception("cannot train")
-        return _give_up(run_dir, 2, str(error), console)
-    except FloatingPointError as error:
-        log.exception("training gives up")
-        return _give_up(run_dir, 1, str(error), console)
-    except OSError as error:
-        log.exception("training failed")
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC:
-            return _give_up(run_dir, 1, str(error), console)  # a full disk is as full at the next start
-        print(f"{type(error).__name__}: {error}", file=console, flush=True)
-        return 1
     except Exception as error:
         log.exception("training failed")
-        print(f"{type(error).__name__}: {error}", file=console, flush=True)
-        return 1
+        code, known = (2, True) if isinstance(error, ValueError) else (1, _comes_again(error))
+        print(error if known else f"{type(error).__name__}: {error}", file=console, flush=True)
+        if known and "MULTIHOP_SUPERVISED" in os.environ:  # the cluster would start the ranks again
+            reason = {"code": code, "message": str(error)}
+            write_atomically(run_dir / GAVE_UP, json.dumps(reason).encode())
+        return code
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.manifest import SetAside, read_manifest, write_manifest
-from eval.report import duration, flatten, headline, read_curve, write_report
+from eval.report import as_pairs, duration, headline, read_curve, write_report
 
 RECIPE: dict[str, Any] = {
     "name": "small <b>",
@@ -200,7 +200,7 @@ def test_a_run_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
 
 
 def test_settings_and_durations_in_words() -> None:
-    assert flatten({"a": {"b": [1, 2]}, "c": [{"d": None}], "e": "x", "f": {}}) == [
+    assert as_pairs({"a": {"b": [1, 2]}, "c": [{"d": None}], "e": "x", "f": {}}) == [
         ("a.b", "[1, 2]"), ("c[0].d", "null"), ("e", "x"), ("f", "{}"),
     ]  # fmt: skip
     assert [duration(s) for s in (3.21, 59.4, 61, 3599.9, 7260)] == [

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.rows import append_row, read_rows
 from data_prep.shards import open_dataset
 from eval.config import EvalConfig
-from eval.results import append_row, read_rows
 from eval.trial import Trial, failed_row, plan_trials, run_trial, trial_key
 from pretrain.config import ModelConfig
 

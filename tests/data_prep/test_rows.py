@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.results import append_row, read_rows
+from data_prep.rows import append_row, read_rows
 
 ROWS = [{"task": "a", "value": 0.5}, {"task": "b", "note": "line\nbreak £"}, {"task": "c", "value": None}]
 

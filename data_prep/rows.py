@@ -1,4 +1,4 @@
-"""results.jsonl: one row a trial, only ever appended to."""
+"""Files of JSON rows that are only ever appended to: results, starts, changes."""
 
 import json
 import os
