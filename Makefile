@@ -1,4 +1,4 @@
-# make demo: the whole path on real text   make test: everything a clean machine can run   make test-long   make clean
+# make demo: the whole path on real text   make test: linters and all tests but the long ones   make test-long   make clean
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv

@@ -85,7 +85,7 @@ def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[[int], RankPool]]:
-    """Training processes by their number, started once; one group at a time is enough for a small machine."""
+    """A group of training processes by their number, started with its first job and kept until the tests end."""
     pools: dict[int, RankPool] = {}
 
     def of(world_size: int) -> RankPool:

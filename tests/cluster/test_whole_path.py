@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
+from workplace import losses, ranks_of
 
 from pretrain.checkpoint import folder_of_step, newest_step, verify
 
@@ -65,12 +65,6 @@ def whole(workplace: Path) -> Path:
     """A run that nobody disturbed."""
     multihop(workplace, "run", "recipe.yaml")
     return workplace / "runs" / "whole"
-
-
-def losses(run: Path) -> dict[int, float]:
-    """The first row of each step wins."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in reversed(rows) if "loss" in row}
 
 
 def results(run: Path) -> list[tuple[str, str, float, str]]:
@@ -129,17 +123,6 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def ranks_of(run: Path) -> list[psutil.Process]:
-    def is_rank(process: psutil.Process) -> bool:
-        try:
-            return process.cmdline()[1:3] == ["-m", "pretrain.worker"] and str(run) in process.cmdline()[3]
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
-            return False
-
-    found = [process for process in psutil.process_iter() if is_rank(process)]
-    return [process for process in found if process.ppid() not in {other.pid for other in found}]  # not their helpers
 
 
 def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:

@@ -1,0 +1,63 @@
+"""Small checkpoints, written as ranks write them, whose content is known."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.checkpoint import CheckpointManifest, folder_of_step
+from pretrain.checkpoint_writer import CheckpointWriter
+
+SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
+RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
+
+
+def whole(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPES) -> CheckpointManifest:
+    return CheckpointManifest(
+        step=step,
+        tokens=10 * step,
+        updates=step,
+        skipped=2,
+        skipped_in_a_row=1,
+        counters={"cur_scale": 65536.0, "growth": 1e-06},
+        world_size=world_size,
+        zero_stage=1,
+        parameters=shapes,
+        recipe=RECIPE,
+        data_fingerprint="d",
+        parent="p",
+    )
+
+
+def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
+    """As ranks would, each of which owns its part."""
+    kept = {"keep": 9, **kept}
+    writers = [CheckpointWriter(checkpoints, rank, len(parts), "a", **kept) for rank in range(len(parts))]
+    for writer, part in zip(writers, parts, strict=True):
+        writer.save(part, manifest)
+    for writer in reversed(writers):
+        writer.wait()
+    return folder_of_step(checkpoints, manifest.step)
+
+
+def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> str:
+    """Each rank owns an equal run of every parameter."""
+    parts = []
+    for rank in range(world_size):
+        part = {}
+        for name, tensor in whole(step).items():
+            start, stop = (tensor.numel() * r // world_size for r in (rank, rank + 1))
+            part[f"weight/{name}@{start}"] = tensor.view(-1)[start:stop]
+        parts.append(part)
+    return write(str(checkpoints), parts, manifest_of(step, world_size), **kept)
+
+
+def flip(data: bytes, at: int, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[at] ^= 1 << bit
+    return bytes(flipped)
