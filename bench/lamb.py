@@ -26,7 +26,7 @@ from data_prep.files import write_atomically
 from pretrain.config import TrainingConfig
 from pretrain.engine import Engine
 from pretrain.models import build_model, initialise
-from pretrain.objectives.batch import Batch
+from pretrain.objectives.batch import Batch, layout
 from pretrain.ranks import Ranks, join
 
 NAMES = ("adamw", "lamb")
@@ -67,9 +67,9 @@ def make_batch(generator: np.random.Generator, arguments: argparse.Namespace) ->
     masked = np.sort(generator.choice(tokens, round(MASK_RATE * tokens), replace=False))
     targets = generator.integers(0, arguments.vocab_size, len(masked))
     inputs = {
-        "input_ids": generator.integers(0, arguments.vocab_size, (samples, arguments.seq_len)),
-        "segments": np.zeros((samples, arguments.seq_len), np.int64),
-        "lengths": np.full(samples, arguments.seq_len),
+        "input_ids": generator.integers(0, arguments.vocab_size, tokens),
+        "segments": np.zeros(tokens, np.int64),
+        **layout([arguments.seq_len] * samples),
         "masked_at": masked,
         "masked_ids": targets,
         "is_random_next": generator.integers(0, 2, samples),

@@ -11,7 +11,7 @@ from data_prep.rows import read_rows
 from eval.verdict import newest_rows
 from pretrain.changes import flatten
 
-_SUMMED_UP = ("status", "steps", "tokens", "train_loss", "heldout_loss", "unigram_loss", "tokens_per_s")
+_SUMMED_UP = ("status", "steps", "tokens", "train_loss", "heldout_loss", "unigram_loss", "tokens_per_s", "mfu")
 Rows = dict[str, list[str]]
 
 

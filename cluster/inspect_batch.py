@@ -23,7 +23,7 @@ from pretrain.objectives import objective_of
 from pretrain.order import is_skipped, locate, share_of_rank
 from pretrain.samples import build_indexes, look_up
 
-_MICRO_BATCH = 32  # how samples are grouped does not change them
+_MICRO_BATCH = 1  # how samples are grouped does not change them, and so each of them stands by itself
 _DECIDING_SECTIONS = ("seed", "data", "tokenizer", "objective")
 _DECIDING_IN_PHASES = re.compile(r"phases(\[\d+\](\.(seq_len|batch_size|batch_ramp|steps)\b.*)?)?")
 _WORD_START = "▁"
@@ -34,7 +34,8 @@ class Sample:
     """One sample of a step."""
 
     facts: dict[str, Any]
-    """sample, epoch, document and source; documents, rank, next_document, next_source and is_random_next if any."""
+    """sample, epoch, document, source and documents; rank, next_document, next_source, is_random_next and is_swapped
+    if any."""
     pieces: list[str]
     """What stands in the text, special pieces included."""
     shown: list[str]
@@ -166,19 +167,21 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
         chosen.samples[share],
         phase.seq_len,
     )
-    inputs = (of_sample for batch in made.micro_batches for of_sample in _unpacked(batch.inputs))
     to_piece = _piece_writer(data_folder, maker.data.manifest.tokenizer.special_ids)
     found = []
-    for sample, epoch, row, seen in zip(
-        chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, inputs, strict=False
+    for sample, epoch, row, batch in zip(
+        chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
+        seen: dict[str, Any] = batch.inputs
         facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
         if "is_random_next" in seen:
-            facts |= _second(facts["documents"], bool(seen["is_random_next"]))
-        stood = seen["input_ids"].copy()
-        stood[seen["masked_at"]] = seen["masked_ids"]
-        predicted = np.zeros(len(stood), bool)
-        predicted[seen["masked_at"]] = True
+            facts |= _second(facts["documents"], bool(seen["is_random_next"][0]))
+        if "is_swapped" in seen:
+            facts["is_swapped"] = bool(seen["is_swapped"][0])
+        stood, predicted = seen["input_ids"].copy(), np.zeros(len(seen["input_ids"]), bool)
+        if "masked_at" in seen:
+            stood[seen["masked_at"]] = seen["masked_ids"]
+            predicted[seen["masked_at"]] = True
         pieces = [to_piece(i) for i in stood.tolist()]
         shown = [
             _like(piece, to_piece(i)) if masked else piece
@@ -189,24 +192,12 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
     return found
 
 
-def _unpacked(inputs: dict[str, NDArray[np.int64]]) -> Iterator[dict[str, Any]]:
-    """A batch's inputs sample by sample: its pieces without padding, and where in them which ones were replaced."""
-    columns = inputs["input_ids"].shape[1]
-    masked_at = inputs.get("masked_at", np.empty(0, np.int64))
-    masked_ids = inputs.get("masked_ids", np.empty(0, np.int64))
-    for line, length in enumerate(inputs["lengths"].tolist()):
-        mine = masked_at // columns == line
-        one = {"masked_at": masked_at[mine] % columns, "masked_ids": masked_ids[mine]}
-        one |= {name: inputs[name][line] for name in ("is_random_next",) if name in inputs}
-        yield {"input_ids": inputs["input_ids"][line, :length], **one}
-
-
 def _documents(maker: BatchMaker, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
     """All that a sample is cut from; ids are text because JSON's readers round large numbers."""
     texts, sources = maker.data.train, maker.data.manifest.sources
     parts = [
         {"document": str(texts.ids[i]), "source": sources[texts.source(i)], "start": start, "stop": stop}
-        for i, start, stop in objective_of(maker.config.objective).spans(texts, row, seq_len)
+        for i, start, stop in objective_of(maker.config.objective).spans(texts, row, seq_len, maker.config.objective)
         if stop > start
     ]
     return {"document": parts[0]["document"], "source": parts[0]["source"], "documents": parts}

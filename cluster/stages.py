@@ -208,8 +208,8 @@ def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
             if "heldout_loss" in row:
                 heldout = f"held-out {row['heldout_loss']:.3f}"
             if "loss" in row:
-                detail = f"loss {row['token_loss']:.3f}  {heldout}  {row['tokens_per_s']:,.0f} tokens/s"
-                line.update(row["step"], last, detail)
+                speed = f"{row['tokens_per_s']:,.0f} tokens/s  MFU {row['mfu']:.0%}"
+                line.update(row["step"], last, f"loss {row['token_loss']:.3f}  {heldout}  {speed}")
 
         line.update(newest_step(run.checkpoints) or 0, last, heldout)
         train_on_ray(

@@ -5,6 +5,7 @@ import os
 import platform
 import statistics
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,22 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
         "tokens": last.get("tokens", 0),
         "train_loss": last.get("token_loss"),
         **{name: last_heldout.get(name) for name in ("heldout_loss", "unigram_loss", "uniform_loss")},
-        **{name: value for name, value in last_heldout.items() if name.startswith("heldout_nsp")},
-        "tokens_per_s": statistics.median(row["tokens_per_s"] for row in steps.values()) if steps else None,
+        **{name: value for name, value in last_heldout.items() if name.startswith(("heldout_nsp", "heldout_sop"))},
+        "tokens_per_s": _median(steps.values(), "tokens_per_s"),
+        "tflops_per_s": _median(steps.values(), "tflops_per_s"),
+        "mfu": _median(steps.values(), "mfu"),
         "skipped": last.get("skipped", 0),
-        "data_wait": statistics.median(row["data_wait"] for row in steps.values()) if steps else None,
+        "data_wait": _median(steps.values(), "data_wait"),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "restarts": max(0, len(starts) - 1),
         "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),
     }
     write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+
+
+def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if key in row]  # an older version's rows have fewer keys
+    return statistics.median(values) if values else None
 
 
 def environment() -> dict[str, Any]:

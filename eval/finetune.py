@@ -114,7 +114,7 @@ def parameter_groups(model: TaskModel) -> list[dict[str, object]]:
     """Matrices decay, biases and layer norms do not."""
     named = list(model.named_parameters())
     return [
-        {"params": [p for name, p in named if decays(name, p) == wanted], "weight_decay": wanted * _WEIGHT_DECAY}
+        {"params": [p for name, p in named if decays(name) == wanted], "weight_decay": wanted * _WEIGHT_DECAY}
         for wanted in (True, False)
     ]
 

@@ -1,6 +1,7 @@
 """A pretrained encoder with a new head for a task."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,12 @@ from eval.encode import Encoded
 from eval.tasks import Task
 from pretrain.keyed import key_of
 from pretrain.models import Model
+from pretrain.models.albert import Albert
 from pretrain.models.bert import Bert
+from pretrain.models.gpt import GPT
+from pretrain.models.gpt2 import GPT2
+from pretrain.models.inputs import on_device
+from pretrain.objectives.batch import Inputs, layout
 
 
 class TaskModel(nn.Module):
@@ -26,36 +32,34 @@ class TaskModel(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor, asked_at: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, asked_at: Tensor) -> Tensor:
         """What the head says of each question.
 
         Args:
-            input_ids: int64 (B, T).
-            lengths: int64 (B,), pieces of each sequence.
-            asked_at: int64 (W,), positions of words' first pieces in the flattened (B*T,); read when tagging.
+            input_ids, positions, bounds, longest: B sequences as the model's `encode` takes them.
+            asked_at: int64 (W,), which of all pieces are words' first ones; read when tagging.
 
         Returns:
             float (B, classes), (B, 1) for regression, (W, labels) for tagging.
         """
-        hidden = self.encoder.encode(input_ids, None, lengths)
+        hidden = self.encoder.encode(input_ids, positions, bounds, longest)
         if self.kind == "tagging":
-            state = hidden.flatten(0, 1).index_select(0, asked_at)
-        elif isinstance(self.encoder, Bert):
-            state = self.encoder.pool(hidden)
+            state = hidden.index_select(0, asked_at)
+        elif isinstance(self.encoder, GPT | GPT2):
+            state = hidden.index_select(0, bounds[1:] - 1)
         else:
-            state = hidden[torch.arange(len(lengths), device=hidden.device), lengths - 1]
+            state = hidden.index_select(0, bounds[:-1])
+            if isinstance(self.encoder, Bert | Albert):
+                state = self.encoder.pool(state)
         out: Tensor = self.head(self.dropout(state))
         return out
 
 
-def collate(examples: Sequence[Encoded], device: torch.device) -> dict[str, Tensor]:
-    """Inputs of `TaskModel.forward`, padded to the longest of the examples."""
-    lengths = np.array([len(example.ids) for example in examples], np.int64)
-    longest = int(lengths.max())
-    # Padding is never attended to, so that any id does.
-    input_ids = np.zeros((len(examples), longest), np.int64)
-    for line, example in enumerate(examples):
-        input_ids[line, : lengths[line]] = example.ids
-    asked_at = np.concatenate([line * longest + example.asked_at for line, example in enumerate(examples)])
-    arrays = {"input_ids": input_ids, "lengths": lengths, "asked_at": asked_at}
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+def collate(examples: Sequence[Encoded], device: torch.device) -> dict[str, Any]:
+    """Inputs of `TaskModel.forward`: the examples one behind the other."""
+    lengths = [len(example.ids) for example in examples]
+    starts = np.cumsum([0, *lengths[:-1]])
+    asked_at = np.concatenate([start + example.asked_at for start, example in zip(starts, examples, strict=True)])
+    input_ids = np.concatenate([example.ids for example in examples])
+    inputs: Inputs = {"input_ids": input_ids, "asked_at": asked_at, **layout(lengths)}
+    return on_device(inputs, device)

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from data_prep.shards import Documents
+from pretrain.models.gpt import GPT
 from pretrain.models.gpt2 import GPT2
+from pretrain.models.inputs import on_device
+from pretrain.models.vocabulary import vocabulary_loss
+from pretrain.objectives.batch import Inputs, layout
 from pretrain.references import unigram_loss
 
 _BATCH = 16
 
 
 @torch.no_grad()
-def cross_entropy(model: GPT2, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
+def cross_entropy(model: GPT | GPT2, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
     """Mean cross-entropy in nats a piece over all documents, and the number of pieces.
 
     Each document is read from its beginning, after the end piece that closed the one before. What is longer than
@@ -29,17 +32,18 @@ def cross_entropy(model: GPT2, documents: Documents, end_id: int, seq_len: int) 
 
     def flush() -> None:
         nonlocal total
-        lengths = np.array([len(window) - 1 for window, _ in waiting], np.int64)
-        inputs = np.zeros((len(waiting), int(lengths.max())), np.int64)
-        wanted = np.full_like(inputs, -100)
-        for line, (window, first) in enumerate(waiting):
-            inputs[line, : lengths[line]] = window[:-1]
-            wanted[line, first : lengths[line]] = window[first + 1 :]
-        ids, targets = torch.from_numpy(inputs).to(device), torch.from_numpy(wanted).to(device)
-        hidden = model.encode(ids, None, torch.from_numpy(lengths).to(device))
-        asked = targets.flatten() != -100
-        logits = model.logits(hidden.flatten(0, 1)[asked])
-        total += float(F.cross_entropy(logits.float(), targets.flatten()[asked], reduction="sum"))
+        bounds = np.cumsum([0, *(len(window) - 1 for window, _ in waiting)])
+        asked = np.concatenate(
+            [np.arange(first, len(window) - 1) + start for (window, first), start in zip(waiting, bounds, strict=False)]
+        )
+        inputs: Inputs = {
+            "input_ids": np.concatenate([window[:-1] for window, _ in waiting]),
+            **layout(np.diff(bounds)),
+        }
+        hidden = model.encode(**on_device(inputs, device))
+        next_ids = torch.from_numpy(np.concatenate([window[1:] for window, _ in waiting])).to(device)
+        at = torch.from_numpy(asked).to(device)
+        total += float(vocabulary_loss(hidden[at], model.word.weight, None, next_ids[at]))
         waiting.clear()
 
     for document in range(len(documents)):

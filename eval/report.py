@@ -19,6 +19,7 @@ _LISTED_FILES = 50
 _LOSSES = (
     "train_loss", "heldout_loss", "unigram_loss", "uniform_loss", "heldout_nsp_loss", "heldout_nsp_accuracy",
 )  # fmt: skip
+_FAMILIES = {"bert": "BERT", "albert": "ALBERT", "roberta": "RoBERTa", "gpt": "GPT", "gpt2": "GPT-2"}
 _IN_WORDS = {
     "helped": "helped on {}",
     "did not help": "did not help on {}",
@@ -70,7 +71,7 @@ def read_curve(rows: list[Row], summary: Facts) -> Curve:
 def headline(recipe: Facts, summary: Facts) -> str:
     """What was trained and what came out, in plain words."""
     model = recipe.get("model") or {}
-    family = {"bert": "BERT", "gpt2": "GPT-2"}.get(str(model.get("family")), "model")
+    family = _FAMILIES.get(str(model.get("family")), "model")
     sentence = (
         f"A {family} of {model.get('layers')} layers, {model.get('hidden')} wide, was pretrained for "
         f"{summary['steps']:,} steps on {summary['tokens']:,} pieces of text. "
@@ -78,7 +79,7 @@ def headline(recipe: Facts, summary: Facts) -> str:
     heldout, unigram, uniform = (summary.get(f"{name}_loss") for name in ("heldout", "unigram", "uniform"))
     if heldout is None or unigram is None or uniform is None:
         return sentence + "No held-out loss was measured."
-    what = "masked pieces" if family == "BERT" else "the next piece"
+    what = "the next piece" if model.get("family") in ("gpt", "gpt2") else "masked pieces"
     sentence += f"On held-out text it predicts {what} with a loss of {heldout:.2f} nats"
     if heldout < min(unigram, uniform):
         return (
@@ -168,6 +169,9 @@ def _run_facts(summary: Facts) -> Pairs:
     facts += [("steps", f"{summary['steps']:,}"), ("pieces", f"{summary['tokens']:,}")]
     if summary.get("tokens_per_s") is not None:
         facts.append(("pieces a second", f"{summary['tokens_per_s']:,.0f}"))
+    if summary.get("mfu") is not None:
+        speed = f"{summary['tflops_per_s']:.3g} TFLOP/s, {summary['mfu']:.0%} of the devices' matrix-product rate"
+        facts.append(("model FLOPs", speed))
     for name in _LOSSES:
         if summary.get(name) is not None:
             facts.append((name.replace("_", " "), show(summary[name])))

@@ -205,12 +205,13 @@ def _perplexity(trial: Trial, config: EvalConfig) -> Row:
 
     from eval.finetune import NonFiniteLossError
     from eval.perplexity import cross_entropy, unigram_cross_entropy
+    from pretrain.models.gpt import GPT
     from pretrain.models.gpt2 import GPT2
 
     data = _open_data(trial)
     tokenizer = data.manifest.tokenizer
     model = _model(trial, tokenizer.vocab_size).to(_device())
-    assert isinstance(model, GPT2), "check_tasks lets no other model through"
+    assert isinstance(model, GPT | GPT2), "check_tasks lets no other model through"
     seq_len = min(config.seq_len, model.config.max_positions)
     if not len(data.heldout):
         raise ValueError("task heldout-perplexity needs held-out documents; raise data.heldout_fraction")

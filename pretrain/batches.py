@@ -92,7 +92,9 @@ class BatchMaker:
         """This rank's share of step `step` (from 0)."""
         chosen = self.choose(step)
         base = key_of("mask", self.config.seed, self.data.manifest.fingerprint, chosen.phase)
-        keys = random_bits(random_bits(base, chosen.epochs.astype(np.uint64)), chosen.samples.astype(np.uint64))
+        different = self.config.objective.static_masks
+        masks = chosen.epochs if different is None else chosen.epochs % different
+        keys = random_bits(random_bits(base, masks.astype(np.uint64)), chosen.samples.astype(np.uint64))
         return self._share(step, self.data.train, self.train_indexes[chosen.phase], chosen, keys)
 
     def heldout(self) -> RankStep:
@@ -123,7 +125,7 @@ class BatchMaker:
                 keys[part],
                 seq_len,
                 self.data.manifest.tokenizer,
-                self.config.objective.mask_rate,
+                self.config.objective,
             )
             if start >= stop:
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)

@@ -6,31 +6,19 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from data_prep.config import DataConfig, Section
-
-# Devlin et al. 2018 (base, large) and Turc et al. 2019 (the small ones); Radford et al. 2019 (gpt2).
-PRESETS: dict[str, dict[str, Any]] = {
-    name: {"family": family, "layers": layers, "hidden": hidden, "heads": heads, "max_positions": positions}
-    for name, family, layers, hidden, heads, positions in [
-        ("bert-tiny", "bert", 2, 128, 2, 512),
-        ("bert-mini", "bert", 4, 256, 4, 512),
-        ("bert-small", "bert", 4, 512, 8, 512),
-        ("bert-medium", "bert", 8, 512, 8, 512),
-        ("bert-base", "bert", 12, 768, 12, 512),
-        ("bert-large", "bert", 24, 1024, 16, 512),
-        ("gpt2", "gpt2", 12, 768, 12, 1024),
-        ("gpt2-medium", "gpt2", 24, 1024, 16, 1024),
-    ]
-}
+from pretrain.presets import OBJECTIVES, PRESETS, Family
 
 
 class ModelConfig(Section):
     """A Transformer. `preset` names a published size; any field beside it wins over the preset."""
 
     preset: str | None = None
-    family: Literal["bert", "gpt2"]
+    family: Family
     layers: int = Field(ge=1)
     hidden: int = Field(ge=1)
     """Width of the residual stream."""
+    embedding: int = Field(ge=1)
+    """Width of the embeddings; `hidden` unless given, and in every family but albert."""
     heads: int = Field(ge=1)
     intermediate: int = Field(ge=1)
     """Width between the two projections of a feed-forward block; 4 times `hidden` unless given."""
@@ -39,7 +27,8 @@ class ModelConfig(Section):
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """After the embeddings, of the attention's weights, and after every block's projections."""
     init_from: str | None = None
-    """A run's folder (its newest checkpoint) or a checkpoint to take the first weights from; null: random ones."""
+    """A run's folder (its newest checkpoint), a checkpoint, or a folder with Hugging Face's config.json and
+    model.safetensors, to take the first weights from; null: random ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,22 +41,48 @@ class ModelConfig(Section):
         filled = {**(PRESETS[preset] if preset else {}), **given}
         if isinstance(filled.get("hidden"), int):
             filled.setdefault("intermediate", 4 * filled["hidden"])
+            filled.setdefault("embedding", filled["hidden"])
         return filled
 
     @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> "ModelConfig":
+    def _widths_fit(self) -> "ModelConfig":
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}; change one of them")
+        if self.embedding != self.hidden and self.family != "albert":
+            raise ValueError(
+                f"embedding={self.embedding} is not hidden={self.hidden}, and family={self.family} has nothing between "
+                "the two; set them equal, or family=albert"
+            )
         return self
 
 
 class ObjectiveConfig(Section):
     """What the model learns to predict."""
 
-    name: Literal["mlm+nsp", "clm"] = "mlm+nsp"
-    """mlm+nsp: masked pieces and next sentence (BERT); clm: the next piece (GPT-2)."""
+    name: Literal["mlm+nsp", "mlm+sop", "mlm", "clm"] = "mlm+nsp"
+    """mlm+nsp: masked pieces and next sentence (bert); mlm+sop: masked pieces and the order of two segments (albert);
+    mlm: masked pieces of full sentences (roberta); clm: the next piece (gpt, gpt2). Where it is not given, that of
+    model.family."""
     mask_rate: float = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's pieces that are predicted under mlm."""
+    max_predictions: int | None = Field(default=None, ge=1)
+    """At most so many of a sequence; null: as many as mask_rate gives."""
+    masking: Literal["pieces", "words", "spans", "ngrams"] = "pieces"
+    """What is chosen as one: pieces (Devlin et al. 2018), whole words, spans of words of geometric length (Joshi et
+    al. 2020), or n-grams of up to three words (Lan et al. 2020)."""
+    static_masks: int | None = Field(default=None, ge=1)
+    """So many different masks a sample, which the epochs use in turn (the original BERT: 10); null: a new one each
+    epoch."""
+    isolate_documents: bool = False
+    """mlm, clm: no piece attends to another document's. Short documents share a sample all the same."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "ObjectiveConfig":
+        if self.isolate_documents and self.name not in ("mlm", "clm"):
+            raise ValueError(
+                f"isolate_documents does nothing under name={self.name}, whose samples are pairs; remove it"
+            )
+        return self
 
 
 class RampStage(Section):
@@ -179,8 +194,9 @@ class EngineConfig(Section):
     """What the model computes in; the optimizer works on fp32 weights. fp16 scales its loss."""
     micro_batch: int | Literal["auto"] = 32
     """Samples a rank takes through the model at once; auto: as many as fit, found at the first start."""
-    activation_checkpointing: bool = False
-    """Keep only each block's input and compute the rest again in the backward pass."""
+    activation_checkpointing: Literal["none", "keep-products", "keep-inputs"] = "none"
+    """What the backward pass does not compute again: everything is kept; the results of each layer's matrix products
+    and its attention; only each layer's input."""
     compile: bool = False
     """Compile each block with torch.compile."""
     deterministic: bool = False
@@ -247,6 +263,17 @@ class TrainingConfig(Section):
     engine: EngineConfig = EngineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _objective_of_family(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("model"), dict):
+            return given
+        model, objective = given["model"], given.get("objective", {})
+        family = model.get("family", PRESETS.get(model.get("preset"), {}).get("family"))
+        if not isinstance(objective, dict) or family not in OBJECTIVES:
+            return given
+        return {**given, "objective": {"name": OBJECTIVES[family], **objective}}
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrainingConfig":
         first = 0
@@ -263,9 +290,9 @@ class TrainingConfig(Section):
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
                 )
-        if (self.model.family == "gpt2") != (self.objective.name == "clm"):
+        if self.objective.name != OBJECTIVES[self.model.family]:
             raise ValueError(
-                f"objective.name={self.objective.name} does not train model.family={self.model.family}: "
-                "bert learns by mlm+nsp, gpt2 by clm"
+                f"objective.name={self.objective.name} does not train model.family={self.model.family}, which learns "
+                f"by {OBJECTIVES[self.model.family]}"
             )
         return self

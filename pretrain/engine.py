@@ -9,17 +9,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.config import TrainingConfig
 from pretrain.deepspeed_config import fill_deepspeed_config
 from pretrain.lamb import Lamb
 from pretrain.models import Model
+from pretrain.models.inputs import on_device
 from pretrain.objectives.batch import Batch
 from pretrain.optimizers import MOMENTS, build_optimizer
 from pretrain.ranks import Ranks
 from pretrain.slices import held_slices, owned_slices, whole_shape
 
+_aten = torch.ops.aten
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._flash_attention_forward.default,
+    _aten._efficient_attention_forward.default,
+}
+"""Operations whose results are worth their memory: projections and attention (not where it is made of products)."""
+_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -33,18 +47,26 @@ class Step:
     """False where a loss or gradient was not finite: weights and state are as they were, on every rank."""
 
 
+Fill = Callable[[str, Tensor], None]
+"""Sets the parameter of that name."""
+
+
 class Engine:
     """A model under DeepSpeed, this process being one of its ranks."""
 
-    def __init__(self, config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int) -> None:
+    def __init__(
+        self, config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None = None
+    ) -> None:
         """Set `model` up for training.
 
         Args:
-            model: with its weights, the same on every rank; or with any, where `restore` follows.
+            model: with its weights, the same on every rank; or on the meta device, in which case its memory is taken
+                here: under ZeRO-3 a module at a time, so that no rank ever holds the whole.
             micro_batch: the most samples that a micro-batch will have.
+            fill: sets the weights of a model on the meta device; None leaves them to `restore`.
         """
         self.ranks, self._stage = ranks, config.engine.zero_stage
-        self._deepspeed = _initialise(config, model, micro_batch)
+        self._deepspeed = _initialise(config, model, ranks, micro_batch, fill)
         outer: Any = self._deepspeed.optimizer
         self._zero: Any = outer if self._stage > 0 else None
         self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
@@ -75,7 +97,7 @@ class Engine:
         The gradient is that of sum_name(sum / global_counts[name]): DeepSpeed averages over the ranks, which is
         undone here. A borrowed micro-batch (all counts 0) takes part with weight 0, because every rank has to.
         """
-        sums = self._deepspeed(**self._on_device(batch))
+        sums = self._deepspeed(**on_device(batch.inputs, self.ranks.device))
         loss = sum(sums[name] / global_counts[name] for name in batch.counts)
         mine = any(batch.counts.values())
         # A loss that is not finite may have a gradient that is: it is spoilt here, so that one look at the gradient
@@ -99,7 +121,7 @@ class Engine:
         self.module.eval()
         totals: dict[str, Tensor] = {}
         for batch in batches:
-            sums = self.module(**self._on_device(batch))
+            sums = self.module(**on_device(batch.inputs, self.ranks.device))
             mine = bool(any(batch.counts.values()))
             for name, value in sums.items():
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * mine
@@ -185,24 +207,30 @@ class Engine:
 
         return guard
 
-    def _on_device(self, batch: Batch) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(array).to(self.ranks.device, non_blocking=True)
-            for name, array in batch.inputs.items()
-        }
 
+def checkpoint_activations(model: Model, kept: str) -> None:
+    """Let each layer keep less, and compute the rest again in the backward pass (Chen et al. 2016).
 
-def checkpoint_activations(model: Model) -> None:
-    """Let each layer keep its input only, and compute the rest again in the backward pass (Chen et al. 2016)."""
+    Args:
+        kept: engine.activation_checkpointing: keep-inputs, or keep-products: what is cheap to compute and large to
+            keep is computed again (Korthikanti et al. 2022, section 5).
+    """
+    again: Any = partial(checkpoint, use_reentrant=False)
+    if kept == "keep-products":
+        again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _keep_products))
     for layer in model.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(again, layer.forward)
+
+
+def _keep_products(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _keep(tensor: Tensor) -> None:
     """The sum over ranks of what every rank has whole."""
 
 
-def _initialise(config: TrainingConfig, model: Model, micro_batch: int) -> Any:
+def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None) -> Any:
     import deepspeed
 
     # One line a collective: DeepSpeed calls torch's functions by their old names.
@@ -216,12 +244,20 @@ def _initialise(config: TrainingConfig, model: Model, micro_batch: int) -> Any:
     if config.engine.compile:
         for layer in model.layers:
             layer.compile()
-    if config.engine.activation_checkpointing:
-        checkpoint_activations(model)
+    if config.engine.activation_checkpointing != "none":
+        checkpoint_activations(model, config.engine.activation_checkpointing)
     assert isinstance(config.engine.deepspeed, dict)
     filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
     if config.engine.zero_stage == 0:
         filled["gradient_clipping"] = 0.0  # done by the engine above
+    if next(model.parameters()).is_meta:
+        if config.engine.zero_stage == 3:
+            _fill_and_partition(model, filled, ranks, fill)
+        else:
+            model.to_empty(device="cpu")
+            if fill:
+                for name, parameter in model.named_parameters():
+                    fill(name, parameter)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
@@ -229,3 +265,18 @@ def _initialise(config: TrainingConfig, model: Model, micro_batch: int) -> Any:
         dist_init_required=False,
     )
     return engine
+
+
+def _fill_and_partition(model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, fill: Fill | None) -> None:
+    """Module by module: take its memory, set its weights on rank 0, from which they go to all, and keep a part."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    dtype = next((wide for key, wide in _NARROW.items() if deepspeed_config.get(key, {}).get("enabled")), torch.float32)
+    # Children before their parents: what is partitioned already is passed over.
+    for path, module in reversed(list(model.named_modules())):
+        module.to_empty(device="cpu", recurse=False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if fill and ranks.rank == 0:
+                fill(f"{path}.{name}" if path else name, parameter)
+            parameter.data = parameter.data.to(dtype)
+        Init(module=module, config_dict_or_path=deepspeed_config, mem_efficient_linear=False)

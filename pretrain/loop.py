@@ -20,6 +20,7 @@ from torch import Tensor
 from pretrain.batches import BatchMaker, RankStep, stream
 from pretrain.config import TrainingConfig
 from pretrain.engine import Engine
+from pretrain.flops import step_flops
 from pretrain.keyed import key_of
 from pretrain.objectives.batch import Batch
 from pretrain.order import is_skipped, samples_before, total_steps
@@ -69,6 +70,7 @@ class _Clock:
     started: float = field(default_factory=time.monotonic)
     waited: float = 0.0
     tokens: int = 0
+    flops: float = 0.0
 
     def wait_for(self, coming: Iterator[RankStep]) -> RankStep:
         before = time.monotonic()
@@ -76,13 +78,21 @@ class _Clock:
         self.waited += time.monotonic() - before
         return mine
 
-    def rates(self) -> Row:
+    def rates(self, peak_flops: float) -> Row:
         elapsed = time.monotonic() - self.started
-        return {"tokens_per_s": self.tokens / elapsed, "data_wait": self.waited / elapsed}
+        return {
+            "tokens_per_s": self.tokens / elapsed,
+            "data_wait": self.waited / elapsed,
+            "tflops_per_s": self.flops / elapsed / 1e12,
+            "mfu": self.flops / elapsed / peak_flops,
+        }
 
 
-def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks) -> bool:
+def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks, peak_flops: float) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
+
+    Args:
+        peak_flops: floating-point operations a second that all ranks' devices together do at best.
 
     Raises:
         FloatingPointError: `engine.max_skipped` steps in a row had a loss or gradient that was not finite.
@@ -97,10 +107,11 @@ def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks)
         step, row, stopping = progress.step, Row(), False
         if not is_skipped(config.phases, step):
             mine = clock.wait_for(coming)
-            agreed = _agree(engine, mine, hooks)
+            agreed = _agree(engine, batches, mine, hooks)
             row, applied = _take(engine, config, mine, agreed, hooks)
             progress.tokens += int(agreed["tokens"])
             clock.tokens += int(agreed["tokens"])
+            clock.flops += agreed["flops"]
             progress.skipped += not applied
             progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
             stopping = agreed["stop"] > 0
@@ -112,7 +123,7 @@ def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks)
             if progress.skipped_in_a_row >= config.engine.max_skipped:
                 raise FloatingPointError(_why_it_ends(step, progress))
         elif row and (progress.step % config.engine.log_every == 0 or progress.step == last):
-            hooks.emit(_counted(config, progress) | row | clock.rates())
+            hooks.emit(_counted(config, progress) | row | clock.rates(peak_flops))
             clock = _Clock()
         if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
             hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
@@ -124,10 +135,12 @@ def train(engine: Engine, batches: BatchMaker, progress: Progress, hooks: Hooks)
     return True
 
 
-def _agree(engine: Engine, mine: RankStep, hooks: Hooks) -> dict[str, float]:
+def _agree(engine: Engine, batches: BatchMaker, mine: RankStep, hooks: Hooks) -> dict[str, float]:
     """What all ranks have to know before the step: by how many to divide, and whether somebody asked for something."""
     asked = {"stop": float(hooks.stop_asked()), "trace": float(hooks.trace_asked()), "tokens": float(mine.tokens)}
-    agreed = engine.ranks.sum({**asked, **mine.counts})
+    vocab_size = batches.data.manifest.tokenizer.vocab_size
+    flops = sum(step_flops(batches.config.model, vocab_size, batch) for batch in mine.micro_batches)
+    agreed = engine.ranks.sum({**asked, "flops": flops, **mine.counts})
     hooks.trace(int(agreed["trace"]))
     return agreed
 
@@ -163,10 +176,11 @@ def _why_it_ends(step: int, progress: Progress) -> str:
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Sums over all ranks as means in nats: `loss` and its parts, and the share of next-sentence hits."""
+    """Sums over all ranks as means in nats: `loss` and its parts, and the share of pairs that were told right."""
     parts = {f"{name}_loss": sums[name] / counts[name] for name in sums if name in counts}
-    if "nsp_hits" in sums:
-        parts["nsp_accuracy"] = sums["nsp_hits"] / counts["nsp"]
+    for name in ("nsp", "sop"):
+        if f"{name}_hits" in sums:
+            parts[f"{name}_accuracy"] = sums[f"{name}_hits"] / counts[name]
     return {"loss": sum(sums[name] / counts[name] for name in sums if name in counts), **parts}
 
 

@@ -17,11 +17,12 @@ from pretrain.batches import BatchMaker
 from pretrain.config import TrainingConfig
 from pretrain.engine import checkpoint_activations
 from pretrain.models import Model, build_model, initialise
+from pretrain.models.inputs import on_device
 from pretrain.objectives.batch import Batch
 from pretrain.ranks import Ranks
 
 REMEMBERED = "micro_batch.json"
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARE_OF_GPU = 0.9
 """Of the free memory; the rest is for what the allocator cannot use and the reduction's buffers."""
 _SHARE_OF_HOST = 0.5
@@ -54,8 +55,8 @@ def micro_batches(config: TrainingConfig, run_dir: Path, ranks: Ranks) -> list[i
             if fitting < 1:
                 raise ValueError(
                     f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
-                    "into the memory; set engine.activation_checkpointing=true, a higher engine.zero_stage, or a "
-                    "smaller model"
+                    "into the memory; set engine.activation_checkpointing=keep-inputs, a higher engine.zero_stage, or "
+                    "a smaller model"
                 )
             log.info("engine.micro_batch: %d samples of %d pieces fit", fitting, phase.seq_len)
             known[key] = {"fitting": fitting, **decides}
@@ -88,13 +89,13 @@ def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) ->
         vocab_size = maker.data.manifest.tokenizer.vocab_size
         first = sum(earlier.steps for earlier in config.phases[:phase])
         step = maker.step(first)
-        inputs.append(max(step.micro_batches, key=lambda batch: batch.inputs["input_ids"].size))
+        inputs.append(max(step.micro_batches, key=lambda batch: batch.tokens))
     model = build_model(config.model, vocab_size)
     initialise(model, config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if config.engine.activation_checkpointing:
-        checkpoint_activations(model)
-    model = model.to(ranks.device, _DTYPES[config.engine.precision])
+    if config.engine.activation_checkpointing != "none":
+        checkpoint_activations(model, config.engine.activation_checkpointing)
+    model = model.to(ranks.device, DTYPES[config.engine.precision])
     needs = _peak_on_gpu if ranks.device.type == "cuda" else _saved_on_cpu
     small, large = (needs(model, batch, ranks.device) for batch in inputs)
     del model
@@ -127,8 +128,7 @@ def _resident_bytes(config: TrainingConfig, ranks: Ranks, parameters: int) -> fl
 
 
 def _run(model: Model, batch: Batch, device: torch.device) -> None:
-    inputs = {name: torch.from_numpy(array).to(device) for name, array in batch.inputs.items()}
-    sums = model(**inputs)
+    sums = model(**on_device(batch.inputs, device))
     torch.stack([sums[name].float() for name in batch.counts]).sum().backward()
     model.zero_grad(set_to_none=True)
 

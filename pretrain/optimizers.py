@@ -16,8 +16,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The recipe's optimizer over `model`'s parameters; the rate is set before each step."""
     named = list(model.named_parameters())
-    matrices = [p for name, p in named if decays(name, p)]
-    others = [p for name, p in named if not decays(name, p)]
+    matrices = [p for name, p in named if decays(name)]
+    others = [p for name, p in named if not decays(name)]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},

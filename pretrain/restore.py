@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from data_prep.manifest import Manifest
@@ -15,8 +16,9 @@ from pretrain.changes import allowed_in, binding_differences, check_allowed, com
 from pretrain.checkpoint import CheckpointManifest, CheckpointReader, folder_of_step, newest_good, verify
 from pretrain.config import TrainingConfig
 from pretrain.engine import Engine
+from pretrain.huggingface import content_hash, import_model, is_huggingface
 from pretrain.loop import Progress
-from pretrain.models import build_model, initialise
+from pretrain.models import Model, draw, first_weights, outline_model
 from pretrain.ranks import Ranks
 from pretrain.run_files import checkpoints_of, read_config
 
@@ -46,11 +48,14 @@ def start_engine(
     Raises:
         ValueError: recipe or data changed and nobody allowed it, or `model.init_from` does not fit.
     """
-    model = build_model(config.model, data.tokenizer.vocab_size)
+    model = outline_model(config.model, data.tokenizer.vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        initialise(model, config.seed)
-        return Start(Engine(config, model, ranks, micro_batch), Progress(), None)
+        return Start(
+            Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed)), Progress(), None
+        )
     own = resume_from >= 0
+    if not own and is_huggingface(Path(config.model.init_from or "")):
+        return _begin_with_huggingface(config, model, data, ranks, micro_batch)
     folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
     with CheckpointReader(folder) as reader:
         saved = reader.manifest
@@ -65,6 +70,34 @@ def start_engine(
         return Start(engine, Progress(), saved.content_hash(), reader.bytes_read)
     progress = Progress(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row)
     return Start(engine, progress, saved.parent, reader.bytes_read)
+
+
+def _begin_with_huggingface(
+    config: TrainingConfig, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
+) -> Start:
+    """With the weights of a folder of Hugging Face's; heads that it does not have are drawn as in any new run."""
+    source = Path(config.model.init_from or "")
+    theirs, vocab_size, weights = import_model(source)
+    sizes = {"family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"}
+    there = {**theirs.model_dump(include=sizes), "vocab_size": vocab_size}
+    here = {**config.model.model_dump(include=sizes), "vocab_size": data.tokenizer.vocab_size}
+    if differing := [key for key in there if there[key] != here[key]]:
+        raise ValueError(
+            f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
+            f"{', '.join(f'{key}={here[key]}' for key in differing)}; give model the sizes of that one, and data its "
+            "tokenizer"
+        )
+    lacking = [name for name, _ in model.named_parameters() if name not in weights]
+    if lacking:
+        log.info("%s has no %s: drawn with seed %d", source, ", ".join(lacking), config.seed)
+    for name in lacking:
+        weights[name] = torch.empty(model.get_parameter(name).shape)
+        draw(config.model, name, weights[name], config.seed)
+    engine = Engine(config, model, ranks, micro_batch)
+    wanted = [(name, slice(start, start + numel)) for _, name, start, numel in engine.wanted(with_state=False)]
+    engine.restore((weights[name].reshape(-1)[part] for name, part in wanted), None, {})
+    log.info("begins with %s", source)
+    return Start(engine, Progress(), content_hash(source))
 
 
 def _restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:

@@ -43,12 +43,17 @@ def sources_of(config: TrainingConfig) -> list[int] | list[None]:
 
 
 def index_path(
-    folder: Path, data: TokenDataset, split: str, objective: str, seq_len: int, source: int | None = None
+    folder: Path,
+    data: TokenDataset,
+    split: str,
+    objective: ObjectiveConfig,
+    seq_len: int,
+    source: int | None = None,
 ) -> Path:
     """The file of an index; its name tells all that its content depends on."""
     key = _key(data, split, objective, seq_len, source)
     part = "" if source is None else f"-source{source}"
-    return folder / f"{split}-{objective}-{seq_len}{part}-{key:016x}.npy"
+    return folder / f"{split}-{objective.name}-{seq_len}{part}-{key:016x}.npy"
 
 
 def build_index(
@@ -64,7 +69,7 @@ def build_index(
     Raises:
         ValueError: the documents do not yield a single sample.
     """
-    path = index_path(folder, data, split, objective.name, seq_len, source)
+    path = index_path(folder, data, split, objective, seq_len, source)
     proof = path.with_suffix(".sha256")
     if path.exists() and proof.exists() and proof.read_text() == sha256_file(path):
         return
@@ -72,7 +77,7 @@ def build_index(
     whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
     rules = objective_of(objective)
     try:
-        index = rules.build_index(documents, seq_len, _key(data, split, objective.name, seq_len, source))
+        index = rules.build_index(documents, seq_len, _key(data, split, objective, seq_len, source), objective)
     except ValueError as error:
         raise ValueError(f"the {whose} cannot be used: {error}") from None
     if rules.sample_count(index, seq_len) == 0:
@@ -97,7 +102,7 @@ def open_index(
 ) -> SampleIndex:
     """The index that `build_index` wrote, memory-mapped."""
     rows: NDArray[np.int64] = np.load(
-        index_path(folder, data, split, objective.name, seq_len, source), mmap_mode="r", allow_pickle=False
+        index_path(folder, data, split, objective, seq_len, source), mmap_mode="r", allow_pickle=False
     )
     first_document, _ = _documents(data, split, source)
     return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
@@ -143,6 +148,7 @@ def _documents(data: TokenDataset, split: str, source: int | None) -> tuple[int,
     return (0, documents) if source is None else documents.of_source(source)
 
 
-def _key(data: TokenDataset, split: str, objective: str, seq_len: int, source: int | None) -> int:
+def _key(data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int, source: int | None) -> int:
     own = () if source is None else (source,)
-    return key_of("index", data.manifest.fingerprint, split, objective, seq_len, *own)
+    isolated = ("isolated",) if objective.name == "mlm" and objective.isolate_documents else ()  # clm's is the same
+    return key_of("index", data.manifest.fingerprint, split, objective.name, seq_len, *own, *isolated)

@@ -30,8 +30,9 @@ from pretrain.batches import BatchMaker
 from pretrain.changes import training_part
 from pretrain.checkpoint import CheckpointManifest, newest_good
 from pretrain.checkpoint_writer import CheckpointWriter
+from pretrain.flops import datasheet_rate, matmul_rate
 from pretrain.loop import Hooks, Progress, train
-from pretrain.micro_batch import micro_batches
+from pretrain.micro_batch import DTYPES, micro_batches
 from pretrain.ranks import Ranks, join
 from pretrain.restore import start_engine
 from pretrain.retention import sweep
@@ -54,7 +55,7 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
     stop_asked = _stop_signals(run_dir)
     checkpoints, data = checkpoints_of(run_dir, config), open_dataset(run_dir / "data")
     lock = _lock(run_dir) if ranks.rank == 0 else None
-    attempt, resume_from = secrets.randbits(32), -1
+    attempt, resume_from, passed_over = secrets.randbits(32), -1, list[str]()
     if ranks.rank == 0:
         claim_checkpoints(run_dir, checkpoints)
         found, passed_over = newest_good(checkpoints)
@@ -63,9 +64,12 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
         for sentence in passed_over + swept:
             log.warning(sentence)
         build_indexes(run_dir / "index", data, config)
-        _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over)
     attempt, resume_from = ranks.from_first(attempt), ranks.from_first(resume_from)
 
+    rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
+    peak_flops = ranks.sum({"rate": rate})["rate"]
+    if ranks.rank == 0:
+        _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over, rate)
     sizes = micro_batches(config, run_dir, ranks)
     batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
     started = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume_from)
@@ -114,7 +118,7 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
             trace_asked=lambda: asked_steps(run_dir / "trace") if ranks.rank == 0 else 0,
             trace=tracer.before_step,
         )
-        finished = train(engine, batches, progress, hooks)
+        finished = train(engine, batches, progress, hooks, peak_flops)
         tracer.finish()
         writer.wait()
     if not finished:
@@ -162,15 +166,19 @@ def _lock(run_dir: Path) -> FileLock:
     return lock
 
 
-def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_over: list[str]) -> None:
+def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_over: list[str], rate: float) -> None:
+    device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
+    datasheet = datasheet_rate(device)
     row = {
         "attempt": attempt,
         "time": time.time(),
         "step": step,
         "world_size": ranks.world_size,
         "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU",
+        "device": device,
         "threads": torch.get_num_threads(),
+        "matmul_tflops_per_s": rate / 1e12,
+        "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
         "passed_over": passed_over,
     }
     append_row(run_dir / "starts.jsonl", row)

@@ -6,6 +6,7 @@ from typing import Protocol
 from eval.config import EvalConfig
 from eval.tasks import bbc_topics, conll2003, heldout_perplexity, vader_reviews
 from eval.tasks.task import Example, Kind, Task
+from pretrain.presets import OBJECTIVES, Family
 
 __all__ = ["TASK_NAMES", "Example", "Kind", "Task", "check_tasks", "load_task"]
 
@@ -26,20 +27,19 @@ _READERS: dict[str, _Reader] = {
 TASK_NAMES: tuple[str, ...] = tuple(_READERS)
 
 
-def check_tasks(config: EvalConfig, family: str) -> None:
+def check_tasks(config: EvalConfig, family: Family) -> None:
     """Refuse tasks that cannot be run, without reading them.
 
     Args:
-        family: the model's, "bert" or "gpt2".
 
     Raises:
         ValueError: a task is not known, its files are not there, or the model cannot do it.
     """
     for name in config.tasks:
         _reader(name).find(config.data_dir)
-        if name == "heldout-perplexity" and family != "gpt2":
+        if name == "heldout-perplexity" and OBJECTIVES[family] != "clm":
             raise ValueError(
-                f"task heldout-perplexity needs a model that predicts the next piece (model.family=gpt2), and "
+                f"task heldout-perplexity needs a model that predicts the next piece (model.family=gpt2 or gpt), and "
                 f"model.family={family}; remove it from eval.tasks"
             )
 

@@ -1,61 +1,84 @@
-"""What BERT and GPT-2 share."""
+"""What the families are made of."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from pretrain.config import ModelConfig
+from pretrain.models.attention import Sequences, attend
+from pretrain.models.dropout import Dropout
 
 
 class SelfAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
-    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, causal: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.query = nn.Linear(hidden, hidden)
-        self.key = nn.Linear(hidden, hidden)
-        self.value = nn.Linear(hidden, hidden)
-        self.output = nn.Linear(hidden, hidden)
+        self.heads, self.dropout, self.causal = config.heads, config.dropout, causal
+        self.query = nn.Linear(config.hidden, config.hidden)
+        self.key = nn.Linear(config.hidden, config.hidden)
+        self.value = nn.Linear(config.hidden, config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
 
-    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """x: (B, T, H); mask: bool (B, 1, 1, T), true where there is a piece to attend to; returns (B, T, H)."""
-        batch, length, hidden = x.shape
-
-        def split(projected: Tensor) -> Tensor:
-            return projected.view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
-
-        context = F.scaled_dot_product_attention(
-            split(self.query(x)),
-            split(self.key(x)),
-            split(self.value(x)),
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-        )
-        return self.output(context.transpose(1, 2).reshape(batch, length, hidden))
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(query, key, value, sequences, self.causal, dropout).flatten(1))
 
 
 class FeedForward(nn.Module):
-    """Two projections with a GELU between them; GPT-2 uses its tanh approximation."""
+    """Two projections with a GELU between them (Hendrycks and Gimpel 2016), exact or by its tanh approximation."""
 
-    def __init__(self, hidden: int, intermediate: int, approximate: str) -> None:
+    def __init__(self, config: ModelConfig, approximate: str) -> None:
         super().__init__()
         self.approximate = approximate
-        self.up = nn.Linear(hidden, intermediate)
-        self.down = nn.Linear(intermediate, hidden)
+        self.up = nn.Linear(config.hidden, config.intermediate)
+        self.down = nn.Linear(config.intermediate, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and the result: (B, T, H)."""
+        """x and the result: (N, H)."""
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
-def padding_mask(lengths: Tensor, length: int) -> Tensor | None:
-    """bool (B, 1, 1, T), true at the pieces of each sequence; None where no sequence is padded.
+class PostNormLayer(nn.Module):
+    """A block as in the first Transformer: the norm stands behind the sum (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal)
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.feed_forward = FeedForward(config, approximate)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class PreNormLayer(nn.Module):
+    """A block whose norms stand before attention and feed-forward (Radford et al. 2019, section 2.3)."""
+
+    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.attention = SelfAttention(config, causal)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.feed_forward = FeedForward(config, approximate)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+def look_up(table: nn.Embedding, ids: Tensor, tied: bool) -> Tensor:
+    """Rows of an embedding: (N, H) for int64 (N,).
 
     Args:
-        lengths: int64 (B,), pieces of each sequence.
-        length: T.
+        tied: its weight is the output matrix too and has a gradient from there. On a CPU the few rows' gradients are
+            then added to that one, and no second one of the vocabulary's size is made and added.
     """
-    if bool((lengths == length).all()):
-        return None
-    positions = torch.arange(length, device=lengths.device)
-    return (positions[None, :] < lengths[:, None])[:, None, None, :]
+    return F.embedding(ids, table.weight, sparse=tied and ids.device.type == "cpu")

@@ -1,26 +1,15 @@
 """GPT-2 (Radford et al. 2019): a causal pre-layer-norm decoder whose output matrix is its input embedding."""
 
-from torch import Tensor, arange, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.config import ModelConfig
-from pretrain.models.blocks import FeedForward, SelfAttention
+from pretrain.models.attention import Sequences
+from pretrain.models.blocks import PreNormLayer, look_up
+from pretrain.models.dropout import Dropout
+from pretrain.models.vocabulary import vocabulary_loss
 
-
-class Layer(nn.Module):
-    """One pre-layer-norm block."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden)
-        self.attention = SelfAttention(config.hidden, config.heads, config.dropout)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden)
-        self.feed_forward = FeedForward(config.hidden, config.intermediate, approximate="tanh")
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), None, causal=True))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+EPS = 1e-5
 
 
 class GPT2(nn.Module):
@@ -31,23 +20,36 @@ class GPT2(nn.Module):
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
         self.position = nn.Embedding(config.max_positions, config.hidden)
-        self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.hidden)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            PreNormLayer(config, causal=True, approximate="tanh", eps=EPS) for _ in range(config.layers)
+        )
+        self.final_norm = nn.LayerNorm(config.hidden, eps=EPS)
 
-    def encode(self, input_ids: Tensor, segments: Tensor | None, lengths: Tensor) -> Tensor:
-        """Hidden states (B, T, H) of int64 (B, T). A causal model never looks at the padding behind a sequence."""
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        bounds: Tensor,
+        longest: int,
+        segments: Tensor | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Hidden states (N, H) of sequences that stand one behind the other; the arguments are those of BERT's."""
         assert segments is None, "GPT-2 has no segments"
-        x = self.dropout(self.word(input_ids) + self.position(arange(input_ids.shape[1], device=input_ids.device)))
+        sequences = Sequences(bounds, longest, len(input_ids))
+        x = self.dropout(look_up(self.word, input_ids, tied) + self.position(positions))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, sequences)
         return self.final_norm(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(…, H) -> (…, vocabulary)."""
+    def word_logits(self, hidden: Tensor) -> Tensor:
+        """(M, H) -> (M, vocabulary)."""
         return F.linear(hidden, self.word.weight)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor, next_ids: Tensor) -> dict[str, Tensor]:
-        """Sum of the cross-entropies in nats of predicting next_ids, int64 (B, T), from input_ids, int64 (B, T)."""
-        words = self.logits(self.encode(input_ids, None, lengths))
-        return {"token": F.cross_entropy(words.flatten(0, 1).float(), next_ids.flatten(), reduction="sum")}
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, next_ids: Tensor
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting next_ids, int64 (N,)."""
+        hidden = self.encode(input_ids, positions, bounds, longest, tied=True)
+        return {"token": vocabulary_loss(hidden, self.word.weight, None, next_ids)}

@@ -1,18 +1,23 @@
-"""GPT's objective: the next piece. Documents are joined, an end piece behind each, and the stream is cut."""
+"""GPT's objective: the next piece. Documents are joined by an end piece, and the stream is cut.
+
+Every document has its end piece behind it: `d1 end d2 end`. Where documents are isolated it stands before it instead,
+`end d1 end d2`, and a sequence begins at each: a document's first piece is predicted from the end piece alone.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.manifest import TokenizerInfo
 from data_prep.shards import Documents
+from pretrain.config import ObjectiveConfig
 from pretrain.keyed import UInt64
-from pretrain.objectives.batch import Batch
+from pretrain.objectives.batch import Batch, layout
 
 DOCUMENT_COLUMNS = [0]
 
 
-def build_index(documents: Documents, seq_len: int, key: int) -> NDArray[np.int64]:
-    """int64 (documents + 1,): where each document starts in the stream, and the stream's length."""
+def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
+    """int64 (documents + 1,): where each document starts in the stream, end piece included, and the stream's length."""
     return np.concatenate([[0], np.cumsum(documents.lengths + 1)]).astype(np.int64)
 
 
@@ -22,21 +27,34 @@ def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
 
 
 def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 2): the document in which each sample starts, and where in it."""
+    """int64 (B, 2): the document in which each sample starts, and where in it and its end piece."""
     at = samples * seq_len
     documents = np.searchsorted(index, at, side="right") - 1
     return np.stack([documents, at - index[documents]], axis=1)
 
 
-def spans(documents: Documents, row: NDArray[np.int64], seq_len: int) -> list[tuple[int, int, int]]:
+def spans(
+    documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
+) -> list[tuple[int, int, int]]:
     """(document, start, stop) of all that a sample holds; its targets reach one piece further than its inputs."""
-    document, start = row.tolist()
-    left, found = seq_len + 1, []
-    while left > 0:
-        stop = min(start + left, len(documents.tokens(document)))
-        found.append((document, start, stop))
-        left -= stop - start + 1  # the end piece
-        document, start = document + 1, 0
+    return [(document, start, stop) for document, start, stop, _ in _parts(documents, row, seq_len, objective)]
+
+
+def _parts(
+    documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
+) -> list[tuple[int, int, int, int]]:
+    """The spans, and where in the sample each stands; what is left between them are end pieces."""
+    before = int(objective.isolate_documents)
+    document, offset = row.tolist()
+    at, found = 0, []
+    while at <= seq_len:
+        length = len(documents.tokens(document))
+        start = max(0, offset - before)
+        at += start + before - offset  # the end piece, where it stands before the document and the sample holds it
+        stop = min(start + seq_len + 1 - at, length)
+        found.append((document, start, stop, at))
+        at += stop - start + 1 - before
+        document, offset = document + 1, 0
     return found
 
 
@@ -46,23 +64,23 @@ def assemble(
     keys: UInt64,
     seq_len: int,
     tokenizer: TokenizerInfo,
-    mask_rate: float,
+    objective: ObjectiveConfig,
 ) -> Batch:
     """Inputs and, one piece further, targets: pieces i * seq_len to (i + 1) * seq_len of the stream for sample i."""
-    text = np.full((len(rows), seq_len + 1), tokenizer.special_ids["end"], np.int64)
+    end = tokenizer.special_ids["end"]
+    text = np.full((len(rows), seq_len + 1), end, np.int64)
     for line, row in enumerate(rows):
-        at = 0
-        for document, start, stop in spans(documents, row, seq_len):
+        for document, start, stop, at in _parts(documents, row, seq_len, objective):
             text[line, at : at + stop - start] = documents.tokens(document)[start:stop]
-            at += stop - start + 1  # the end piece is there already
-    next_ids = np.ascontiguousarray(text[:, 1:])
+    input_ids, next_ids = text[:, :-1].ravel(), text[:, 1:].ravel()
+    lengths = np.full(len(rows), seq_len)
+    if objective.isolate_documents:
+        begins = input_ids == end
+        begins[::seq_len] = True
+        lengths = np.diff(np.append(np.flatnonzero(begins), len(input_ids)))
     return Batch(
-        inputs={
-            "input_ids": np.ascontiguousarray(text[:, :-1]),
-            "lengths": np.full(len(text), seq_len, np.int64),
-            "next_ids": next_ids,
-        },
-        targets=next_ids.ravel(),
+        inputs={"input_ids": input_ids, "next_ids": next_ids, **layout(lengths)},
+        targets=next_ids,
         counts={"token": next_ids.size},
         tokens=next_ids.size,
     )

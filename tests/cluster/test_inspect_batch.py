@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from data_prep.pipeline import prepare, settings_key
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.config import ObjectiveConfig
+from pretrain.presets import OBJECTIVES as FAMILY_OBJECTIVES
 from pretrain.samples import build_indexes
 
-OBJECTIVES = typing.get_args(ObjectiveConfig.model_fields["name"].annotation)
+OBJECTIVES = [*typing.get_args(ObjectiveConfig.model_fields["name"].annotation), "mlm isolated", "clm isolated"]
+FAMILIES = {objective: family for family, objective in FAMILY_OBJECTIVES.items()}
 PHASES = [
     {"seq_len": 24, "batch_size": 5, "steps": 6, "batch_ramp": [{"steps": 2, "batch_size": 3}], "skip_steps": [4]},
     {"seq_len": 32, "batch_size": 7, "steps": 2},
@@ -30,7 +33,7 @@ PHASES = [
 
 
 def write_recipe(folder: Path, texts: Path, objective: str = "mlm+nsp") -> Path:
-    family = "gpt2" if objective == "clm" else "bert"
+    name, *isolated = objective.split()
     recipe = {
         "name": "looked-into",
         "data": {
@@ -40,9 +43,9 @@ def write_recipe(folder: Path, texts: Path, objective: str = "mlm+nsp") -> Path:
             ],
             "heldout_fraction": 0.1,
         },
-        "tokenizer": {"vocab_size": 100, "special_pieces": family},
-        "model": {"family": family, "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
-        "objective": {"name": objective},
+        "tokenizer": {"vocab_size": 100, "special_pieces": "gpt2" if name == "clm" else "bert"},
+        "model": {"family": FAMILIES[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+        "objective": {"name": name, "isolate_documents": bool(isolated)},
         "phases": PHASES,
         "engine": {"deepspeed": {}},
         "eval": {"tasks": []},
@@ -102,23 +105,30 @@ def test_what_it_tells_is_what_a_rank_trains_on(prepared: tuple[Path, Path], tmp
     model, data = tokenizer.load(folder / TOKENIZER), open_dataset(folder)
     for rank in range(3):
         maker = BatchMaker.open(recipe, folder, tmp_path, rank, 3, [2, 2])
-        ids = [
-            row[:length]
+        sequences = [
+            sequence
             for batch in maker.step(7).micro_batches
             if batch.tokens
-            for row, length in zip(batch.inputs["input_ids"], batch.inputs["lengths"], strict=True)
+            for sequence in np.split(batch.inputs["input_ids"], batch.inputs["bounds"][1:-1])  # type: ignore[index]
         ]
         samples = told(prepared, "--step", "7", "--world-size", "3", "--rank", str(rank))["samples"]
-        assert [sample["rank"] for sample in samples] == [rank] * len(ids)
-        for sample, row in zip(samples, ids, strict=True):
-            pieces = "".join(model.id_to_piece(int(i)) for i in row).replace("▁", "")
-            assert sample.get("masked_text", sample["text"]).replace(" ", "") == pieces.replace(" ", "")
+        assert [sample["rank"] for sample in samples] == [rank] * len(samples)
+        assert len(samples) == maker.step(7).samples
+
+        def spelled(ids: Iterable[int]) -> str:
+            return "".join(model.id_to_piece(int(i)) for i in ids).replace("▁", "")
+
+        # A sample is one sequence, or several where documents are isolated; together they are all of both.
+        shown = [sample.get("masked_text", sample["text"]).replace(" ", "") for sample in samples]
+        assert "".join(shown) == "".join(map(spelled, sequences))
+        assert len(samples) == len(sequences) or recipe.objective.isolate_documents
+        for sample in samples:
             for part in sample["documents"]:
                 number = int(np.flatnonzero(data.train.ids == int(part["document"]))[0])
                 assert data.manifest.sources[data.train.source(number)] == part["source"]
-                span = data.train.tokens(number)[part["start"] : part["stop"]].tolist()[: len(row) - 1]
-                original = "".join(map(model.id_to_piece, span)).replace("▁", "")
-                assert original[: len(original) // 2] in sample["text"].replace(" ", "")
+                span = data.train.tokens(number)[part["start"] : part["stop"]].tolist()
+                original = spelled(span[:-1])  # under clm a last piece is a target alone
+                assert original in sample["text"].replace(" ", "")
 
 
 def test_ranks_together_are_the_step(prepared: tuple[Path, Path]) -> None:
@@ -135,7 +145,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     recipe = load_recipe(prepared[0], [])
     samples = told(prepared, "--step", "7")["samples"]
     shown = inspect(prepared, "--step", "7")
-    if recipe.model.family == "bert":
+    if recipe.objective.name != "clm":
         assert any("[MASK]" in sample["masked_text"] for sample in samples)
         assert all("[MASK]" not in sample["text"] and sample["text"].startswith("[CLS]") for sample in samples)
         assert " → [MASK]}" in shown
@@ -143,6 +153,19 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
         for sample in samples:
             is_other = sample["next_document"] != sample["document"]
             assert sample["is_random_next"] == is_other and sample["next_source"] == sample["source"]
+    if "sop" in recipe.objective.name:
+        assert {sample["is_swapped"] for sample in samples} <= {True, False}
+        for sample in samples:
+            first, second = sample["documents"]
+            assert first["document"] == second["document"]
+            assert sample["is_swapped"] == (first["start"] > second["start"])
+    if recipe.objective.name == "mlm":
+        longer = told(prepared, "--step", "7", "phases[1].seq_len=64", "phases[1].batch_size=40")["samples"]
+        assert any(len(sample["documents"]) > 1 for sample in longer)
+        for sample in longer:
+            several = len(sample["documents"]) if recipe.objective.isolate_documents else 1
+            assert sample["text"].count("[CLS]") == several
+            assert sample["text"].count("[SEP]") == len(sample["documents"])
     if recipe.objective.name == "clm":
         assert all("masked_text" not in sample for sample in samples)
         assert samples[0]["text"] in shown

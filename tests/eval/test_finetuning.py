@@ -59,7 +59,7 @@ def test_gpt2_learns_classes_from_its_last_piece(gpt2: ModelConfig, gpt2_data: P
 
 @pytest.mark.usefixtures("conll", "one_thread")
 def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: EvalConfig) -> None:
-    settings = quick.model_copy(update={"epochs": 8, "batch_size": 4})
+    settings = quick.model_copy(update={"epochs": 12, "batch_size": 4})
     result, _ = _run(bert, bert_data, load_task("conll2003", None), settings, 0)
     assert result.value > 0.8
     assert set(result.other_metrics) == {"precision", "recall"}

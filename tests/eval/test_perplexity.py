@@ -45,9 +45,11 @@ def test_it_is_the_mean_over_all_pieces_given_what_stands_before_them(gpt2: Mode
     for number in range(len(data.heldout)):
         tokens = torch.tensor([[end, *data.heldout.tokens(number).tolist()]])
         with torch.no_grad():
-            hidden = model.encode(tokens[:, :-1], None, torch.tensor([tokens.shape[1] - 1]))
-            log_probabilities = model.logits(hidden).double().log_softmax(-1)
-        total -= float(log_probabilities[0].gather(1, tokens[0, 1:, None]).sum())
+            length = tokens.shape[1] - 1
+            bounds = torch.tensor([0, length])
+            hidden = model.encode(tokens[0, :-1], torch.arange(length), bounds, length)
+            log_probabilities = model.word_logits(hidden).double().log_softmax(-1)
+        total -= float(log_probabilities.gather(1, tokens[0, 1:, None]).sum())
         pieces += tokens.shape[1] - 1
     loss, counted = cross_entropy(model, data.heldout, end, longest)
     assert counted == pieces == int(data.heldout.lengths.sum())

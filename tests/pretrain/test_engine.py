@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rank_jobs import train_on_pairs
+from rank_jobs import begin_training, train_on_pairs
 from rank_pool import RankPool
 from reference import train_plainly
 
@@ -17,8 +17,9 @@ Pool = Callable[[int], RankPool]
 
 STEPS, SEQUENCES = 30, 5
 LR = {"lamb": 2e-2, "adamw": 2e-3}
-PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 2e-2), "fp16": (5e-4, 6e-3)}
-"""How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32."""
+PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 8e-2), "fp16": (5e-4, 6e-3)}
+"""How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32. In bf16 an
+element whose gradient is about zero has the sign of its rounding, and Adam makes a whole step of it."""
 PLACES = [
     (stage, offload)
     for stage in (0, 1, 2, 3)
@@ -169,13 +170,23 @@ def test_a_loss_that_is_not_finite_on_one_rank_touches_nothing_on_any(
         assert math.isfinite(result["losses"][-1]) and math.isfinite(result["norms"][-1])
 
 
+@pytest.mark.parametrize("kept_parts", ["keep-inputs", "keep-products"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_recomputed_activations_give_the_same_training(pool: Pool, stage: int) -> None:
+def test_recomputed_activations_give_the_same_training(pool: Pool, stage: int, kept_parts: str) -> None:
     kept = settings("adamw", stage=stage)
     kept["model"]["dropout"] = 0.1
-    recomputed = {**kept, "engine": {**kept["engine"], "activation_checkpointing": True}}
+    recomputed = {**kept, "engine": {**kept["engine"], "activation_checkpointing": kept_parts}}
     ours, theirs = (pool(2).run(train_on_pairs, each, 4, SEQUENCES) for each in (recomputed, kept))
     assert ours[0]["losses"] == theirs[0]["losses"]
+
+
+def test_zero_3_takes_the_memory_of_a_module_at_a_time(pool: Pool) -> None:
+    whole, apart = (pool(2).run(begin_training, settings("adamw", stage=stage)) for stage in (1, 3))
+    elements = sum(math.prod(shape) for shape in whole[0]["shapes"].values())
+    assert [result["most"] for result in whole] == [elements, elements]
+    assert max(result["most"] for result in apart) < elements / 4
+    ours, theirs = gathered(apart, "weight"), gathered(whole, "weight")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_compiled_layers_give_the_same_training(pool: Pool) -> None:

@@ -5,35 +5,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from data_prep.shards import open_dataset
 from pretrain.config import TrainingConfig
 from pretrain.engine import Engine
 from pretrain.keyed import key_of
 from pretrain.lamb import Lamb
-from pretrain.models import build_model, initialise
-from pretrain.objectives.batch import Batch
+from pretrain.models import build_model, first_weights, outline_model
+from pretrain.objectives.batch import Batch, Inputs, layout
 from pretrain.order import share_of_rank
 from pretrain.ranks import Ranks
 from pretrain.restore import start_engine
 from pretrain.run_files import read_config
+from pretrain.schedule import learning_rate
 from pretrain.worker import train_run
 
 VOCABULARY = 61
 
 
-def some_batches(seed: int, step: int, sequences: int, length: int) -> list[dict[str, NDArray[np.int64]]]:
+def some_batches(seed: int, step: int, sequences: int, longest: int) -> list[Inputs]:
     """One masked sentence pair a sequence, with different numbers of masked pieces."""
     pairs = []
     for number in range(sequences):
         rng = np.random.default_rng(key_of("pair", seed, step, number))
+        length = int(rng.integers(longest // 2, longest + 1))
         masked = np.sort(rng.choice(length, size=int(rng.integers(1, length // 2)), replace=False))
         pairs.append(
             {
-                "input_ids": rng.integers(0, VOCABULARY, (1, length)),
-                "segments": rng.integers(0, 2, (1, length)),
-                "lengths": np.array([int(rng.integers(length // 2, length + 1))]),
+                "input_ids": rng.integers(0, VOCABULARY, length),
+                "segments": rng.integers(0, 2, length),
+                **layout([length]),
                 "masked_at": masked,
                 "masked_ids": rng.integers(0, VOCABULARY, masked.size),
                 "is_random_next": rng.integers(0, 2, 1),
@@ -42,10 +43,10 @@ def some_batches(seed: int, step: int, sequences: int, length: int) -> list[dict
     return pairs
 
 
-def batch_of(pair: dict[str, NDArray[np.int64]]) -> Batch:
+def batch_of(pair: Inputs) -> Batch:
     """A micro-batch of one pair."""
-    counts = {"token": len(pair["masked_ids"]), "nsp": 1}
-    return Batch(pair, pair["masked_ids"], counts, int(pair["lengths"].sum()))
+    masked = np.asarray(pair["masked_ids"])
+    return Batch(pair, masked, {"token": len(masked), "nsp": 1}, int(pair["longest"]))
 
 
 def train_on_pairs(
@@ -63,9 +64,8 @@ def train_on_pairs(
         local_norms: take LAMB's norms over the local pieces, which is wrong.
     """
     config = TrainingConfig.model_validate(settings)
-    model = build_model(config.model, VOCABULARY)
-    initialise(model, config.seed)
-    engine = Engine(config, model, ranks, 1)
+    model = outline_model(config.model, VOCABULARY)
+    engine = Engine(config, model, ranks, 1, first_weights(config.model, config.seed))
     if local_norms:
         optimizer = engine._optimizer
         assert isinstance(optimizer, Lamb)
@@ -116,6 +116,24 @@ def train_on_pairs(
     }
 
 
+def train_on_batches(
+    ranks: Ranks, settings: dict[str, Any], vocab_size: int, weights: dict[str, np.ndarray], batches: list[Batch]
+) -> list[float]:
+    """The loss of each step from given first weights, one batch a step; on one rank."""
+    config = TrainingConfig.model_validate(settings)
+    model = build_model(config.model, vocab_size)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    engine = Engine(config, model, ranks, config.phases[0].batch_size)
+    losses = []
+    for step, batch in enumerate(batches):
+        counts = {name: float(count) for name, count in batch.counts.items()}
+        sums = engine.forward_backward(batch, counts)
+        losses.append(sum(float(sums[name]) / count for name, count in counts.items()))
+        engine.step(learning_rate(config.phases, step))
+    engine.destroy()
+    return losses
+
+
 def run_worker(ranks: Ranks, run_dir: Path) -> int:
     """A whole run as this rank, but for starting and ending the process."""
     with open(run_dir / "logs" / "console.txt", "a") as console:
@@ -128,3 +146,30 @@ def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()
     return started.bytes_read
+
+
+def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
+    """An engine's first weights, and how many elements of the model this rank held at most while they were set."""
+    config = TrainingConfig.model_validate(settings)
+    model = outline_model(config.model, VOCABULARY)
+    draw, most = first_weights(config.model, config.seed), 0
+
+    def fill(name: str, parameter: torch.Tensor) -> None:
+        nonlocal most
+        draw(name, parameter)
+        most = max(most, sum(each.numel() for each in model.parameters() if not each.is_meta))
+
+    engine = Engine(config, model, ranks, 1, fill)
+    state = {name: tensor.numpy().copy() for name, tensor in engine.state()[0].items()}
+    engine.destroy()
+    return {"most": most, "shapes": engine.parameters, "state": state}
+
+
+def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray], str | None]:
+    """What a new run's weights are, flat, by name, on the only rank; and the hash of where they came from."""
+    data = open_dataset(run_dir / "data").manifest
+    started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
+    tensors, _, _ = started.engine.state()
+    started.engine.destroy()
+    weights = {name: tensor.numpy().copy() for name, tensor in tensors.items() if name.startswith("weight/")}
+    return {name[len("weight/") : -len("@0")]: array for name, array in weights.items()}, started.parent

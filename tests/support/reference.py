@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pretrain.config import OptimizerConfig, TrainingConfig
 from pretrain.models import build_model, decays, initialise
+from pretrain.models.inputs import on_device
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 
@@ -26,7 +27,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int) -> tuple
         model.zero_grad()
         loss = torch.zeros(())
         for batch in batches:
-            sums = model(**{name: torch.from_numpy(array) for name, array in batch.inputs.items()})
+            sums = model(**on_device(batch.inputs, torch.device("cpu")))
             for name in batch.counts:
                 loss = loss + sums[name] / sum(other.counts[name] for other in batches)
         loss.backward()
@@ -34,7 +35,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int) -> tuple
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 assert weight.grad is not None
-                excluded = not decays(name, weight)
+                excluded = not decays(name)
                 decay = 0.0 if excluded else config.optimizer.weight_decay
                 settings_ = config.optimizer.model_copy(update={"weight_decay": decay})
                 moments = state.setdefault(name, {"excluded": excluded, "t": 0})

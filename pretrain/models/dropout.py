@@ -1,0 +1,63 @@
+"""Dropout (Srivastava et al. 2014) whose masks cost a quarter of torch's on a CPU.
+
+torch draws one number after the other there, on one core, which takes as long as a matrix product. Each number has
+64 random bits, and 16 decide about an element well enough: a rate of 0.1 becomes 6554 / 65536 = 0.100006, by which
+the kept elements are scaled.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_LEVELS = 2**16
+
+
+class Dropout(nn.Module):
+    """Sets elements to zero, each with probability `rate`, and scales the others; nothing in evaluation."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and the result: of any shape."""
+        if not self.training or self.rate == 0.0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.rate)
+        out: Tensor = _drop(x, self.rate)
+        return out
+
+
+def kept_share(rate: float) -> float:
+    """The share of elements that `keep_mask` keeps on average."""
+    return 1 - round(rate * _LEVELS) / _LEVELS
+
+
+def keep_mask(shape: torch.Size, rate: float) -> Tensor:
+    """bool of `shape`, false with probability `rate`, drawn from torch's generator of the CPU."""
+    elements = prod(shape)
+    bits = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    return bits.view(torch.int16)[:elements].view(shape) >= round(rate * _LEVELS) - _LEVELS // 2
+
+
+@torch.compiler.disable
+def _drop(x: Tensor, rate: float) -> Any:
+    return _Drop.apply(x, rate)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        kept = keep_mask(x.shape, rate)
+        ctx.save_for_backward(kept)
+        ctx.scale = 1 / kept_share(rate)
+        return torch.where(kept, x, 0.0).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return torch.where(kept, gradients[0], 0.0).mul_(ctx.scale), None

@@ -1,0 +1,70 @@
+"""The projection to the vocabulary and its cross-entropy, a few rows at a time: no more logits are held at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_LOGITS_AT_ONCE = 2**23
+"""Elements of a chunk of logits: 32 MiB of fp32."""
+
+
+def vocabulary_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Sum of the cross-entropies, in nats, of predicting `targets` by softmax(hidden @ weight.T + bias); fp32 ().
+
+    The gradients are computed with the loss, while a chunk's logits are there, so that nothing is computed twice.
+
+    Args:
+        hidden: (M, H); weight: (V, H); bias: (V,).
+        targets: int64 (M,).
+    """
+    wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    loss: Tensor = _VocabularyLoss.apply(hidden, weight, bias, targets, wants_gradient)
+    return loss
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, wants_gradient: bool
+    ) -> Tensor:
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        of_hidden = torch.empty_like(hidden) if wants_gradient else None
+        # Sums over many rows: in the precision of the optimizer, not of the weights.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_gradient else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_gradient and bias is not None else None
+        rows = max(1, _LOGITS_AT_ONCE // len(weight))
+        for start in range(0, len(hidden), rows):
+            chunk, wanted = hidden[start : start + rows], targets[start : start + rows, None]
+            logits = F.linear(chunk, weight, bias).float()
+            if of_hidden is None or of_weight is None:
+                loss += torch.logsumexp(logits, -1).sum() - logits.gather(1, wanted).sum()
+                continue
+            of_logits = torch.log_softmax(logits, -1)
+            loss -= of_logits.gather(1, wanted).sum()
+            of_logits.exp_().scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+            of_logits = of_logits.to(weight.dtype)
+            torch.mm(of_logits, weight, out=of_hidden[start : start + rows])
+            if weight.dtype == torch.float32:
+                of_weight.addmm_(of_logits.T, chunk)
+            else:
+                of_weight += of_logits.T @ chunk
+        if of_hidden is not None and of_weight is not None:
+            ctx.save_for_backward(of_hidden, of_weight, *([] if of_bias is None else [of_bias]))
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight, *of_bias = ctx.saved_tensors
+        scale = gradients[0]
+        return (
+            of_hidden * scale.to(of_hidden.dtype),
+            of_weight.mul_(scale).to(ctx.dtypes[0]),
+            of_bias[0].mul_(scale).to(ctx.dtypes[1]) if of_bias else None,
+            None,
+            None,
+        )

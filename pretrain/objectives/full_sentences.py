@@ -1,0 +1,133 @@
+"""RoBERTa's objective: masked pieces of full sentences (Liu et al. 2019, section 4.2, FULL-SENTENCES).
+
+A sample takes sentence after sentence, across documents, until the next one does not fit; one that fits into no sample
+is cut. Every piece stands in exactly one. What is laid out is the stream `d1 gap d2 gap …`, of which a sample is a
+stretch: the gap is the extra [SEP] between two documents, or, where they are isolated, [SEP] and the next one's [CLS].
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.manifest import TokenizerInfo
+from data_prep.shards import Documents
+from pretrain.config import ObjectiveConfig
+from pretrain.keyed import UInt64
+from pretrain.objectives.batch import Batch, layout
+from pretrain.objectives.masking import mask
+
+DOCUMENT_COLUMNS = [0, 2]
+"""Where a row of the index holds numbers of documents."""
+
+_BLOCK = 2**16
+"""So many documents are laid out at a time, to bound the memory; the samples do not depend on it."""
+
+
+def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
+    """All samples of a set of documents: int64 (samples, 4) of (first document, start in it, last one, stop in it)."""
+    found: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
+    gap = 1 + int(objective.isolate_documents)
+    document = start = 0
+    while document < len(documents):
+        stop = min(document + max(_BLOCK, seq_len), len(documents))
+        rows = _cut(documents, document, start, stop, seq_len - 2, gap)
+        if stop < len(documents):  # the last sample may go on in the next block
+            rows, (document, start) = rows[:-1], rows[-1, :2].tolist()
+        else:
+            document = stop
+        found.append(rows)
+    return np.concatenate(found)
+
+
+def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:
+    """The samples of documents first to stop, of which the first begins at `start`; `room` is that for text."""
+    sentence_ends = [documents.sentence_ends(i).astype(np.int64) for i in range(first, stop)]
+    sentence_ends[0] = sentence_ends[0][sentence_ends[0] > start]
+    # A sentence that is longer than a sample never fits behind another, so its cuts are known beforehand.
+    document = np.repeat(np.arange(first, stop), [len(ends) for ends in sentence_ends])
+    ends = np.concatenate(sentence_ends)
+    begins = np.concatenate([[start], ends[:-1]])
+    begins[1:][np.diff(document) > 0] = 0
+    parts = np.maximum(1, -(-(ends - begins) // room))
+    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    document, last_end = np.repeat(document, parts), np.repeat(ends, parts)
+    begins = np.repeat(begins, parts) + number * room
+    ends = np.minimum(begins + room, last_end)
+
+    lengths = np.array([of_document[-1] for of_document in sentence_ends])
+    offsets = np.concatenate([[0], np.cumsum(lengths + gap)])[document - first]
+    behind = np.searchsorted(ends + offsets, begins + offsets + room, side="right")
+    firsts, at = [], 0
+    while at < len(behind):
+        firsts.append(at)
+        at = behind.item(at)
+    chosen = np.array(firsts)
+    last = np.append(chosen[1:], len(behind)) - 1
+    return np.stack([document[chosen], begins[chosen], document[last], ends[last]], axis=1)
+
+
+def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
+    """How many samples an index holds."""
+    return len(index)
+
+
+def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 4): the index's rows."""
+    return index[samples]
+
+
+def spans(
+    documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
+) -> list[tuple[int, int, int]]:
+    """(document, start, stop) of what a sample holds of each of its documents."""
+    first, start, last, stop = row.tolist()
+    if first == last:
+        return [(first, start, stop)]
+    between = [(document, 0, len(documents.tokens(document))) for document in range(first + 1, last)]
+    return [(first, start, len(documents.tokens(first))), *between, (last, 0, stop)]
+
+
+def assemble(
+    documents: Documents,
+    rows: NDArray[np.int64],
+    keys: UInt64,
+    seq_len: int,
+    tokenizer: TokenizerInfo,
+    objective: ObjectiveConfig,
+) -> Batch:
+    """The model's inputs for some samples, masked: [CLS] d1 [SEP] d2 [SEP] each.
+
+    Isolated documents are sequences of their own: [CLS] d1 [SEP], [CLS] d2 [SEP].
+
+    Args:
+        rows: int64 (B, 4), rows of the index.
+        keys: uint64 (B,), what each sample's masks are drawn from.
+    """
+    special = tokenizer.special_ids
+    texts: list[NDArray[np.int64]] = []
+    counts: list[int] = []
+    for row in rows:
+        parts = spans(documents, row, seq_len, objective)
+        counts.append(len(parts))
+        texts += [documents.tokens(document)[start:stop] for document, start, stop in parts]
+    begins_sample = np.zeros(len(texts), bool)
+    begins_sample[np.cumsum([0, *counts[:-1]])] = True
+    has_cls = begins_sample | objective.isolate_documents
+    lengths = np.array([len(text) for text in texts]) + has_cls + 1
+    stops = np.cumsum(lengths)
+    input_ids = np.full(stops[-1], special["cls"], np.int64)
+    input_ids[stops - 1] = special["sep"]
+    for text, stop in zip(texts, stops.tolist(), strict=True):
+        input_ids[stop - 1 - len(text) : stop - 1] = text
+
+    of_samples = layout(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
+    where = layout(lengths) if objective.isolate_documents else of_samples
+    bounds, places = where["bounds"], of_samples["positions"]
+    assert not isinstance(bounds, int) and not isinstance(places, int)
+    own_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
+    masked, masked_at, masked_ids = mask(input_ids, bounds, places, own_keys, objective, tokenizer)
+    return Batch(
+        inputs={"input_ids": masked, **where, "masked_at": masked_at, "masked_ids": masked_ids},
+        targets=masked_ids,
+        counts={"token": len(masked_ids)},
+        tokens=len(masked),
+    )

@@ -1,0 +1,192 @@
+"""Models of ours and of transformers with the same weights, and what both say to the same sequences."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.config import ModelConfig
+from pretrain.models import Model, build_model
+from pretrain.models.inputs import on_device
+from pretrain.objectives.batch import layout
+
+FAMILIES = ["bert", "albert", "roberta", "gpt", "gpt2"]
+ENCODERS = ["bert", "albert", "roberta"]
+VOCABULARY = 211
+SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+DECODER_SPECIALS = {"end": 0, "unk": 1}
+CLASSES = {
+    "bert": "BertForPreTraining",
+    "albert": "AlbertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "gpt": "OpenAIGPTLMHeadModel",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "max_positions": max_positions, "dropout": 0.0}
+    embedding = {"embedding": max(8, hidden // 6)} if family == "albert" else {}
+    return ModelConfig.model_validate({"family": family, **sizes, **embedding, **changes})
+
+
+@torch.no_grad()
+def roughen(model: torch.nn.Module, seed: int = 0) -> None:
+    """Weights under which biases and norms count and logits differ; published initial ones make them nearly equal."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        values = torch.randn(parameter.shape, generator=generator)
+        norm = "norm" in name.lower() or "ln_" in name
+        table = parameter.ndim > 1 and max(parameter.shape) > 4 * min(parameter.shape)
+        deviation = 0.1 if parameter.ndim < 2 or table else min(0.1, 1.5 / max(parameter.shape) ** 0.5)
+        parameter.copy_(values * deviation + (1.0 if norm and name.endswith("weight") else 0.0))
+
+
+def rough_model(config: ModelConfig, seed: int = 0) -> Model:
+    model = build_model(config, VOCABULARY)
+    roughen(model, seed)
+    return model.eval()
+
+
+def specials_of(family: str) -> dict[str, int]:
+    return SPECIALS if family in ENCODERS else DECODER_SPECIALS
+
+
+def save(model: Model, folder: Path, world_size: int = 2) -> str:
+    """A checkpoint of a model as some ranks write it."""
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    parts: list[dict[str, Tensor]] = []
+    for rank in range(world_size):
+        part = {}
+        for name, parameter in model.named_parameters():
+            start, stop = (parameter.numel() * r // world_size for r in (rank, rank + 1))
+            part[f"weight/{name}@{start}"] = parameter.detach().reshape(-1)[start:stop]
+        parts.append(part)
+    return checkpoints.write(str(folder), parts, checkpoints.manifest_of(1, world_size, shapes))
+
+
+def theirs_of(
+    config: ModelConfig, seed: int = 0, pad: int = 1, name: str | None = None, vocab_size: int = VOCABULARY
+) -> Any:
+    """A model of transformers with random weights, configured by hand as its documentation says."""
+    transformers = pytest.importorskip("transformers")
+    if config.family in ("gpt", "gpt2"):
+        made = {"gpt": transformers.OpenAIGPTConfig, "gpt2": transformers.GPT2Config}[config.family](
+            vocab_size=vocab_size, n_embd=config.hidden, n_layer=config.layers, n_head=config.heads,
+            n_positions=config.max_positions, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        if config.family == "gpt2":
+            made.n_inner = config.intermediate
+    else:
+        sizes = dict(
+            vocab_size=vocab_size, hidden_size=config.hidden, num_hidden_layers=config.layers,
+            num_attention_heads=config.heads, intermediate_size=config.intermediate,
+            max_position_embeddings=config.max_positions, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        if config.family == "bert":
+            made = transformers.BertConfig(**sizes)
+        elif config.family == "albert":
+            made = transformers.AlbertConfig(**sizes, embedding_size=config.embedding, classifier_dropout_prob=0.0)
+        else:
+            sizes["max_position_embeddings"] += pad + 1
+            made = transformers.RobertaConfig(**sizes, layer_norm_eps=1e-5, type_vocab_size=1, pad_token_id=pad)
+    model = getattr(transformers, name or CLASSES[config.family])(made)
+    roughen(model, seed)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sequences with what is asked about them, flat as ours take them and padded as theirs do."""
+
+    inputs: dict[str, Any]
+    """The keyword arguments of our forward."""
+    padded: dict[str, Any]
+    """The keyword arguments of theirs, labels left out."""
+    real: Tensor
+    """bool (B, T)."""
+    labels: Tensor
+    """int64 (B, T), -100 where nothing is asked."""
+
+
+def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
+    """Random pieces in sequences of these lengths, in two segments where the family has them."""
+    rng = np.random.default_rng(seed)
+    where = layout(lengths)
+    pieces = sum(lengths)
+    ids = rng.integers(5, VOCABULARY, pieces)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+    def padded(flat: Any, filling: int) -> Tensor:
+        out = torch.full(real.shape, filling)
+        out[real] = torch.as_tensor(flat)
+        return out
+
+    inputs: dict[str, Any] = {"input_ids": ids, **where}
+    theirs = {"input_ids": padded(ids, pad), "attention_mask": real.long()}
+    if family in ENCODERS:
+        asked = np.sort(rng.choice(pieces, max(1, pieces // 6), replace=False))
+        inputs |= {"masked_at": asked, "masked_ids": rng.integers(5, VOCABULARY, len(asked))}
+        labels = np.full(pieces, -100)
+        labels[asked] = inputs["masked_ids"]
+    else:
+        inputs["next_ids"] = rng.integers(5, VOCABULARY, pieces)
+        labels = inputs["next_ids"]
+    if family in ("bert", "albert"):
+        inputs["segments"] = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
+        inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
+        theirs["token_type_ids"] = padded(inputs["segments"], 0)
+    return Text(on_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
+
+
+def encoder_inputs(text: Text) -> dict[str, Any]:
+    """What `encode` takes of our forward's arguments."""
+    return {
+        name: value
+        for name, value in text.inputs.items()
+        if name in ("input_ids", "positions", "bounds", "longest", "segments")
+    }
+
+
+def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
+    """Logits of each head, and means of the losses."""
+    hidden = model.encode(**encoder_inputs(text))
+    sums = model(**text.inputs)
+    answers = {"words": model.word_logits(hidden), "word loss": sums["token"] / (text.labels >= 0).sum()}
+    first = hidden[text.inputs["bounds"][:-1]]
+    if model.config.family == "bert":
+        answers |= {"pairs": model.next_sentence(model.pool(first)), "pair loss": sums["nsp"] / len(first)}
+    elif model.config.family == "albert":
+        answers |= {"pairs": model.sentence_order(model.pool(first)), "pair loss": sums["sop"] / len(first)}
+    return answers
+
+
+def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
+    """The same of a model of transformers. Its own loss stands for the word loss where it computes just that."""
+    family = {names: family for family, names in CLASSES.items()}[type(model).__name__]
+    if family in ("gpt", "gpt2"):  # it shifts its labels itself, and ours are any
+        logits = model(**text.padded).logits
+        words = logits[text.real]
+        return {"words": words, "word loss": F.cross_entropy(words, text.labels[text.real])}
+    if family == "roberta":
+        out = model(**text.padded, labels=text.labels)
+        return {"words": out.logits[text.real], "word loss": out.loss}
+    key = "is_random_next" if family == "bert" else "is_swapped"
+    pair_key = "next_sentence_label" if family == "bert" else "sentence_order_label"
+    out = model(**text.padded, labels=text.labels, **{pair_key: text.inputs[key]})
+    pairs = out.seq_relationship_logits if family == "bert" else out.sop_logits
+    pair_loss = F.cross_entropy(pairs, text.inputs[key])
+    words = out.prediction_logits[text.real]
+    return {"words": words, "pairs": pairs, "word loss": out.loss - pair_loss, "pair loss": pair_loss}
+
+
+def largest_error(ours: Tensor, theirs: Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
