@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -135,6 +135,30 @@ def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None
     from cluster.checkpoints import show_verdicts
 
     raise typer.Exit(show_verdicts(place, as_json))
+
+
+@checkpoints_app.command("export")
+def export_checkpoint(
+    place: CheckpointsPlace,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Made by this; it may be there if it is empty.")],
+    to: Annotated[Literal["hf"], typer.Option(help="hf: Hugging Face's layout.")] = "hf",
+    step: Annotated[int | None, typer.Option(min=0, help="Without it the newest good checkpoint.")] = None,
+) -> None:
+    """Write a checkpoint's weights and tokenizer for transformers' Auto classes."""
+    from cluster.huggingface import show_export
+
+    show_export(place, out, step)
+
+
+@checkpoints_app.command("import")
+def import_checkpoint(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With config.json and model.safetensors.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For model.init_from; it may be there if it is empty.")],
+) -> None:
+    """Make a checkpoint that model.init_from takes of a Hugging Face folder."""
+    from cluster.huggingface import show_import
+
+    show_import(folder, out)
 
 
 def _run(

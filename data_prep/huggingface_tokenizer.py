@@ -1,0 +1,147 @@
+"""A SentencePiece model as the files that transformers' AutoTokenizer reads, which give the same ids.
+
+Three of SentencePiece's habits are said in other words there:
+
+- Its table of characters is applied to the longest match from left to right. The library's `Precompiled` applies it to
+  a grapheme at once, loses what follows the first match in it, and leaves graphemes of six and more bytes unjoined. So
+  graphemes are broken up by a control character that the table removes, each character goes through the table alone,
+  and NFC joins what the table would have joined.
+- A blank before the text belongs to its first piece, and blanks at the end to none. After a special piece there is no
+  such blank: in "[MASK]ing" and "[MASK]." the rest continues the masked word.
+- BPE joins the pair whose joint piece was learned first, wherever the cut is: each cut is a merge of its own.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.files import write_atomically
+from data_prep.manifest import TokenizerInfo
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BLANK = "\u2581"
+# What continues a grapheme: marks, joiners, and letters that count as marks.
+_BREAKS = r"(?!\A)(?=[\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{0E33}\x{0EB3}])"
+_BREAK = "\x01"
+# What the table removes. At the beginning the library would lose count of the characters; a blank is no change there.
+_REMOVED = r"\A[\x{1}-\x{8}\x{B}\x{E}-\x{1F}\x{7F}\x{8F}\x{9F}]+"
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+_UNIGRAM = 1
+
+# transformers' names for ours.
+_ROLES = {
+    "pad": ["pad_token"], "unk": ["unk_token"], "cls": ["cls_token"], "sep": ["sep_token"], "mask": ["mask_token"],
+    "end": ["bos_token", "eos_token"],
+}  # fmt: skip
+
+
+def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_positions: int, out: Path) -> None:
+    """Write OUT/tokenizer.json and OUT/tokenizer_config.json.
+
+    With pad, unk, cls, sep and mask a text becomes `[CLS] text [SEP]` and a pair `[CLS] text [SEP] other [SEP]`; with
+    end and unk nothing is added.
+
+    Args:
+        model: the SentencePiece model that `info` describes.
+        has_segments: the second text of a pair is of token type 1; False: the model knows no token types.
+        max_positions: the longest sequence of the model, in pieces.
+
+    Raises:
+        ValueError: the model splits or normalises as none of `multihop prep` does, or tokenizers is not installed.
+    """
+    tokenizer = build_tokenizer(model.read_bytes(), info.special_ids, has_segments)
+    pieces = {name: tokenizer.id_to_token(number) for name, number in info.special_ids.items()}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_segments else ["input_ids", "attention_mask"]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_positions,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+        **{role: piece for name, piece in pieces.items() for role in _ROLES[name]},
+    }
+    write_atomically(out / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+    write_atomically(out / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
+    """The tokenizer of a SentencePiece model's bytes."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+    except ImportError:
+        raise ValueError("the package tokenizers is not installed; pip install 'multihop[huggingface]'") from None
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    _check_known(proto)
+    tokenizer = Tokenizer(_unigram(proto) if proto.trainer_spec.model_type == _UNIGRAM else _bpe(proto))
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec.precompiled_charsmap)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(replacement=_BLANK, prepend_scheme="first")
+    names = {name: proto.pieces[number].piece for name, number in special_ids.items()}
+    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in names.values()])
+    if "cls" in special_ids:
+        cls, sep = names["cls"], names["sep"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:{int(has_segments)} {sep}:{int(has_segments)}",
+            special_tokens=[(cls, special_ids["cls"]), (sep, special_ids["sep"])],
+        )
+    return tokenizer
+
+
+def _check_known(proto: Any) -> None:
+    normal, trained = proto.normalizer_spec, proto.trainer_spec
+    as_prepared = (
+        normal.name == "nmt_nfkc"
+        and normal.add_dummy_prefix
+        and normal.remove_extra_whitespaces
+        and normal.escape_whitespaces
+        and trained.split_by_whitespace
+        and not trained.treat_whitespace_as_suffix
+        and {piece.type for piece in proto.pieces} <= {_NORMAL, _UNKNOWN, _CONTROL}
+    )
+    if not as_prepared:
+        raise ValueError(
+            "the SentencePiece model was not trained by `multihop prep` (it has another normalisation, other blanks or "
+            "other kinds of pieces); export a run whose tokenizer was"
+        )
+
+
+def _unigram(proto: Any) -> Any:
+    from tokenizers.models import Unigram
+
+    return Unigram([(piece.piece, piece.score) for piece in proto.pieces], proto.trainer_spec.unk_id, False)
+
+
+def _bpe(proto: Any) -> Any:
+    from tokenizers.models import BPE
+
+    normal = {piece.piece for piece in proto.pieces if piece.type == _NORMAL}
+    learned = sorted((piece for piece in proto.pieces if piece.type == _NORMAL), key=lambda piece: -piece.score)
+    merges = [
+        (piece.piece[:cut], piece.piece[cut:])
+        for piece in learned
+        for cut in range(1, len(piece.piece))
+        if piece.piece[:cut] in normal and piece.piece[cut:] in normal
+    ]
+    vocabulary = {piece.piece: number for number, piece in enumerate(proto.pieces)}
+    return BPE(vocabulary, merges, unk_token=proto.trainer_spec.unk_piece, fuse_unk=True)
+
+
+def _normalizer(table: bytes) -> Any:
+    from tokenizers import Regex
+    from tokenizers.normalizers import NFC, Precompiled, Replace, Sequence
+
+    return Sequence(
+        [
+            Replace(Regex(_REMOVED), " "),
+            Replace(Regex(_BREAKS), _BREAK),
+            Precompiled(table),
+            NFC(),
+            Replace(Regex(" {2,}"), " "),
+            Replace(Regex(r" \z"), ""),
+        ]
+    )
