@@ -89,10 +89,12 @@ def ours(case: Case) -> Stepper:
 
     from pretrain.config import TrainingConfig
     from pretrain.engine import Engine
+    from pretrain.host_memory import keep_freed_memory
     from pretrain.models import build_model, initialise
     from pretrain.objectives.batch import Batch, layout
     from pretrain.ranks import join
 
+    keep_freed_memory()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
     os.environ.update(where)
     ranks = join()

@@ -264,6 +264,8 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
         config=filled,
         dist_init_required=False,
     )
+    if config.engine.zero_stage == 0 and ranks.world_size == 1:
+        engine.enable_backward_allreduce = False  # with nobody else there, it would copy all gradients to and fro
     return engine
 
 

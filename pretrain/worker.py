@@ -31,6 +31,7 @@ from pretrain.changes import training_part
 from pretrain.checkpoint import CheckpointManifest, newest_good
 from pretrain.checkpoint_writer import CheckpointWriter
 from pretrain.flops import datasheet_rate, matmul_rate
+from pretrain.host_memory import keep_freed_memory
 from pretrain.loop import Hooks, Progress, train
 from pretrain.micro_batch import DTYPES, micro_batches
 from pretrain.ranks import Ranks, join
@@ -234,6 +235,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m pretrain.worker RUN_DIR", file=sys.stderr)
         return 2
+    keep_freed_memory()
     run_dir = Path(sys.argv[1])
     console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
     try:
