@@ -62,7 +62,7 @@ class CheckpointManifest(_Part):
     world_size: int
     zero_stage: int
     parameters: dict[str, list[int]]
-    """Name and shape of each parameter, in the model's order."""
+    """Name and shape of each parameter, by name."""
     files: list[CheckpointFile] = []
     recipe: dict[str, Any] | None = None
     """The resolved training recipe; None where the first format version kept only its hash."""

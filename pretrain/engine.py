@@ -243,7 +243,7 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
         deepspeed.get_accelerator().is_fp16_supported = lambda: True
     if config.engine.compile:
         for layer in model.layers:
-            layer.compile()
+            layer.compile(dynamic=True)  # each batch has another number of pieces
     if config.engine.activation_checkpointing != "none":
         checkpoint_activations(model, config.engine.activation_checkpointing)
     assert isinstance(config.engine.deepspeed, dict)

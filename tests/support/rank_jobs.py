@@ -70,7 +70,7 @@ def train_on_pairs(
         optimizer = engine._optimizer
         assert isinstance(optimizer, Lamb)
         optimizer.bind(engine.slices, lambda squares: None, list(engine.parameters))
-    losses, norms, applied, states = [], [], [], []
+    losses, norms, applied, states, graphs = [], [], [], [], []
     for step in range(steps):
         pairs = some_batches(config.seed, step, sequences, 16)
         total = {"token": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
@@ -89,6 +89,8 @@ def train_on_pairs(
         losses.append(ranks.sum({"loss": loss})["loss"])
         norms.append(taken.grad_norm)
         applied.append(taken.applied)
+        if config.engine.compile:
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         if spoilt:
             states.append({name: tensor.clone() for name, tensor in engine.state()[0].items()})
     tensors, updates, _ = engine.state()
@@ -108,6 +110,7 @@ def train_on_pairs(
         "losses": losses,
         "norms": norms,
         "applied": applied,
+        "graphs": graphs,
         "updates": updates,
         "state": state,
         "module": module,
