@@ -214,6 +214,12 @@ class EngineConfig(Section):
     heldout_samples: int = Field(default=512, ge=1)
     """Samples the held-out loss is computed on: the same ones each time."""
 
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _was_a_switch(cls, given: Any) -> Any:
+        """Runs of older versions have a bool in their recipe.json."""
+        return {False: "none", True: "keep-inputs"}[given] if isinstance(given, bool) else given
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "EngineConfig":
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:

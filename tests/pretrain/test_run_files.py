@@ -37,3 +37,17 @@ def test_a_recipe_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"engine: .*micro_batch=0 is not a number of samples") as error:
         read_config(tmp_path)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
+
+
+@pytest.mark.parametrize(("then", "now"), [(False, "none"), (True, "keep-inputs")])
+def test_a_recipe_of_an_older_version_is_read(tmp_path: Path, then: bool, now: str) -> None:
+    recipe = {
+        "model": {"family": "bert", "layers": 1, "hidden": 8, "heads": 1, "intermediate": 32, "max_positions": 128},
+        "objective": {"name": "mlm+nsp", "mask_rate": 0.15},
+        "phases": [{"steps": 2}],
+        "engine": {"activation_checkpointing": then},
+    }
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    config = read_config(tmp_path)
+    assert config.engine.activation_checkpointing == now
+    assert config.model.embedding == 8
