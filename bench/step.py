@@ -66,13 +66,9 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
 
 
 def lengths_of(case: Case) -> np.ndarray:
-    """int64 (S,): full sequences, or of lengths that leave so much padding, the longest being full."""
-    count, length, padding = case["sequences"], case["length"], case["padding"]
-    if padding == 0.0:
-        return np.full(count, length)
-    drawn = np.random.default_rng(case["seed"]).uniform(1 - 2 * padding, 1.0, count)
-    drawn[0] = 1.0
-    return np.maximum(8, np.round(drawn * length)).astype(np.int64)
+    """int64 (S,): evenly spread from a full sequence down to what leaves so much padding, in a random order."""
+    shares = np.linspace(1.0, 1 - 2 * case["padding"], case["sequences"])
+    return np.random.default_rng(case["seed"]).permutation(np.round(shares * case["length"]).astype(np.int64))
 
 
 def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
