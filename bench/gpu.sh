@@ -18,7 +18,7 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 if [ "${1:-}" = --check ]; then
-    "$python" bench/step.py --precision bf16 --tokens 512 --repeats 2 --warm-up 1 --shapes bert-mini:128:0.3 gpt2-mini:128 \
+    "$python" bench/step.py --precision bf16 --tokens 64 --repeats 1 --warm-up 1 --shapes bert-mini:32:0.3 gpt2-mini:32 \
         --json "$out/gpu-check.json"
     exit
 fi

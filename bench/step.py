@@ -15,13 +15,13 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import step_peers
+from step_peers import MASK_RATE, PEERS, VOCABULARY, Case, lengths_of
 
 SIZES = {
     "mini": (4, 256, 4),
@@ -30,8 +30,6 @@ SIZES = {
     "large": (24, 1024, 16),
     "xl": (48, 1600, 25),
 }
-VOCABULARY = {"bert": 30522, "gpt2": 50257}
-MASK_RATE = 0.15
 ALL_SHAPES = [
     f"{family}-{size}:{length}{padding}"
     for family in ("bert", "gpt2")
@@ -39,8 +37,6 @@ ALL_SHAPES = [
     for length in (128, 512)
     for padding in ("", ":0.3")
 ]
-Case = dict[str, Any]
-Stepper = Callable[[], None]
 
 
 def case_of(shape: str, arguments: argparse.Namespace) -> Case:
@@ -65,223 +61,6 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
     }
 
 
-def lengths_of(case: Case) -> np.ndarray:
-    """int64 (S,): evenly spread from a full sequence down to what leaves so much padding, in a random order."""
-    shares = np.linspace(1.0, 1 - 2 * case["padding"], case["sequences"])
-    return np.random.default_rng(case["seed"]).permutation(np.round(shares * case["length"]).astype(np.int64))
-
-
-def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Lengths, and of each sequence its pieces and which of them are masked."""
-    rng, lengths = np.random.default_rng(case["seed"]), lengths_of(case)
-    pieces = [rng.integers(5, VOCABULARY[case["family"]], length) for length in lengths]
-    masked = [np.sort(rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)) for length in lengths]
-    return lengths, pieces, masked
-
-
-def ours(case: Case) -> Stepper:
-    """A step of our engine on one rank."""
-    import torch
-
-    from pretrain.config import TrainingConfig
-    from pretrain.engine import Engine
-    from pretrain.host_memory import keep_freed_memory
-    from pretrain.models import build_model, initialise
-    from pretrain.objectives.batch import Batch, layout
-    from pretrain.ranks import join
-
-    keep_freed_memory()  # as a training worker does
-    where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
-    os.environ.update(where)
-    ranks = join()
-    engine_settings = {
-        "deepspeed": {},
-        "zero_stage": 0 if case["precision"] == "fp32" else 1,
-        "precision": case["precision"],
-        "compile": case["compile"],
-    }
-    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
-    config = TrainingConfig.model_validate(
-        {
-            "model": {**sizes, "max_positions": max(512, case["length"])},
-            "phases": [{"steps": 2, "seq_len": case["length"], "batch_size": case["sequences"]}],
-            "engine": engine_settings,
-        }
-    )
-    yield_baseline()
-    model = build_model(config.model, VOCABULARY[case["family"]])
-    initialise(model, 1)
-    engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
-    lengths, pieces, masked = texts_of(case)
-    inputs = {"input_ids": np.concatenate(pieces), **layout(lengths)}
-    starts = np.cumsum(lengths) - lengths
-    if case["family"] == "bert":
-        at = np.concatenate([start + each for start, each in zip(starts, masked, strict=True)])
-        inputs |= {"segments": np.zeros(int(lengths.sum()), np.int64), "masked_at": at}
-        inputs |= {"masked_ids": inputs["input_ids"][at], "is_random_next": np.zeros(len(lengths), np.int64)}
-        counts = {"token": len(at), "nsp": len(lengths)}
-    else:
-        inputs["next_ids"] = np.roll(inputs["input_ids"], -1)
-        counts = {"token": int(lengths.sum())}
-    batch = Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
-    floats = {name: float(count) for name, count in counts.items()}
-
-    def step() -> None:
-        sums = engine.forward_backward(batch, floats)
-        engine.step(lr=1e-4)
-        float(sums["token"])
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    return step
-
-
-def hugging_face(case: Case) -> Stepper:
-    """What `transformers.Trainer` does between two batches."""
-    import transformers
-
-    yield_baseline()
-    size = {"vocab_size": VOCABULARY[case["family"]]}
-    rate = case["dropout"]
-    if case["family"] == "bert":
-        config = transformers.BertConfig(
-            **size,
-            hidden_size=case["hidden"],
-            num_hidden_layers=case["layers"],
-            num_attention_heads=case["heads"],
-            intermediate_size=4 * case["hidden"],
-            max_position_embeddings=max(512, case["length"]),
-            hidden_dropout_prob=rate,
-            attention_probs_dropout_prob=rate,
-        )
-        model = transformers.BertForPreTraining(config)
-    else:
-        config = transformers.GPT2Config(
-            **size,
-            n_embd=case["hidden"],
-            n_layer=case["layers"],
-            n_head=case["heads"],
-            n_positions=max(512, case["length"]),
-            resid_pdrop=rate,
-            embd_pdrop=rate,
-            attn_pdrop=rate,
-        )
-        model = transformers.GPT2LMHeadModel(config)
-    inputs = padded(case)
-    if case["family"] == "bert":
-        inputs["next_sentence_label"] = np.zeros(case["sequences"], np.int64)
-    else:
-        inputs["labels"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], -100)
-        inputs.pop("token_type_ids")
-    return plain_loop(case, model, inputs, lambda out: out.loss)
-
-
-def plain(case: Case) -> Stepper:
-    """GPT-2 in a plain loop."""
-    import plain_gpt2
-
-    yield_baseline()
-    model = plain_gpt2.PlainGPT2(
-        VOCABULARY["gpt2"], case["layers"], case["hidden"], case["heads"], max(512, case["length"]), case["dropout"]
-    )
-    inputs = padded(case)
-    targets = np.where(inputs["attention_mask"] == 1, np.roll(inputs["input_ids"], -1, 1), -1)
-    return plain_loop(case, model, {"ids": inputs["input_ids"], "targets": targets}, lambda loss: loss)
-
-
-def padded(case: Case) -> dict[str, np.ndarray]:
-    """The same sequences as a rectangle."""
-    lengths, pieces, masked = texts_of(case)
-    shape = (case["sequences"], case["length"])
-    ids, labels, mask = np.zeros(shape, np.int64), np.full(shape, -100, np.int64), np.zeros(shape, np.int64)
-    for row, (length, text, chosen) in enumerate(zip(lengths, pieces, masked, strict=True)):
-        ids[row, :length], mask[row, :length] = text, 1
-        labels[row, chosen] = text[chosen]
-    return {"input_ids": ids, "token_type_ids": np.zeros(shape, np.int64), "attention_mask": mask, "labels": labels}
-
-
-def plain_loop(case: Case, model: Any, arrays: dict[str, np.ndarray], loss_of: Callable[[Any], Any]) -> Stepper:
-    """Forward, backward, clip, update; under bf16 by autocast."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device).train()
-    if case["compile"]:
-        model.compile()
-    inputs = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    groups = [[p for p in model.parameters() if (p.ndim > 1) == decays] for decays in (True, False)]
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.01}, {"params": groups[1], "weight_decay": 0.0}], lr=1e-4, fused=True
-    )
-
-    def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=case["precision"] == "bf16"):
-            loss = loss_of(model(**inputs))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad()
-        float(loss.detach())
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    return step
-
-
-PEERS = {"ours": ours, "hugging_face": hugging_face, "plain": plain}
-
-
-def yield_baseline() -> None:
-    """From here on the memory is the model's and its training's: what libraries take is not compared."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    global _baseline
-    _baseline = _status("VmRSS")
-
-
-_baseline = 0
-
-
-def _status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-
-def peer_process(name: str) -> None:
-    """Builds its case from standard input, and makes a step for each line that comes after; the times go out."""
-    case = json.loads(sys.stdin.readline())
-    import torch
-
-    torch.set_num_threads(case["threads"])
-    torch.manual_seed(0)
-    step = PEERS[name](case)
-    out = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        told: dict[str, Any]
-        if line.strip() == "profile":
-            told = {"profile": profile(step)}
-        elif line.strip() == "end":
-            on_gpu = torch.cuda.is_available()
-            told = {"peak": torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM") - _baseline}
-        else:
-            before = time.perf_counter()
-            step()
-            told = {"seconds": time.perf_counter() - before}
-        print(json.dumps({"peer": name, **told}), file=out, flush=True)
-
-
-def profile(step: Stepper) -> list[list[Any]]:
-    """The costliest operations of three steps: name, share of the time."""
-    from torch.profiler import profile as torch_profile
-
-    with torch_profile() as found:
-        for _ in range(3):
-            step()
-    averages = found.key_averages()
-    own = [(e.key, e.self_device_time_total or e.self_cpu_time_total) for e in averages]
-    total = sum(time for _, time in own)
-    return [[name, time / total] for name, time in sorted(own, key=lambda each: -each[1])[:12]]
-
-
 def flops_of(case: Case) -> tuple[float, float]:
     """Operations of a step: those that are needed, and those of a rectangle with all its logits."""
     from pretrain.config import ModelConfig
@@ -303,7 +82,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     processes = {}
     for name in names:
         processes[name] = subprocess.Popen(
-            [sys.executable, __file__, "--peer", name],
+            [sys.executable, step_peers.__file__, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if arguments.verbose else subprocess.DEVNULL,
@@ -375,10 +154,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print each peer's costliest operations")
     parser.add_argument("--verbose", action="store_true", help="show what the peers print")
     parser.add_argument("--json", type=Path, default=Path("bench/results/step.json"))
-    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.peer:
-        return peer_process(arguments.peer)
 
     import torch
 

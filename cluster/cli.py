@@ -1,5 +1,6 @@
 """The command line. Only what `--help` needs is imported here."""
 
+import errno
 import signal
 import sys
 from pathlib import Path
@@ -193,6 +194,11 @@ def main() -> None:
     except ValueError as error:
         print(f"multihop: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"multihop: {error}; make room, and give the same command again", file=sys.stderr)
+        sys.exit(1)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -139,7 +139,8 @@ def run_rank(config: dict[str, Any]) -> None:
         "GLOO_SOCKET_IFNAME": _interface_of(host),
     }
     child = subprocess.Popen(
-        [sys.executable, "-m", "pretrain.worker", config["run_dir"]],
+        # -P: not from a folder `pretrain` of another version in which the command happened to be given.
+        [sys.executable, "-P", "-m", "pretrain.worker", config["run_dir"]],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
