@@ -11,7 +11,7 @@ from pretrain.config import ModelConfig
 from pretrain.objectives.batch import Batch
 from pretrain.presets import OBJECTIVES
 
-_LONG_ENOUGH_S, _LARGEST = 0.02, 8192
+_LONG_ENOUGH_S, _LARGEST, _TRIES_S = 0.02, 8192, 0.5
 _DATASHEET = {  # dense bf16 matrix products with fp32 accumulation, per second; NVIDIA's datasheets
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -54,15 +54,19 @@ def model_flops(model: ModelConfig, vocab_size: int, lengths: NDArray[np.int64],
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large square matrix product on this device, measured now: the best of a few.
+    """Operations a second of a large square matrix product on this device, measured now: the best of half a second.
 
-    The size is doubled until a product takes long enough to be timed, or is as large as a layer's ever is.
+    The size is doubled until a product takes long enough to be timed, or is as large as a layer's ever is. What else
+    starts on the machine at the same time slows single products: the best of four was seen to be a third of the rate.
     """
     size, seconds = 512, 0.0
     while seconds < _LONG_ENOUGH_S and size < _LARGEST:
         size *= 2
         one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        seconds = min(_seconds(one, other, device) for _ in range(4))
+        seconds = min(_seconds(one, other, device) for _ in range(2))
+    until = time.perf_counter() + _TRIES_S
+    while time.perf_counter() < until:
+        seconds = min(seconds, _seconds(one, other, device))
     return 2 * size**3 / seconds
 
 
