@@ -28,6 +28,8 @@ WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
+_SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
+"""Names of one formula."""
 
 log = logging.getLogger("multihop")
 
@@ -169,7 +171,7 @@ def _model_of(config: dict[str, Any], path: Path) -> tuple[str, ModelConfig, int
     names = FAMILIES[family]
     for key, (ours, when_absent) in names.fixed.items():
         theirs = config.get(key, when_absent)
-        if theirs != ours:
+        if _SAME_ACTIVATION.get(str(theirs), theirs) != ours:
             raise ValueError(f"{path} has {key}={theirs!r}, and a {family} here has {ours!r}; take a model that has it")
     sizes: dict[str, Any] = {ours: config.get(theirs) for ours, theirs in names.sizes.items()}
     if family == "gpt2" and sizes["intermediate"] is None:

@@ -54,6 +54,12 @@ def rough_model(config: ModelConfig, seed: int = 0) -> Model:
     return model.eval()
 
 
+def model_with(config: ModelConfig, weights: dict[str, Tensor]) -> Model:
+    model = build_model(config, VOCABULARY)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
 def specials_of(family: str) -> dict[str, int]:
     return SPECIALS if family in ENCODERS else DECODER_SPECIALS
 
