@@ -78,9 +78,10 @@ def ranks_of(run: Path) -> list[psutil.Process]:
 
     def is_rank(process: psutil.Process) -> bool:
         try:
-            return process.cmdline()[1:3] == ["-m", "pretrain.worker"] and str(run) in process.cmdline()[3]
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
+            command = process.cmdline()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
             return False
+        return "pretrain.worker" in command and str(run) in command[-1]
 
     found = [process for process in psutil.process_iter() if is_rank(process)]
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
