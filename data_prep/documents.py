@@ -37,6 +37,18 @@ class ReadSplit:
     parts: list[Part]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The documents of a split that are used."""
+
+    path: str
+    sha256: str
+    documents: int
+    """How many are kept."""
+    dropped: np.ndarray
+    """int64, ascending: rows of the file that are not used."""
+
+
 @dataclass
 class _Tally:
     """What happened to one part."""

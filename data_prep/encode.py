@@ -13,22 +13,10 @@ import sentencepiece as spm
 from data_prep import tokenizer
 from data_prep.config import TokenizerConfig
 from data_prep.dedup import held_out
-from data_prep.documents import read_documents
+from data_prep.documents import Kept, read_documents
 from data_prep.sentences import split_sentences
 from data_prep.shards import shard_schema, token_dtype, write_shard
 from data_prep.stages import Output, once, write_batches
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The documents of a split without the copies of others."""
-
-    path: str
-    sha256: str
-    documents: int
-    """How many are kept."""
-    dropped: np.ndarray
-    """int64, ascending: rows that are copies."""
 
 
 @dataclass(frozen=True)

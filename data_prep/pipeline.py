@@ -2,7 +2,9 @@
 
     hash       SHA-256 of the input files; when nothing changed, verify and end   a group of files
     read       documents, cleaned and hashed; what is bad set aside           a split
-    dedup      exact copies dropped, held-out documents chosen                all at once, hashes only
+    sort       hashes of the documents, sorted                           a split
+    copies     all but the first of equal documents dropped              a range of the hash
+    sample     held-out documents counted, the smallest ids found        a split, hashes only
     tokenizer  SentencePiece trained on the smallest ids                      once
     encode     tokens and sentence ends                                       a split
     shards     batches of encoded splits, in order, and then the manifest     a shard
@@ -12,7 +14,6 @@
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import version
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -22,13 +23,12 @@ import numpy as np
 
 from data_prep import inputs, tokenizer
 from data_prep.accounts import account
+from data_prep.choose import told, without_copies
 from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dedup import first_copies, held_out
-from data_prep.documents import ReadSplit, read_hashes, read_split
+from data_prep.documents import Kept, ReadSplit, read_split
 from data_prep.encode import (
     AssembleShard,
     EncodeSplit,
-    Kept,
     TrainTokenizer,
     assemble_shard,
     encode_split,
@@ -47,9 +47,10 @@ from data_prep.manifest import (
     read_manifest,
     write_manifest,
 )
+from data_prep.sample import Candidates, FindCandidates, find_candidates, merge
 from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
 from data_prep.sources import InputFile, Part, group_into_splits, list_files
-from data_prep.stages import Output
+from data_prep.stages import Output, stage_key
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -123,8 +124,12 @@ def prepare(
     read = run_once("read", read_split, [_read_item(work, parts, hashes) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
-    unique, train = _choose(read, data)
-    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, unique, train, data, tok)])
+    unique, chosen = without_copies(work, read, run_once)
+    sample_bytes = int(tok.sample_mb * 1e6)
+    to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in unique]
+    sample = merge(run("sample", find_candidates, to_look), sample_bytes)
+    _check_heldout(sample.kept, sample.held, data.heldout_fraction)
+    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, unique, sample, data, tok)])
     encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, data) for split in unique])
     plan = {split: _plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
@@ -146,7 +151,7 @@ def prepare(
     _write_array(out_dir / TOKEN_COUNTS, counts)
 
     dtype = token_dtype(info.vocab_size)
-    kept, copies = sum(split.documents for split in unique), sum(len(split.dropped) for split in unique)
+    copies = sum(len(split.dropped) for split in unique)
     no_tokens = sum(output.facts["no tokens"] for output in encoded)
     manifest = Manifest(
         fingerprint=data_fingerprint(info.sha256, dtype, shards),
@@ -159,14 +164,14 @@ def prepare(
         settings=settings_of(data, tok),
         counts={
             "read": read_counts,
-            "dedup": {"kept": kept, "copy of another": copies},
-            "encode": {"kept": kept - no_tokens, "no tokens": no_tokens},
+            "dedup": {"kept": sample.kept, "copy of another": copies},
+            "encode": {"kept": sample.kept - no_tokens, "no tokens": no_tokens},
         },
         set_aside=set_aside,
         sources=[source.path for source in data.sources],
     )
     write_manifest(out_dir, manifest)
-    _sweep(out_dir, manifest, [*read, trained, *encoded, *assembled])
+    _sweep(out_dir, manifest, [*read, *chosen, trained, *encoded, *assembled])
     return manifest
 
 
@@ -202,11 +207,6 @@ def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
     return manifest if manifest.inputs == inputs_key else None
 
 
-def _key(stage: str, packages: list[str], *depends_on: Any) -> str:
-    """Names an output by all that decides its bytes: other versions of a package may write others."""
-    return sha256_json([stage, 1, {name: version(name) for name in ["pyarrow", *packages]}, depends_on])[:32]
-
-
 def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSplit:
     told = [
         [
@@ -220,42 +220,27 @@ def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSpl
         ]
         for part in parts
     ]
-    return ReadSplit(_key("read", [], unicodedata.unidata_version, told), str(work / "read"), parts)
+    return ReadSplit(stage_key("read", [], unicodedata.unidata_version, told), str(work / "read"), parts)
 
 
 def _tokenizer_item(
-    work: Path, unique: list[Kept], train: np.ndarray, data: DataConfig, tok: TokenizerConfig
+    work: Path, unique: list[Kept], sample: Candidates, data: DataConfig, tok: TokenizerConfig
 ) -> TrainTokenizer:
-    """Train on the train documents with the smallest ids, `sample_mb` of them and at least one."""
-    train = train[np.argsort(train["first"], kind="stable")]
-    within = int(np.searchsorted(np.cumsum(train["bytes"], dtype=np.int64), tok.sample_mb * 1e6, side="right"))
-    largest_id = int(train["first"][min(max(within, 1), len(train)) - 1])
-    told = [[split.sha256, split.dropped.tolist()] for split in unique]
-    key = _key("tokenizer", ["sentencepiece", "sentencex"], told, data.heldout_fraction, largest_id, tok.model_dump())
+    largest_id = int(sample.smallest["first"][-1])
+    key = stage_key(
+        "tokenizer",
+        ["sentencepiece", "sentencex"],
+        [told(split) for split in unique],
+        data.heldout_fraction,
+        largest_id,
+        tok.model_dump(),
+    )
     return TrainTokenizer(key, str(work / "tokenizer"), unique, data.heldout_fraction, largest_id, tok)
 
 
 def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:
-    told = [split.sha256, split.dropped.tolist(), trained.sha256, data.heldout_fraction]
-    key = _key("encode", ["sentencepiece", "sentencex"], *told)
+    key = stage_key("encode", ["sentencepiece", "sentencex"], told(split), trained.sha256, data.heldout_fraction)
     return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path)
-
-
-def _choose(read: list[Output], data: DataConfig) -> tuple[list[Kept], np.ndarray]:
-    """The splits without copies, and the hashes (as `read_hashes`) of what is kept and not held out."""
-    per_split = [read_hashes(output.path) for output in read]
-    documents = np.concatenate(per_split)
-    if not len(documents):
-        raise ValueError("data.sources hold no document; put text there, or correct data.sources[].field")
-    kept = first_copies(documents["first"], documents["second"])
-    held = held_out(documents["second"], data.heldout_fraction)
-    _check_heldout(int(kept.sum()), int((kept & held).sum()), data.heldout_fraction)
-    bounds = np.cumsum([len(part) for part in per_split])[:-1]
-    unique = [
-        Kept(output.path, output.sha256, int(part.sum()), np.flatnonzero(~part))
-        for output, part in zip(read, np.split(kept, bounds), strict=True)
-    ]
-    return unique, documents[kept & ~held]
 
 
 def _plan_shards(encoded: list[Output], split: str) -> list[_Batches]:
@@ -280,7 +265,7 @@ def _shard_items(
     items = []
     for number, batches in enumerate(plan):
         target = out_dir / f"{split}-{number:05d}.arrow"
-        key = _key("shard", [], target.name, [[batch["sha256"], batch["number"]] for batch in batches])
+        key = stage_key("shard", [], target.name, [[batch["sha256"], batch["number"]] for batch in batches])
         chosen = [(batch["path"], batch["number"]) for batch in batches]
         items.append(AssembleShard(key, str(work / "shards"), split, str(target), chosen))
     return items
@@ -310,6 +295,8 @@ def _write_array(path: Path, array: np.ndarray) -> None:
 
 
 def _check_heldout(documents: int, held: int, fraction: float) -> None:
+    if not documents:
+        raise ValueError("data.sources hold no document; put text there, or correct data.sources[].field")
     if fraction and not held:
         raise ValueError(
             f"none of the {documents} documents falls into data.heldout_fraction={fraction:g}; add documents, raise it "

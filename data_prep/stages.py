@@ -8,12 +8,13 @@ and workers on many machines enter their outputs without waiting for each other.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from data_prep.files import canonical_json, replacing, sha256_file, write_atomically
+from data_prep.files import canonical_json, replacing, sha256_file, sha256_json, write_atomically
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class Output:
     sha256: str
     facts: dict[str, Any]
     """What the stage found out on the way: counts, sizes. Canonical JSON."""
+
+
+def stage_key(stage: str, packages: list[str], *depends_on: Any) -> str:
+    """Names an output by all that decides its bytes: other versions of a package may write others."""
+    versions = {name: version(name) for name in ["pyarrow", *packages]}
+    return sha256_json([stage, 1, versions, depends_on])[:32]
 
 
 def once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Output:

@@ -230,7 +230,7 @@ def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
         told.setdefault(stage, []).append((done, total))
 
     prepare(data, tok, tmp_path / "out", map_in_process, progress)
-    assert list(told) == ["hash", "read", "tokenizer", "encode", "shards", "count"]
+    assert list(told) == ["hash", "read", "sort", "copies", "sample", "tokenizer", "encode", "shards", "count"]
     for steps in told.values():
         total = steps[0][1]
         assert steps == [(done, total) for done in range(total + 1)]

@@ -1,0 +1,107 @@
+"""Exact copies over the whole corpus: each split's hashes are sorted once, and ranges of the hash are merged.
+
+No table of all documents is held anywhere: a task sees the documents of one range, whichever splits they are from.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.dedup import first_copies
+from data_prep.documents import read_hashes
+from data_prep.stages import Output, once, write_batches
+
+RANGE_DOCUMENTS = 2**23
+"""About how many documents one range holds: some 400 MB while it is merged."""
+_RUN = pa.schema([pa.field(name, kind, nullable=False) for name, kind in
+                  (("first", pa.uint64()), ("second", pa.uint64()), ("row", pa.uint32()))])  # fmt: skip
+_DROPPED = pa.schema([pa.field("split", pa.uint32(), nullable=False), pa.field("row", pa.uint32(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class SortHashes:
+    """Sort the hashes of the documents in `path`, an output of `documents.read_split`."""
+
+    key: str
+    folder: str
+    path: str
+
+
+@dataclass(frozen=True)
+class FindCopies:
+    """Find the copies among the documents whose first word of the hash is in [low, high], over all `runs`."""
+
+    key: str
+    folder: str
+    runs: tuple[str, ...]
+    low: int
+    high: int
+
+
+def sort_hashes(item: SortHashes) -> Output:
+    """A run: first, second and row of a split's documents, sorted by the hash, as FOLDER/KEY.arrow.
+
+    Holds 40 bytes a document of the split.
+    """
+
+    def write(path: Path) -> dict[str, Any]:
+        hashes = read_hashes(item.path)
+        order = np.lexsort((hashes["second"], hashes["first"]))  # stable: copies stay in the order of their rows
+        columns = [hashes["first"][order], hashes["second"][order], order.astype(np.uint32)]
+        write_batches(path, _RUN, iter([pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_RUN)]), None)
+        return {"documents": len(order)}
+
+    folder = Path(item.folder)
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def find_copies(item: FindCopies) -> Output:
+    """Split and row of all copies but the first, in the order of the input, as FOLDER/KEY.arrow."""
+
+    def write(path: Path) -> dict[str, Any]:
+        parts = [_within(run, item.low, item.high) for run in item.runs]
+        split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part[0]) for part in parts])
+        first, second, row = (np.concatenate(column) for column in zip(*parts, strict=True))
+        copies = ~first_copies(first, second)
+        columns = [pa.array(split[copies]), pa.array(row[copies])]
+        write_batches(path, _DROPPED, iter([pa.RecordBatch.from_arrays(columns, schema=_DROPPED)]), None)
+        return {"copies": int(copies.sum())}
+
+    folder = Path(item.folder)
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def hash_ranges(documents: int, range_documents: int = RANGE_DOCUMENTS) -> Iterator[tuple[int, int]]:
+    """[low, high] of as many equal ranges of a 64-bit hash as `documents` need."""
+    number = max(1, -(-documents // range_documents))
+    bounds = [2**64 * i // number for i in range(number + 1)]
+    yield from ((low, high - 1) for low, high in pairwise(bounds))
+
+
+def rows_by_split(paths: Sequence[str], splits: int) -> list[np.ndarray]:
+    """For each split, int64 ascending, the rows that the files at `paths` (split, row) name."""
+    tables = [_columns(path) for path in paths]
+    split = np.concatenate([np.empty(0, np.uint32), *(table[0] for table in tables)])
+    row = np.concatenate([np.empty(0, np.uint32), *(table[1] for table in tables)])
+    order = np.lexsort((row, split))
+    bounds = np.searchsorted(split[order], np.arange(1, splits))
+    return [rows.astype(np.int64) for rows in np.split(row[order], bounds)]
+
+
+def _within(run: str, low: int, high: int) -> list[np.ndarray]:
+    columns = _columns(run)
+    start = np.searchsorted(columns[0], np.uint64(low), side="left")
+    stop = np.searchsorted(columns[0], np.uint64(high), side="right")
+    return [column[start:stop] for column in columns]
+
+
+def _columns(path: str) -> list[np.ndarray]:
+    """The columns of a file of one batch, mapped."""
+    with pa.memory_map(path) as mapped:
+        batch = pa.ipc.open_file(mapped).get_batch(0)
+    return [column.to_numpy(zero_copy_only=True) for column in batch.columns]
