@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cluster.recipe import Recipe, validate_recipe
 from data_prep import tokenizer
 from data_prep.manifest import MANIFEST, TOKENIZER, read_manifest
-from data_prep.pipeline import settings_key, settings_of
+from data_prep.pipeline import settings_of, sources_key
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.changes import differences
@@ -91,12 +91,12 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
-    folders = [runs / recipe.name / "data", runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer)]
-    for folder in folders:
-        if not (folder / MANIFEST).exists():
-            continue
-        if read_manifest(folder).settings == settings_of(recipe.data, recipe.tokenizer):
-            return folder
+    of_run = [runs / recipe.name / "data" / MANIFEST]
+    of_others = (runs / ".prepared" / sources_key(recipe.data)).glob(f"*/{MANIFEST}")
+    newest_first = sorted(of_others, key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in [path for path in of_run if path.exists()] + newest_first:
+        if read_manifest(path.parent).settings == settings_of(recipe.data, recipe.tokenizer):
+            return path.parent
     raise ValueError(f"the text of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first")
 
 

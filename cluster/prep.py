@@ -6,18 +6,27 @@ from typing import Any
 
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.manifest import Manifest
-from data_prep.pipeline import Progress, prepare
+from data_prep.pipeline import Progress, identify, prepare
 
 _RETRIES = 3
 
 
-def prepare_on_ray(data: DataConfig, tokenizer: TokenizerConfig, out_dir: Path, progress: Progress) -> Manifest:
-    """`data_prep.pipeline.prepare` on the Ray that the caller has started.
+def prepare_on_ray(
+    data: DataConfig, tokenizer: TokenizerConfig, store: Path, progress: Progress
+) -> tuple[Path, Manifest]:
+    """Prepare a data set among those of the same sources in `store`, on the Ray that the caller has started.
 
-    `out_dir` and the sources must be seen under the same paths on every node. A task whose worker dies is run again;
-    what a task raises ends the preparation as it would without Ray.
+    Its folder is named by settings and contents, so a data set that runs use is never replaced by another. `store` and
+    the sources must be seen under the same paths on every node. A task whose worker dies is run again; what a task
+    raises ends the preparation as it would without Ray.
     """
-    return prepare(data, tokenizer, out_dir, map_on_ray, progress)
+    folder = store / identify(data, tokenizer, work_of(store), map_on_ray, progress)[:16]
+    return folder, prepare(data, tokenizer, folder, map_on_ray, progress, work_of(store))
+
+
+def work_of(store: Path) -> Path:
+    """Where the stages of all data sets in `store` keep their outputs."""
+    return store / "work"
 
 
 def map_on_ray(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:

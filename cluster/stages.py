@@ -1,7 +1,6 @@
 """The stages of a run: prepare, pretrain, evaluate, report. What is done already is not done again."""
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.mlflow_store import store_uri
+from cluster.prep import prepare_on_ray, work_of
 from cluster.progress import console, progress_line
 from cluster.recipe import Recipe
 from cluster.run_folder import held, note_change, opened
@@ -17,7 +17,7 @@ from cluster.session import check_answers, ray_session
 from cluster.summary import environment, read_summary, write_summary
 from cluster.tracking import is_behind, open_run
 from data_prep.manifest import Manifest
-from data_prep.pipeline import already_prepared, settings_key
+from data_prep.pipeline import already_prepared, sources_key
 from data_prep.rows import read_rows
 from data_prep.sources import list_files
 from eval.tasks import check_tasks
@@ -38,7 +38,8 @@ STAGES = ("prep", "train", "eval")
 class _Run:
     recipe: Recipe
     folder: Path
-    prepared: Path
+    store: Path
+    """The data sets of the recipe's sources, shared by all runs."""
     allowed: Sequence[str]
     """Keys whose changes are wanted under a run that has begun."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -74,7 +75,7 @@ def run_stages(recipe: Recipe, runs: Path, last: str = "eval", allowed: Sequence
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     wanted = STAGES[: STAGES.index(last) + 1]
-    run = _Run(recipe, runs / recipe.name, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer), allowed)
+    run = _Run(recipe, runs / recipe.name, runs / ".prepared" / sources_key(recipe.data), allowed)
     with opened(run.folder, recipe, allowed):
         run.seconds = dict(read_summary(run.folder).get("stages", {}))
         if not any(_is_left(run, stage) for stage in wanted):
@@ -130,32 +131,28 @@ def _do(run: _Run, wanted: tuple[str, ...]) -> int:
 def _standing_data(run: _Run) -> Manifest | None:
     if not (run.folder / "data").exists():
         return None
-    return already_prepared(run.recipe.data, run.recipe.tokenizer, run.folder / "data")
+    return already_prepared(run.recipe.data, run.recipe.tokenizer, run.folder / "data", work_of(run.store))
 
 
 def _prepare(run: _Run) -> Manifest:
-    """The prepared data, shared by all runs with the same settings, and linked to from this one.
+    """The prepared data, shared by all runs with the same sources and settings, and linked to from this one.
 
     What stands there is hashed once more at each start, and what is damaged is rebuilt.
     """
-    from cluster.prep import prepare_on_ray
-
-    run.prepared.mkdir(parents=True, exist_ok=True)
-    is_done = already_prepared(run.recipe.data, run.recipe.tokenizer, run.prepared) is not None
-    with held(run.prepared), run.timed("verify" if is_done else "prep"), progress_line("prepare  ") as line:
-        try:
-            manifest = prepare_on_ray(
-                run.recipe.data,
-                run.recipe.tokenizer,
-                run.prepared,
-                lambda stage, done, total: line.update(done, total, stage),
-            )
-        except ValueError:
-            if not (run.prepared / "manifest.json").exists():
-                shutil.rmtree(run.prepared)
-            raise
+    run.store.mkdir(parents=True, exist_ok=True)
+    with (
+        held(run.store),
+        run.timed("prep" if _standing_data(run) is None else "verify"),
+        progress_line("prepare  ") as line,
+    ):
+        folder, manifest = prepare_on_ray(
+            run.recipe.data,
+            run.recipe.tokenizer,
+            run.store,
+            lambda stage, done, total: line.update(done, total, stage),
+        )
     _check_unchanged(run, manifest)
-    link, target = run.folder / "data", os.path.relpath(run.prepared, run.folder)
+    link, target = run.folder / "data", os.path.relpath(folder, run.folder)
     if link.is_symlink() and os.readlink(link) != target:
         link.unlink()
     if not link.exists():

@@ -17,13 +17,15 @@ RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]
 
 def without_copies(work: Path, read: list[Output], run_once: RunOnce) -> tuple[list[Kept], list[Output]]:
     """The documents of each split that are not copies of an earlier one, and the outputs that stand for it."""
-    folder = str(work / "exact")
-    to_sort = [SortHashes(stage_key("sort", [], output.sha256), folder, output.path) for output in read]
+    to_sort = [SortHashes(stage_key("sort", [], output.sha256), str(work / "sort"), output.path) for output in read]
     runs = run_once("sort", sort_hashes, to_sort)
-    told = [run.sha256 for run in runs]
+    hashes = [run.sha256 for run in runs]
     paths = tuple(run.path for run in runs)
     ranges = hash_ranges(sum(run.facts["documents"] for run in runs))
-    items = [FindCopies(stage_key("copies", [], told, low, high), folder, paths, low, high) for low, high in ranges]
+    items = [
+        FindCopies(stage_key("copies", [], hashes, low, high), str(work / "copies"), paths, low, high)
+        for low, high in ranges
+    ]
     copies = run_once("copies", find_copies, items)
     dropped = rows_by_split([output.path for output in copies], len(read))
     kept = [

@@ -9,7 +9,7 @@
     encode     tokens and sentence ends                                       a split
     shards     batches of encoded splits, in order, and then the manifest     a shard
 
-`out_dir/work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
+`work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
 """
 
 import unicodedata
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,13 +52,13 @@ from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files
 from data_prep.sources import InputFile, Part, group_into_splits, list_files
 from data_prep.stages import Output, stage_key
 
-T = TypeVar("T")
-R = TypeVar("R")
 MapSplits = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Runs a pure, picklable function on every item, anywhere, and yields the results in any order."""
 Progress = Callable[[str, int, int], None]
 """Is told the stage, the items done, and all items."""
 
+_Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""Runs a stage's function on items and yields the results in any order: (stage's name, function, items)."""
 _SPLITS: tuple[Literal["train"], Literal["heldout"]] = ("train", "heldout")
 _Batches = list[dict[str, Any]]
 """Facts of `encode_split` on batches, each with the path, hash and number of where it stands."""
@@ -70,14 +70,30 @@ def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
     return {"data": without_weights, "tokenizer": tok.model_dump(mode="json")}
 
 
-def settings_key(data: DataConfig, tok: TokenizerConfig) -> str:
-    """16 hex digits that name the settings of a prepared data set."""
-    return sha256_json(settings_of(data, tok))[:16]
+def sources_key(data: DataConfig) -> str:
+    """16 hex digits that name the sources: preparations of the same ones share what they have read."""
+    return sha256_json(settings_of(data, TokenizerConfig())["data"]["sources"])[:16]
 
 
 def map_in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
     """One after the other, here."""
     return map(function, items)
+
+
+def identify(
+    data: DataConfig,
+    tok: TokenizerConfig,
+    work: Path,
+    map_splits: MapSplits = map_in_process,
+    progress: Progress = lambda stage, done, total: None,
+) -> str:
+    """Names the data set of these settings and of the input as it is now, as 64 hex digits.
+
+    Files whose size or time of change is not that of the last time are hashed, by `map_splits`; `work` remembers it.
+
+    Raises ValueError for a missing source.
+    """
+    return _identify(data, tok, work, list_files(data.sources), _runner(map_splits, progress))[0]
 
 
 def prepare(
@@ -86,36 +102,30 @@ def prepare(
     out_dir: Path,
     map_splits: MapSplits = map_in_process,
     progress: Progress = lambda stage, done, total: None,
+    work: Path | None = None,
 ) -> Manifest:
     """Prepare the data set in `out_dir`, or what is not done of it; only one caller at a time may.
 
     With the same input and settings the files are the same bytes, whatever `map_splits` does and however often it
-    was interrupted. `out_dir` and the input must be seen under the same paths wherever `map_splits` runs.
+    was interrupted. `out_dir`, `work` and the input must be seen under the same paths wherever `map_splits` runs.
+
+    Args:
+        work: where the stages' outputs are kept, for all data sets of the same sources; None: `out_dir`/work.
 
     Raises ValueError for a missing source, too many bad files or documents, an empty corpus, one without a held-out
     document where there shall be some, and a vocabulary that the text cannot support.
     """
     out_dir = out_dir.absolute()
-    work = out_dir / "work"
+    work = out_dir / "work" if work is None else work.absolute()
     files = list_files(data.sources)
-    work.mkdir(parents=True, exist_ok=True)
-
-    def run(stage: str, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        progress(stage, 0, len(items))
-        for done, result in enumerate(map_splits(function, items), start=1):
-            progress(stage, done, len(items))
-            yield result
+    run = _runner(map_splits, progress)
 
     def run_once(stage: str, function: Callable[[Any], Output], items: Sequence[Any]) -> list[Output]:
         by_key = {output.key: output for output in run(stage, function, items)}
         return [by_key[item.key] for item in items]
 
-    hashes = inputs.recall(work / "inputs.json", files)
-    for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
-        hashes |= found
-    inputs.remember(work / "inputs.json", files, hashes)
-
-    inputs_key = _inputs_key(data, tok, files, hashes)
+    inputs_key, hashes = _identify(data, tok, work, files, run)
+    out_dir.mkdir(parents=True, exist_ok=True)
     standing = _made_from(out_dir, inputs_key)
     if standing is not None and not any(run("verify", complaint, dataset_files(out_dir, standing))):
         return standing
@@ -171,11 +181,13 @@ def prepare(
         sources=[source.path for source in data.sources],
     )
     write_manifest(out_dir, manifest)
-    _sweep(out_dir, manifest, [*read, *chosen, trained, *encoded, *assembled])
+    _sweep(out_dir, work, manifest, [*read, *chosen, trained, *encoded, *assembled])
     return manifest
 
 
-def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> Manifest | None:
+def already_prepared(
+    data: DataConfig, tok: TokenizerConfig, out_dir: Path, work: Path | None = None
+) -> Manifest | None:
     """The data set in `out_dir`, if it is of these settings and of the input as it is now; nothing is written.
 
     Input files whose size and time of change are those of then are taken to be unchanged, shards of the right size
@@ -184,7 +196,7 @@ def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> M
     Raises ValueError for a missing source.
     """
     files = list_files(data.sources)
-    hashes = inputs.recall(out_dir / "work" / "inputs.json", files)
+    hashes = inputs.recall((out_dir / "work" if work is None else work) / "inputs.json", files)
     if any(file.path not in hashes for file in files):
         return None
     manifest = _made_from(out_dir, _inputs_key(data, tok, files, hashes))
@@ -192,6 +204,27 @@ def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> M
         return None
     whole = all((out_dir / shard.file).stat().st_size == shard.bytes for shard in manifest.shards)
     return manifest if whole else None
+
+
+def _runner(map_splits: MapSplits, progress: Progress) -> _Run:
+    def run(stage: str, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        progress(stage, 0, len(items))
+        for done, result in enumerate(map_splits(function, items), start=1):
+            progress(stage, done, len(items))
+            yield result
+
+    return run
+
+
+def _identify(
+    data: DataConfig, tok: TokenizerConfig, work: Path, files: list[InputFile], run: _Run
+) -> tuple[str, dict[str, str]]:
+    work.mkdir(parents=True, exist_ok=True)
+    hashes = inputs.recall(work / "inputs.json", files)
+    for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
+        hashes |= found
+    inputs.remember(work / "inputs.json", files, hashes)
+    return _inputs_key(data, tok, files, hashes), hashes
 
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
@@ -308,7 +341,7 @@ def _check_heldout(documents: int, held: int, fraction: float) -> None:
         )
 
 
-def _sweep(out_dir: Path, manifest: Manifest, outputs: list[Output]) -> None:
+def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output]) -> None:
     """Remove what earlier input, other settings and killed processes left behind."""
     current = {shard.file for shard in manifest.shards}
     for pattern in ("train-*.arrow", "heldout-*.arrow", ".*.tmp"):
@@ -316,6 +349,6 @@ def _sweep(out_dir: Path, manifest: Manifest, outputs: list[Output]) -> None:
             if path.name not in current:
                 path.unlink()
     keys = {output.key for output in outputs}
-    for path in (out_dir / "work").glob("*/*"):
+    for path in work.glob("*/*"):
         if path.stem not in keys:
             path.unlink()

@@ -17,7 +17,7 @@ from cluster.cli import app
 from cluster.recipe import load_recipe
 from data_prep import tokenizer
 from data_prep.manifest import TOKENIZER
-from data_prep.pipeline import prepare, settings_key
+from data_prep.pipeline import prepare, sources_key
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.config import ObjectiveConfig
@@ -63,7 +63,7 @@ def prepared(
     folder = tmp_path_factory.mktemp("inspected")
     path = write_recipe(folder, texts, request.param)
     recipe, runs = load_recipe(path, []), folder / "runs"
-    prepare(recipe.data, recipe.tokenizer, runs / ".prepared" / settings_key(recipe.data, recipe.tokenizer))
+    prepare(recipe.data, recipe.tokenizer, runs / ".prepared" / sources_key(recipe.data) / "set")
     return path, runs
 
 
@@ -100,7 +100,7 @@ def test_it_tells_what_a_step_uses(prepared: tuple[Path, Path], step: int, phase
 def test_what_it_tells_is_what_a_rank_trains_on(prepared: tuple[Path, Path], tmp_path: Path) -> None:
     path, runs = prepared
     recipe = load_recipe(path, [])
-    (folder,) = (runs / ".prepared").iterdir()
+    (folder,) = (runs / ".prepared").glob("*/set")
     build_indexes(tmp_path, open_dataset(folder), recipe)
     model, data = tokenizer.load(folder / TOKENIZER), open_dataset(folder)
     for rank in range(3):
@@ -199,7 +199,7 @@ def test_a_run_keeps_the_indexes_and_is_compared_with_the_recipe(
     run_dir.mkdir(exist_ok=True)
     (run_dir / "recipe.json").write_text(recipe.model_dump_json())
     if not (run_dir / "data").exists():
-        (prepared_data,) = (runs / ".prepared").iterdir()
+        (prepared_data,) = (runs / ".prepared").glob("*/set")
         (run_dir / "data").symlink_to(prepared_data)
 
     def note(*overrides: str) -> str:

@@ -10,7 +10,7 @@ from data_prep.clean import clean
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.dedup import content_hash
 from data_prep.manifest import read_manifest
-from data_prep.pipeline import already_prepared, map_in_process, prepare, settings_key
+from data_prep.pipeline import already_prepared, identify, map_in_process, prepare, sources_key
 from data_prep.sentences import split_sentences
 from data_prep.shards import Documents, open_dataset, verify_dataset
 
@@ -236,7 +236,29 @@ def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
         assert steps == [(done, total) for done in range(total + 1)]
 
 
-def test_settings_have_one_name(data, tok):
-    assert settings_key(data, tok) == settings_key(data.model_copy(deep=True), TokenizerConfig(**tok.model_dump()))
-    assert settings_key(data, tok) != settings_key(data, tok.model_copy(update={"vocab_size": 151}))
-    assert settings_key(data, tok) != settings_key(data.model_copy(update={"heldout_fraction": 0.2}), tok)
+def test_the_name_of_a_data_set_says_its_settings_and_its_input(tmp_path, data, tok, corpus):
+    work = tmp_path / "work"
+    name = identify(data, tok, work)
+    assert identify(data.model_copy(deep=True), TokenizerConfig(**tok.model_dump()), work) == name
+    assert identify(data, tok.model_copy(update={"vocab_size": 151}), work) != name
+    assert identify(data.model_copy(update={"heldout_fraction": 0.2}), tok, work) != name
+    assert sources_key(data) == sources_key(data.model_copy(update={"heldout_fraction": 0.2}))
+    with open(corpus / "a.jsonl", "a") as file:
+        file.write("\n")
+    assert identify(data, tok, work) != name
+
+
+def test_another_setting_redoes_only_what_depends_on_it(tmp_path, data, tok):
+    work = tmp_path / "work"
+
+    def written():
+        return {path: path.stat().st_mtime_ns for path in work.glob("*/*") if path.is_file()}
+
+    first = prepare(data, tok, tmp_path / "one", work=work)
+    before = written()
+    second = prepare(data, tok.model_copy(update={"vocab_size": 151}), tmp_path / "two", work=work)
+    after = written()
+    assert second.fingerprint != first.fingerprint and verify_dataset(tmp_path / "one") == []
+    kept = {path.parent.name for path in before if after.get(path) == before[path]}
+    assert kept == {"read", "sort", "copies"}
+    assert {path.parent.name for path in after if after[path] != before.get(path)} == {"tokenizer", "encode", "shards"}
