@@ -20,6 +20,9 @@ app.add_typer(inspect_app, name="inspect", help="Look into what a run does.")
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(checkpoints_app, name="checkpoints", help="What a run has saved.")
 
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data", help="What was prepared.")
+
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, for instance recipes/demo.yaml.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Override the recipe: model.layers=3 name=other")
@@ -34,6 +37,7 @@ Address = Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT; wit
 CheckpointsPlace = Annotated[
     str, typer.Argument(metavar="DIR", help="A run's folder, its checkpoints' folder, or s3://BUCKET/PREFIX.")
 ]
+DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="A prepared data set, or a run's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
@@ -110,6 +114,26 @@ def inspect_batch(
         print(json.dumps(found.as_json(), ensure_ascii=False, indent=1))
     else:
         show_step(found)
+
+
+@data_app.command("verify")
+def verify_data(place: DataPlace) -> None:
+    """Read and hash every byte of a data set. Exit code 1: something is damaged."""
+    from cluster.data_sets import show_verdict
+
+    raise typer.Exit(show_verdict(place))
+
+
+@data_app.command("stats")
+def data_stats(
+    place: DataPlace,
+    picture: Annotated[Path, typer.Option(metavar="FILE", help="Where the picture goes.")] = Path("data-stats.png"),
+    as_json: AsJson = False,
+) -> None:
+    """Lengths, sources, what was dropped, and how often the pieces occur."""
+    from cluster.data_sets import show_stats
+
+    show_stats(place, picture, as_json)
 
 
 @app.command()

@@ -118,6 +118,11 @@ class Documents:
         """uint16 (n,), ascending: which of the manifest's sources each document is from."""
         return self._column(np.uint16, [shard.sources for shard in self._shards])
 
+    @property
+    def sentences(self) -> int:
+        """Of all documents."""
+        return int(self._column(np.int64, [np.diff(shard.sentence_ends.offsets) for shard in self._shards]).sum())
+
     def tokens(self, i: int) -> np.ndarray:
         """uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
         shard, row = self._find(i)
