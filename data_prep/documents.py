@@ -13,7 +13,7 @@ from data_prep.clean import clean
 from data_prep.dedup import content_hash
 from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, UnreadableFileError, read_part
 from data_prep.sources import Part
-from data_prep.stages import Output, once, read_batches, write_batches
+from data_prep.stages import Output, once, read_batch, read_batches, write_batches
 
 BATCH_BYTES = 4 * 2**20
 SCHEMA = pa.schema(
@@ -96,8 +96,19 @@ def read_documents(path: str, dropped: np.ndarray) -> Iterator[pa.RecordBatch]:
     for batch in read_batches(path):
         stop = start + batch.num_rows
         keep = np.ones(batch.num_rows, dtype=bool)
-        keep[dropped[(dropped >= start) & (dropped < stop)] - start] = False
+        keep[dropped[np.searchsorted(dropped, start) : np.searchsorted(dropped, stop)] - start] = False
         yield batch if keep.all() else batch.filter(pa.array(keep))
+        start = stop
+
+
+def read_rows(path: str, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """The documents of a split in `rows` (int64, ascending); of batches without any the texts are not unpacked."""
+    start = 0
+    for number, hashes in enumerate(read_batches(path, columns=[0])):
+        stop = start + hashes.num_rows
+        within = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
+        if len(within):
+            yield read_batch(path, number).take(pa.array(within))
         start = stop
 
 

@@ -14,6 +14,7 @@ from data_prep import tokenizer
 from data_prep.config import TokenizerConfig
 from data_prep.dedup import held_out
 from data_prep.documents import Kept, read_documents
+from data_prep.sample import texts_of
 from data_prep.sentences import split_sentences
 from data_prep.shards import shard_schema, token_dtype, write_shard
 from data_prep.stages import Output, once, write_batches
@@ -21,13 +22,11 @@ from data_prep.stages import Output, once, write_batches
 
 @dataclass(frozen=True)
 class TrainTokenizer:
-    """Train on the documents of `splits` that are not held out and whose id is at most `largest_id`."""
+    """Train on the documents in `drawn`, outputs of `sample.draw_sample`."""
 
     key: str
     folder: str
-    splits: list[Kept]
-    heldout_fraction: float
-    largest_id: int
+    drawn: tuple[str, ...]
     config: TokenizerConfig
 
 
@@ -56,16 +55,8 @@ class AssembleShard:
 def train_tokenizer(item: TrainTokenizer) -> Output:
     """Train the SentencePiece model; the output is FOLDER/KEY.model. Raises ValueError as `tokenizer.train`."""
 
-    def sentences() -> Iterator[str]:
-        for split in item.splits:
-            for batch in read_documents(split.path, split.dropped):
-                chosen = batch.column("first").to_numpy() <= np.uint64(item.largest_id)
-                chosen &= ~held_out(batch.column("second").to_numpy(), item.heldout_fraction)
-                for text in batch.column("text").filter(pa.array(chosen)).to_pylist():
-                    yield from split_sentences(text)
-
     def write(path: Path) -> dict[str, Any]:
-        path.write_bytes(tokenizer.train(sentences(), item.config))
+        path.write_bytes(tokenizer.train(chain.from_iterable(map(split_sentences, texts_of(item.drawn))), item.config))
         return {}
 
     folder = Path(item.folder)

@@ -1,13 +1,14 @@
 """`prepare`: the stages one after the other, from a recipe's sources to a data set with its manifest.
 
     hash       SHA-256 of the input files; when nothing changed, verify and end   a group of files
-    read       documents, cleaned and hashed; what is bad set aside           a split
-    sort       hashes of the documents, sorted                           a split
-    copies     all but the first of equal documents dropped              a range of the hash
-    sample     held-out documents counted, the smallest ids found        a split, hashes only
-    tokenizer  SentencePiece trained on the smallest ids                      once
-    encode     tokens and sentence ends                                       a split
-    shards     batches of encoded splits, in order, and then the manifest     a shard
+    read       documents, cleaned and hashed; what is bad set aside               a split
+    sort       the documents' hashes                                              a split
+    copies     all but the first of equal documents dropped                       a range of the hash
+    sample     held-out documents counted, the smallest ids found                 a split, hashes only
+    draw       the documents with these ids                                       a split
+    tokenizer  SentencePiece trained on them                                      once
+    encode     tokens and sentence ends                                           a split
+    shards     batches of encoded splits, in order, and then the manifest         a shard
 
 `work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
 """
@@ -47,7 +48,7 @@ from data_prep.manifest import (
     read_manifest,
     write_manifest,
 )
-from data_prep.sample import Candidates, FindCandidates, find_candidates, merge
+from data_prep.sample import Candidates, DrawSample, FindCandidates, draw_sample, find_candidates, merge
 from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
 from data_prep.sources import InputFile, Part, group_into_splits, list_files
 from data_prep.stages import Output, stage_key
@@ -139,7 +140,8 @@ def prepare(
     to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in unique]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
-    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, unique, sample, data, tok)])
+    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in unique])
+    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, tok)])
     encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, data) for split in unique])
     plan = {split: _plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
@@ -181,7 +183,7 @@ def prepare(
         sources=[source.path for source in data.sources],
     )
     write_manifest(out_dir, manifest)
-    _sweep(out_dir, work, manifest, [*read, *chosen, trained, *encoded, *assembled])
+    _sweep(out_dir, work, manifest, [*read, *chosen, *drawn, trained, *encoded, *assembled])
     return manifest
 
 
@@ -256,19 +258,16 @@ def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSpl
     return ReadSplit(stage_key("read", [], unicodedata.unidata_version, told), str(work / "read"), parts)
 
 
-def _tokenizer_item(
-    work: Path, unique: list[Kept], sample: Candidates, data: DataConfig, tok: TokenizerConfig
-) -> TrainTokenizer:
+def _draw_item(work: Path, split: Kept, sample: Candidates, data: DataConfig) -> DrawSample:
     largest_id = int(sample.smallest["first"][-1])
-    key = stage_key(
-        "tokenizer",
-        ["sentencepiece", "sentencex"],
-        [told(split) for split in unique],
-        data.heldout_fraction,
-        largest_id,
-        tok.model_dump(),
-    )
-    return TrainTokenizer(key, str(work / "tokenizer"), unique, data.heldout_fraction, largest_id, tok)
+    key = stage_key("draw", [], told(split), data.heldout_fraction, largest_id)
+    return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest_id)
+
+
+def _tokenizer_item(work: Path, drawn: list[Output], tok: TokenizerConfig) -> TrainTokenizer:
+    hashes = [output.sha256 for output in drawn]
+    key = stage_key("tokenizer", ["sentencepiece", "sentencex"], hashes, tok.model_dump())
+    return TrainTokenizer(key, str(work / "tokenizer"), tuple(output.path for output in drawn), tok)
 
 
 def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:

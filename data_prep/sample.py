@@ -1,15 +1,19 @@
-"""Which documents the tokenizer is trained on: those with the smallest hashes, found split by split.
+"""The documents that the tokenizer is trained on: those with the smallest hashes, found and drawn split by split.
 
 A document's hash knows nothing of order or workers, so the sample is uniform over the corpus and always the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from data_prep.dedup import held_out
-from data_prep.documents import Kept, read_hashes
+from data_prep.documents import SCHEMA, Kept, read_hashes, read_rows
+from data_prep.stages import Output, once, read_batches, write_batches
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,17 @@ class FindCandidates:
     sample_bytes: int
 
 
+@dataclass(frozen=True)
+class DrawSample:
+    """Take the documents of one split that are not held out and whose id is at most `largest_id`."""
+
+    key: str
+    folder: str
+    split: Kept
+    heldout_fraction: float
+    largest_id: int
+
+
 def find_candidates(item: FindCandidates) -> Candidates:
     """Of one split. Holds 20 bytes a document of it."""
     hashes = np.delete(read_hashes(item.split.path), item.split.dropped)
@@ -48,6 +63,28 @@ def merge(found: Iterable[Candidates], sample_bytes: int) -> Candidates:
         smallest = _smallest(np.concatenate([merged.smallest, some.smallest]), sample_bytes)
         merged = Candidates(merged.kept + some.kept, merged.held + some.held, smallest)
     return merged
+
+
+def draw_sample(item: DrawSample) -> Output:
+    """The sample's documents of one split, as FOLDER/KEY.arrow."""
+
+    def write(path: Path) -> dict[str, Any]:
+        hashes = read_hashes(item.split.path)
+        chosen = (hashes["first"] <= np.uint64(item.largest_id)) & ~held_out(hashes["second"], item.heldout_fraction)
+        chosen[item.split.dropped] = False
+        write_batches(path, SCHEMA, read_rows(item.split.path, np.flatnonzero(chosen)), "lz4")
+        return {"documents": int(chosen.sum()), "bytes": int(hashes["bytes"][chosen].sum(dtype=np.int64))}
+
+    folder = Path(item.folder)
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def texts_of(drawn: Iterable[str]) -> Iterator[str]:
+    """The sample's texts in the order of their ids, whichever splits they were drawn from; holds all of them."""
+    batches = [batch for path in drawn for batch in read_batches(path)]
+    documents = pa.Table.from_batches(batches, SCHEMA).sort_by([("first", "ascending"), ("second", "ascending")])
+    for batch in documents.to_batches(max_chunksize=1024):
+        yield from batch.column("text").to_pylist()
 
 
 def _smallest(documents: np.ndarray, sample_bytes: int) -> np.ndarray:

@@ -76,3 +76,9 @@ def read_batches(path: str, columns: list[int] | None = None) -> Iterator[pa.Rec
         reader = pa.ipc.open_file(mapped, options=options)
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
+
+
+def read_batch(path: str, number: int) -> pa.RecordBatch:
+    """One batch of an Arrow file."""
+    with pa.memory_map(path) as mapped:
+        return pa.ipc.open_file(mapped).get_batch(number)

@@ -230,7 +230,7 @@ def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
         told.setdefault(stage, []).append((done, total))
 
     prepare(data, tok, tmp_path / "out", map_in_process, progress)
-    assert list(told) == ["hash", "read", "sort", "copies", "sample", "tokenizer", "encode", "shards", "count"]
+    assert list(told) == ["hash", "read", "sort", "copies", "sample", "draw", "tokenizer", "encode", "shards", "count"]
     for steps in told.values():
         total = steps[0][1]
         assert steps == [(done, total) for done in range(total + 1)]
@@ -260,5 +260,16 @@ def test_another_setting_redoes_only_what_depends_on_it(tmp_path, data, tok):
     after = written()
     assert second.fingerprint != first.fingerprint and verify_dataset(tmp_path / "one") == []
     kept = {path.parent.name for path in before if after.get(path) == before[path]}
-    assert kept == {"read", "sort", "copies"}
+    assert kept == {"read", "sort", "copies", "draw"}
     assert {path.parent.name for path in after if after[path] != before.get(path)} == {"tokenizer", "encode", "shards"}
+
+
+def test_the_tokenizer_does_not_depend_on_the_order_of_the_documents(tmp_path, data, tok, document):
+    some = tok.model_copy(update={"sample_mb": 0.01})
+    first = prepare(data, some, tmp_path / "one")
+    texts = [{"text": document(number)} for number in reversed(range(120))]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    other = data.model_copy(update={"sources": [Source(path=str(tmp_path / "all.jsonl"))]})
+    second = prepare(other, some, tmp_path / "two")
+    assert first.tokenizer == second.tokenizer and first.fingerprint != second.fingerprint
+    assert first.totals == second.totals
