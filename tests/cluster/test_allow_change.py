@@ -12,7 +12,7 @@ from workplace import Command, begin, ended, json_lines, losses, make_workplace,
 from data_prep.manifest import read_manifest
 from pretrain.checkpoint import newest_step
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 240
 TRAIN = ("train", "recipe.yaml")
 
@@ -105,7 +105,6 @@ def test_changes_are_refused_or_allowed_by_name_or_free(workplace: Path) -> None
     assert len(json_lines(run / "changes.jsonl")) == 1
 
 
-@pytest.mark.long
 def test_changed_texts_are_refused_or_allowed_and_another_tokenizer_is_not(workplace: Path) -> None:
     run, train, texts = run_in(workplace), (*TRAIN, "tokenizer.sample_mb=0.02"), workplace / "texts"
     tokenizer = read_manifest(run / "data").tokenizer.sha256

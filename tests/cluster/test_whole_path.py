@@ -14,6 +14,7 @@ import pytest
 import yaml
 from workplace import losses, ranks_of
 
+from data_prep.rows import read_rows
 from pretrain.checkpoint import folder_of_step, newest_step, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -170,6 +171,10 @@ def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplac
     assert "was begun with another recipe (model.layers was 2, is 1)" in refused
     changes = ("name=other", "model.layers=1", "phases[0].steps=20")
     multihop(workplace, "run", "recipe.yaml", *changes)
+    decay = ("optimizer.weight_decay=0.05", "--allow-change", "optimizer.weight_decay")
+    multihop(workplace, "run", "recipe.yaml", *changes, *decay)
+    (row,) = read_rows(workplace / "runs" / "other" / "changes.jsonl")
+    assert row["changed"] == [["optimizer.weight_decay", 0.01, 0.05]]
     shown = multihop(workplace, "compare", "whole", "other")
     assert "model.layers" in shown and "phases[0].steps" in shown and "perplexity" in shown
     assert "hidden" not in shown.split("perplexity")[0].replace("heldout", "")
