@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from data_prep import inputs, tokenizer
-from data_prep.accounts import account
+from data_prep.accounts import account, without_broken
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.dedup import first_copies, held_out
 from data_prep.documents import ReadSplit, read_hashes, read_split
@@ -48,7 +48,7 @@ from data_prep.manifest import (
     write_manifest,
 )
 from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
-from data_prep.sources import InputFile, Part, group_into_splits, list_files
+from data_prep.sources import InputFile, Part, group_into_splits, list_files, told
 from data_prep.stages import Output
 
 T = TypeVar("T")
@@ -113,6 +113,7 @@ def prepare(
     for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
         hashes |= found
     inputs.remember(work / "inputs.json", files, hashes)
+    files = inputs.identified(files, hashes)
 
     inputs_key = _inputs_key(data, tok, files, hashes)
     standing = _made_from(out_dir, inputs_key)
@@ -120,7 +121,10 @@ def prepare(
         return standing
 
     splits = group_into_splits(files)
-    read = run_once("read", read_split, [_read_item(work, parts, hashes) for parts in splits])
+    read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
+    if (again := without_broken(splits, read)) != splits:
+        splits = again
+        read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
     unique, train = _choose(read, data)
@@ -207,20 +211,9 @@ def _key(stage: str, packages: list[str], *depends_on: Any) -> str:
     return sha256_json([stage, 1, {name: version(name) for name in ["pyarrow", *packages]}, depends_on])[:32]
 
 
-def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSplit:
-    told = [
-        [
-            hashes[part.file.path],
-            part.start,
-            part.stop,
-            part.file.source,
-            part.file.field,
-            part.file.format,
-            part.file.gz,
-        ]
-        for part in parts
-    ]
-    return ReadSplit(_key("read", [], unicodedata.unidata_version, told), str(work / "read"), parts)
+def _read_item(work: Path, parts: list[Part]) -> ReadSplit:
+    key = _key("read", [], unicodedata.unidata_version, [told(part) for part in parts])
+    return ReadSplit(key, str(work / "read"), parts)
 
 
 def _tokenizer_item(

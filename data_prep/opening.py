@@ -1,0 +1,116 @@
+"""An input file that is being read: as far as it reached when it was listed, its failures told from its faults.
+
+What is wrong with the bytes (a broken gzip) is a fault of the file: it is set aside, the same way every time. What is
+wrong with getting at them is not: a file that went away or changed is set aside for this time, and a server that does
+not answer stops the task. Libraries report both as OSError, so the failure is kept here, where it happens.
+"""
+
+import io
+from types import TracebackType
+
+from data_prep.inputs import UNREADABLE, has_changed
+from data_prep.locations import ReadFailed, block_bytes, is_remote, open_location, refused
+from data_prep.sources import InputFile
+
+
+class UnreadableFileError(Exception):
+    """A file of which nothing is used; the message is the reason."""
+
+    def __init__(self, reason: str, for_now: bool = False) -> None:
+        super().__init__(reason)
+        self.for_now = for_now
+        """Not a matter of what stands in the file: another time it may be readable."""
+
+
+class OpenedFile(io.RawIOBase):
+    """The first `file.size` bytes of a file, for io.BufferedReader (`buffered`) and by position (`read_at`)."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._at = 0
+        self._failure: Exception | None = None
+        try:
+            self._place = open_location(file.path)
+        except ReadFailed:
+            raise
+        except OSError as error:
+            raise UnreadableFileError(f"cannot be opened ({error.strerror})", for_now=True) from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What failed below comes before what somebody above made of it."""
+        self.close()
+        if self._failure is not None and not isinstance(error, GeneratorExit):
+            raise self._failure from None
+
+    def buffered(self, start: int = 0) -> io.BufferedReader:
+        """From byte `start` on."""
+        self._at = start
+        return io.BufferedReader(self, block_bytes(self._file.path))
+
+    def check_unchanged(self) -> None:
+        """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
+        if self._file.identity == UNREADABLE or has_changed(self._file):
+            raise _changed()
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """`nbytes` bytes from `offset` on; fewer at the end of the file."""
+        nbytes = min(nbytes, self._file.size - offset)
+        if nbytes <= 0:
+            return b""
+        try:
+            data = self._place.read_at(nbytes, offset)
+        except ReadFailed as error:
+            self._failure = error
+            raise
+        except OSError as error:
+            self._failure = _failure(self._file.path, error)
+            raise self._failure from None
+        if not data:
+            self._failure = _changed()
+            raise self._failure
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """For io.BufferedReader."""
+        data = self.read_at(len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """For libraries that read here and there."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Where it reads next."""
+        return self._at
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is, at a price where it is remote."""
+        return True
+
+    def close(self) -> None:
+        """It is not read any more."""
+        if not self.closed:
+            self._place.close()
+        super().close()
+
+
+def _changed() -> UnreadableFileError:
+    return UnreadableFileError("changed while being read", for_now=True)
+
+
+def _failure(path: str, error: OSError) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return _changed()
+    found = refused(path, error) if is_remote(path) else error
+    if isinstance(found, ReadFailed):
+        return found
+    return UnreadableFileError(f"cannot be read ({found.strerror})", for_now=True)
