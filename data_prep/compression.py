@@ -8,7 +8,7 @@ import io
 import lzma
 from collections.abc import Iterator
 
-from data_prep.opening import UnreadableFileError
+from data_prep.failures import UnreadableFileError
 
 PIECE = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "xz": "xz"}

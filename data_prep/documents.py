@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from data_prep.clean import clean
 from data_prep.dedup import content_hash
-from data_prep.opening import UnreadableFileError
+from data_prep.failures import UnreadableFileError
 from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
 from data_prep.sources import Part
 from data_prep.stages import Output, once, read_batches, read_entry, write_batches

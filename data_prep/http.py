@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
 
-from data_prep.locations import ReadFailed
+from data_prep.failures import ReadFailed
 
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 20.0
@@ -29,23 +29,29 @@ class Description:
     size: int
     mtime_ns: int
     """0: it does not say."""
-    version: str | None
-    """Its ETag."""
+    version: str
+    """Its ETag or else its time of change; "": it tells neither."""
     ranges: bool
     """Whether it gives a file from the middle on."""
+
+
+def is_http(location: str) -> bool:
+    """Whether it is a URL of this kind."""
+    return location.startswith(("http://", "https://"))
 
 
 def describe(url: str) -> Description:
     """Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not tell the size."""
     with _ask(url, "HEAD", {}) as answer:
         size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
-        version, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
+        etag, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
     if size is None:
         raise ValueError(f"{url}: the server does not tell the file's size; download it and give its path")
     mtime_ns = 0
     if changed:
         with suppress(ValueError):
             mtime_ns = int(parsedate_to_datetime(changed).timestamp()) * 10**9
+    version = f"etag {etag}" if etag else f"changed {changed}" if changed else ""
     return Description(int(size), mtime_ns, version, ranges)
 
 

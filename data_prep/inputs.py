@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from data_prep.failures import ReadFailed
 from data_prep.files import canonical_json, write_atomically
-from data_prep.locations import ReadFailed, block_bytes, is_remote, open_location, version_of
+from data_prep.locations import block_bytes, is_remote, open_location, version_of
 from data_prep.sources import InputFile, group_into_splits, printable
 
 UNREADABLE = "unreadable"
@@ -41,7 +42,7 @@ def identity(file: InputFile) -> str:
         if is_remote(file.path):
             size, _, version = version_of(file.path)
             if version:
-                return f"etag {version} {size}"
+                return f"{version} {size}"
         return _sha256(file)
     except ReadFailed:
         raise
@@ -61,7 +62,7 @@ def has_changed(file: InputFile) -> bool:
     except OSError:
         return True
     if version and file.identity:
-        return file.identity != f"etag {version} {size}"
+        return file.identity != f"{version} {size}"
     if (size, mtime_ns) == (file.size, file.mtime_ns):
         return False
     return size < file.size or (bool(file.identity) and identity(file) != file.identity)

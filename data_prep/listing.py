@@ -14,7 +14,9 @@ from pathlib import Path
 from pyarrow import fs
 
 from data_prep import http
-from data_prep.locations import ReadFailed, filesystem_of, is_remote, reason_of
+from data_prep.failures import ReadFailed
+from data_prep.http import is_http
+from data_prep.locations import filesystem_of, is_remote, reason_of
 
 _MAGIC = re.compile(r"[*?[]")
 _Seen = tuple[tuple[int, int], ...]
@@ -59,7 +61,7 @@ def find(location: str, key: str, root: str = "") -> list[Entry]:
 
 
 def _find(location: str, key: str, root: str) -> list[Entry]:
-    if location.startswith(("http://", "https://")):
+    if is_http(location):
         try:
             about = http.describe(location)
         except FileNotFoundError:

@@ -12,14 +12,13 @@ from typing import Protocol
 
 from pyarrow import fs
 
+from data_prep.failures import ReadFailed
+from data_prep.http import HttpFile, describe, is_http
+
 _ATTEMPTS = 8
 """How often a request is made before its failure counts; the waits between grow to 20 s."""
 _FIRST_ATTEMPTS = 3
 _GS_PATIENCE = timedelta(seconds=60)
-
-
-class ReadFailed(OSError):
-    """A file that is there could not be read: the network, the server, the disk. Trying again may help."""
 
 
 class Positional(Protocol):
@@ -46,9 +45,7 @@ def open_location(location: str) -> Positional:
     """Raises FileNotFoundError, PermissionError and other OSErrors of this machine; ReadFailed where it is remote."""
     if not is_remote(location):
         return _LocalFile(location)
-    if location.startswith(("http://", "https://")):
-        from data_prep.http import HttpFile
-
+    if is_http(location):
         return HttpFile(location)
     filesystem, path = filesystem_of(location)
     try:
@@ -59,24 +56,22 @@ def open_location(location: str) -> Positional:
         raise refused(location, error) from None
 
 
-def version_of(location: str) -> tuple[int, int, str | None]:
-    """Size, time of change in ns, and what the server calls this version of a file; None where it does not say.
+def version_of(location: str) -> tuple[int, int, str]:
+    """Size, time of change in ns, and what changes with every version of a remote file ("": nothing is known to).
 
     Raises as `open_location` does.
     """
-    if location.startswith(("http://", "https://")):
-        from data_prep.http import describe
-
+    if is_http(location):
         about = describe(location)
         return about.size, about.mtime_ns, about.version
     if not is_remote(location):
         status = os.stat(location)
-        return status.st_size, status.st_mtime_ns, None
+        return status.st_size, status.st_mtime_ns, ""
     filesystem, path = filesystem_of(location)
     try:
         info = filesystem.get_file_info(path)
         if info.type != fs.FileType.File:
-            raise FileNotFoundError(2, "No such file", location)
+            raise FileNotFoundError(2, "No such file or directory", location)
         metadata: dict[bytes, bytes] = {}
         if isinstance(filesystem, fs.S3FileSystem | fs.GcsFileSystem):
             with filesystem.open_input_file(path) as file:
@@ -85,8 +80,9 @@ def version_of(location: str) -> tuple[int, int, str | None]:
         raise
     except OSError as error:
         raise refused(location, error) from None
-    version = next((value for name, value in metadata.items() if name.lower() == b"etag"), None)
-    return info.size, info.mtime_ns or 0, version.decode() if version else None
+    etag = next((value.decode() for name, value in metadata.items() if name.lower() == b"etag"), "")
+    changed = f"changed {info.mtime_ns}" if info.mtime_ns else ""
+    return info.size, info.mtime_ns or 0, f"etag {etag}" if etag else changed
 
 
 def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:

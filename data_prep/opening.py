@@ -1,25 +1,16 @@
 """An input file that is being read: as far as it reached when it was listed, its failures told from its faults.
 
-What is wrong with the bytes (a broken gzip) is a fault of the file: it is set aside, the same way every time. What is
-wrong with getting at them is not: a file that went away or changed is set aside for this time, and a server that does
-not answer stops the task. Libraries report both as OSError, so the failure is kept here, where it happens.
+Libraries report as OSError both what is wrong with the bytes and what is wrong with getting at them. So what fails
+below them is kept here, where it happens.
 """
 
 import io
 from types import TracebackType
 
+from data_prep.failures import ReadFailed, UnreadableFileError
 from data_prep.inputs import UNREADABLE, has_changed
-from data_prep.locations import ReadFailed, block_bytes, is_remote, open_location, refused
+from data_prep.locations import block_bytes, is_remote, open_location, refused
 from data_prep.sources import InputFile
-
-
-class UnreadableFileError(Exception):
-    """A file of which nothing is used; the message is the reason."""
-
-    def __init__(self, reason: str, for_now: bool = False) -> None:
-        super().__init__(reason)
-        self.for_now = for_now
-        """Not a matter of what stands in the file: another time it may be readable."""
 
 
 class OpenedFile(io.RawIOBase):

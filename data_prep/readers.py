@@ -7,8 +7,9 @@ from math import inf
 from typing import Any
 
 from data_prep.compression import pieces
+from data_prep.failures import UnreadableFileError
 from data_prep.lines import blocks, lines
-from data_prep.opening import OpenedFile, UnreadableFileError
+from data_prep.opening import OpenedFile
 from data_prep.sources import Part
 
 MAX_DOCUMENT_BYTES = 64 * 2**20

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.config import Source
+from data_prep.http import is_http
 from data_prep.listing import Entry, find
 from data_prep.locations import is_remote
 
@@ -166,7 +167,7 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
 
 def _format(path: str) -> tuple[str, str]:
     """Format and packing by the file's ending, each "" where there is none."""
-    if path.startswith(("http://", "https://")):
+    if is_http(path):
         path = path.partition("?")[0].partition("#")[0]
     stem, _, ending = os.path.basename(path).lower().rpartition(".")
     packing = ending if ending in PACKINGS else ""

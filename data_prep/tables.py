@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.opening import OpenedFile, UnreadableFileError
+from data_prep.failures import UnreadableFileError
+from data_prep.opening import OpenedFile
 from data_prep.sources import Part
 
 _ROWS = 1024
