@@ -83,7 +83,7 @@ class HttpFile:
                 raise
             except (OSError, HTTPException) as error:
                 self.close()
-                _wait(self._url, attempt, str(error) or type(error).__name__)
+                _wait(self._url, attempt, _reason(error))
                 continue
             self._at += len(data)
             return data
@@ -128,9 +128,13 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
                 raise ReadFailed(f"{url} cannot be read (HTTP status {error.code}); correct it") from None
             _wait(url, attempt, f"HTTP status {error.code}")
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            _wait(url, attempt, str(reason) or type(error).__name__)
+            _wait(url, attempt, _reason(error))
     raise AssertionError("the last wait raises")
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", None) or error
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
 
 
 def _wait(url: str, attempt: int, reason: str) -> None:

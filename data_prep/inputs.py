@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from data_prep.sources import InputFile, group_into_splits, printable
 
 UNREADABLE = "unreadable"
 """Stands for the identity of a file that cannot be opened."""
+_REQUESTS = 16
+"""That wait for their answers at once."""
 
 
 def groups(files: list[InputFile]) -> list[list[InputFile]]:
@@ -23,7 +26,10 @@ def groups(files: list[InputFile]) -> list[list[InputFile]]:
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
     """Path -> identity, UNREADABLE where the file cannot be opened. Raises ReadFailed when a server does not answer."""
-    return {file.path: identity(file) for file in files}
+    if not any(is_remote(file.path) for file in files):
+        return {file.path: identity(file) for file in files}
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return dict(zip([file.path for file in files], pool.map(identity, files), strict=True))
 
 
 def identified(files: list[InputFile], hashes: dict[str, str]) -> list[InputFile]:

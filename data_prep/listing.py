@@ -169,8 +169,18 @@ class _Remote:
 
     def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
         """What stands in a folder."""
-        for info in self._list(folder, recursive=False):
-            yield self._entry(info), seen
+        if not isinstance(self._filesystem, fs.GcsFileSystem):
+            for info in self._list(folder, recursive=False):
+                yield self._entry(info), seen
+            return
+        # It always asks for all below, and does not tell the folders that are only the beginnings of names.
+        prefix, told = folder.path.rstrip("/") + "/", set()
+        for info in self._list(folder, recursive=True):
+            entry = self._entry(info)
+            name, inner, _ = entry.path.removeprefix(prefix).partition("/")
+            if name not in told:
+                told.add(name)
+                yield Entry(prefix + name, is_folder=True) if inner else entry, seen
 
     def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
         """All files in a folder that are not hidden; a file is itself."""

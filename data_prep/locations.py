@@ -2,10 +2,11 @@
 
 Credentials come from where each provider's own tools take them. For S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or
 a profile or the instance's role, AWS_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; for gs: Google's application
-default credentials. What a request costs decides how much is asked for at once: `block_bytes`.
+default credentials, or STORAGE_EMULATOR_HOST.
 """
 
 import os
+import re
 from datetime import timedelta
 from functools import lru_cache
 from typing import Protocol
@@ -19,6 +20,9 @@ _ATTEMPTS = 8
 """How often a request is made before its failure counts; the waits between grow to 20 s."""
 _FIRST_ATTEMPTS = 3
 _GS_PATIENCE = timedelta(seconds=60)
+
+
+_PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
 
 
 class Positional(Protocol):
@@ -57,7 +61,7 @@ def open_location(location: str) -> Positional:
 
 
 def version_of(location: str) -> tuple[int, int, str]:
-    """Size, time of change in ns, and what changes with every version of a remote file ("": nothing is known to).
+    """Size, time of change in ns (0: not told), and what changes with a remote file ("": nothing is known to).
 
     Raises as `open_location` does.
     """
@@ -69,20 +73,19 @@ def version_of(location: str) -> tuple[int, int, str]:
         return status.st_size, status.st_mtime_ns, ""
     filesystem, path = filesystem_of(location)
     try:
-        info = filesystem.get_file_info(path)
-        if info.type != fs.FileType.File:
-            raise FileNotFoundError(2, "No such file or directory", location)
-        metadata: dict[bytes, bytes] = {}
         if isinstance(filesystem, fs.S3FileSystem | fs.GcsFileSystem):
             with filesystem.open_input_file(path) as file:
-                metadata = file.metadata() or {}
+                etag = {str(key).lower(): value for key, value in (file.metadata() or {}).items()}.get("etag")
+                if etag:
+                    return file.size(), 0, f"etag {etag.decode()}"
+        info = filesystem.get_file_info(path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise refused(location, error) from None
-    etag = next((value.decode() for name, value in metadata.items() if name.lower() == b"etag"), "")
-    changed = f"changed {info.mtime_ns}" if info.mtime_ns else ""
-    return info.size, info.mtime_ns or 0, f"etag {etag}" if etag else changed
+    if info.type != fs.FileType.File:
+        raise FileNotFoundError(2, "No such file or directory", location)
+    return info.size, info.mtime_ns or 0, f"changed {info.mtime_ns}" if info.mtime_ns else ""
 
 
 def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
@@ -95,7 +98,7 @@ def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSyst
     if protocol == "s3":
         return s3_filesystem(path.split("/")[0], key), path
     if protocol in ("gs", "gcs"):
-        return _gs_filesystem(), path
+        return _gs_filesystem(os.environ.get("STORAGE_EMULATOR_HOST")), path
     return _fsspec_filesystem(protocol, key), rest
 
 
@@ -139,8 +142,11 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
 
 
 @lru_cache
-def _gs_filesystem() -> fs.GcsFileSystem:
-    return fs.GcsFileSystem(retry_time_limit=_GS_PATIENCE)
+def _gs_filesystem(emulator: str | None) -> fs.GcsFileSystem:
+    if emulator is None:
+        return fs.GcsFileSystem(retry_time_limit=_GS_PATIENCE)
+    host = emulator.removeprefix("http://").rstrip("/")
+    return fs.GcsFileSystem(anonymous=True, scheme="http", endpoint_override=host, retry_time_limit=_GS_PATIENCE)
 
 
 @lru_cache
@@ -158,8 +164,7 @@ def _fsspec_filesystem(protocol: str, key: str) -> fs.FileSystem:
 
 def reason_of(error: OSError) -> str:
     """What went wrong, on one line, without the library's account of how it came to it."""
-    text = error.strerror or str(error)
-    return (text.partition("AWS Error ")[2] or text).splitlines()[0]
+    return re.split(r"\n| error_info=", _PREAMBLE.sub("", error.strerror or str(error)))[0]
 
 
 def refused(location: str, error: OSError) -> OSError:
