@@ -6,6 +6,7 @@ below them is kept here, where it happens.
 
 import io
 from types import TracebackType
+from typing import Any
 
 from data_prep.failures import ReadFailed, UnreadableFileError
 from data_prep.inputs import UNREADABLE, has_changed
@@ -13,12 +14,11 @@ from data_prep.locations import block_bytes, is_remote, open_location, refused
 from data_prep.sources import InputFile
 
 
-class OpenedFile(io.RawIOBase):
-    """The first `file.size` bytes of a file, for io.BufferedReader (`buffered`) and by position (`read_at`)."""
+class OpenedFile:
+    """The first `file.size` bytes of a file, by position (`read_at`) and as a stream (`stream`)."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
-        self._at = 0
         self._failure: Exception | None = None
         try:
             self._place = open_location(file.path)
@@ -27,26 +27,22 @@ class OpenedFile(io.RawIOBase):
         except OSError as error:
             raise UnreadableFileError(f"cannot be opened ({error.strerror})", for_now=True) from None
 
+    def __enter__(self) -> "OpenedFile":
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """What failed below comes before what somebody above made of it."""
-        self.close()
+        self._place.close()
         if self._failure is not None and not isinstance(error, GeneratorExit):
             raise self._failure from None
 
-    def buffered(self, start: int = 0) -> io.BufferedReader:
-        """From byte `start` on."""
-        self._at = start
-        return io.BufferedReader(self, block_bytes(self._file.path))
-
-    def check_unchanged(self) -> None:
-        """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
-        if self._file.identity == UNREADABLE or has_changed(self._file):
-            raise _changed()
-
     def read_at(self, nbytes: int, offset: int) -> bytes:
-        """`nbytes` bytes from `offset` on; fewer at the end of the file."""
+        """Up to `nbytes` bytes from `offset` on, and none only at the end of the file.
+
+        Raises ReadFailed, and UnreadableFileError when the file is shorter than it was or cannot be read.
+        """
         nbytes = min(nbytes, self._file.size - offset)
         if nbytes <= 0:
             return b""
@@ -63,35 +59,42 @@ class OpenedFile(io.RawIOBase):
             raise self._failure
         return data
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """For io.BufferedReader."""
-        data = self.read_at(len(buffer), self._at)
+    def stream(self, start: int = 0) -> io.BufferedReader:
+        """From byte `start` on, read in blocks."""
+        return io.BufferedReader(_Stream(self, self._file.size, start), block_bytes(self._file.path))
+
+    def check_unchanged(self) -> None:
+        """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
+        if self._file.identity == UNREADABLE or has_changed(self._file):
+            raise _changed()
+
+
+class _Stream(io.RawIOBase):
+    """What libraries read here and there. That they close it means nothing to the file."""
+
+    def __init__(self, opened: OpenedFile, size: int, start: int) -> None:
+        self._opened = opened
+        self._size = size
+        self._at = start
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._opened.read_at(len(buffer), self._at)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """For libraries that read here and there."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
-        """Where it reads next."""
         return self._at
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is, at a price where it is remote."""
         return True
-
-    def close(self) -> None:
-        """It is not read any more."""
-        if not self.closed:
-            self._place.close()
-        super().close()
 
 
 def _changed() -> UnreadableFileError:

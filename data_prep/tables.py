@@ -30,7 +30,7 @@ def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
     """
     try:
         # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
-        source = pa.PythonFile(opened.buffered(), "r")
+        source = pa.PythonFile(opened.stream(), "r")
         with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as parquet:
             column = _column(parquet.schema_arrow, part.file.field)
             for number in _row_groups_of(part, parquet.metadata):
@@ -61,7 +61,7 @@ def arrow_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
 
 
 def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
-    source = pa.PythonFile(opened.buffered(), "r")
+    source = pa.PythonFile(opened.stream(), "r")
     if opened.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
         if part.start == 0:
             column = _column(pa.ipc.open_stream(source).schema, part.file.field)
@@ -77,15 +77,21 @@ def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _row_groups_of(part: Part, metadata: pq.FileMetaData) -> list[int]:
-    begins = []
+    found = []
+    last = 0
     for number in range(metadata.num_row_groups):
-        columns = [metadata.row_group(number).column(index) for index in range(metadata.num_columns)]
+        group = metadata.row_group(number)
+        if not group.num_rows:
+            continue
+        columns = [group.column(index) for index in range(metadata.num_columns)]
         offsets = [column.data_page_offset for column in columns]
-        offsets += [column.dictionary_page_offset for column in columns if column.dictionary_page_offset]
-        begins.append(min(offsets))
-    if begins != sorted(begins) or any(not 0 < offset < part.file.size for offset in begins):
-        raise UnreadableFileError("broken parquet")
-    return [number for number, offset in enumerate(begins) if part.start <= offset < part.stop]
+        begins = min(offsets + [c.dictionary_page_offset for c in columns if c.dictionary_page_offset])
+        if not last < begins < part.file.size:
+            raise UnreadableFileError("broken parquet")  # it would be in no part, or in two
+        last = begins
+        if part.start <= begins < part.stop:
+            found.append(number)
+    return found
 
 
 def _column(schema: pa.Schema, field: str) -> int:
