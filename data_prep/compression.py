@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from data_prep.failures import UnreadableFileError
 
 PIECE = 2**20
-_NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "xz": "xz"}
-"""As Arrow calls them."""
+_NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _XZ_MEMORY = 256 * 2**20
 """For its dictionary; xz -9 takes 64 MiB, and a file can ask for 4 GiB."""
 
@@ -34,7 +33,7 @@ def pieces(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
 def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
     import pyarrow as pa
 
-    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[packing])
+    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), "bz2" if packing == "bz2" else _NAMES[packing])
     while True:
         try:
             piece = unpacked.read(PIECE)

@@ -75,16 +75,20 @@ def has_changed(file: InputFile) -> bool:
 
 
 def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
-    """The remembered identities of those `files` whose size and time of change are as they were."""
+    """The remembered identities of those `files` whose size and time of change are as they were.
+
+    What cannot be read is known by the problem that listing found.
+    """
     try:
         known = json.loads(memory.read_bytes())
     except (OSError, ValueError):
-        return {}
-    return {
-        file.path: known[printable(file.path)][2]
-        for file in files
-        if known.get(printable(file.path), [None])[:2] == [file.size, file.mtime_ns]
-    }
+        known = {}
+    found = {file.path: file.problem for file in files if file.problem}
+    for file in files:
+        remembered = known.get(printable(file.path), [None])
+        if remembered[:2] == [file.size, file.mtime_ns] and not file.problem:
+            found[file.path] = remembered[2]
+    return found
 
 
 def remember(memory: Path, files: list[InputFile], hashes: dict[str, str]) -> None:
