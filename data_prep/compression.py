@@ -37,8 +37,8 @@ def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
     while True:
         try:
             piece = unpacked.read(PIECE)
-        except (OSError, pa.ArrowException):
-            raise _broken(packing) from None
+        except (OSError, pa.ArrowException) as error:
+            raise _broken(packing, error) from None
         if not piece:
             return
         yield piece
@@ -57,8 +57,8 @@ def _xz(stream: io.BufferedReader) -> Iterator[bytes]:
                     raise _broken("xz")
             try:
                 piece = unpacker.decompress(fed, PIECE)
-            except lzma.LZMAError:
-                raise _broken("xz") from None
+            except lzma.LZMAError as error:
+                raise _broken("xz", error) from None
             if piece:
                 yield piece
         packed = unpacker.unused_data
@@ -66,5 +66,8 @@ def _xz(stream: io.BufferedReader) -> Iterator[bytes]:
             pass
 
 
-def _broken(packing: str) -> UnreadableFileError:
+def _broken(packing: str, error: Exception | None = None) -> UnreadableFileError:
+    # What Zstandard says of windows over 128 MiB, which Arrow does not take, and liblzma of _XZ_MEMORY.
+    if any(words in str(error) for words in ("requires too much memory", "Memory usage limit")):
+        return UnreadableFileError(f"{_NAMES[packing]} that takes too much memory to unpack")
     return UnreadableFileError(f"broken {_NAMES[packing]}")

@@ -5,6 +5,7 @@ below them is kept here, where it happens.
 """
 
 import io
+import os
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,8 @@ class OpenedFile:
         except ReadFailed:
             raise
         except OSError as error:
-            raise UnreadableFileError(f"cannot be opened ({error.strerror})", for_now=True) from None
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise UnreadableFileError(f"cannot be opened ({reason})", for_now=True) from None
 
     def __enter__(self) -> "OpenedFile":
         return self

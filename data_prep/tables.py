@@ -5,7 +5,6 @@ batch the text's column is held whole.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +14,15 @@ from data_prep.opening import OpenedFile
 from data_prep.sources import Part
 
 _ROWS = 1024
-_BATCH_BYTES = 8 * 2**20
+_BATCH_BYTES = 2**20
+"""Of the file, for a batch of rows: packed, and with the other columns."""
 _BUFFER = 2**20
 _ARROW_FILE = b"ARROW1"
+_BINARY = (
+    (pa.string(), pa.binary()),
+    (pa.large_string(), pa.large_binary()),
+    (pa.string_view(), pa.binary_view()),
+)
 
 Value = str | bytes | None
 """bytes: not UTF-8; None: no text."""
@@ -32,16 +37,11 @@ def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
         # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
         source = pa.PythonFile(opened.stream(), "r")
         with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as parquet:
-            column = _column(parquet.schema_arrow, part.file.field)
-            for number in _row_groups_of(part, parquet.metadata):
-                about = parquet.metadata.row_group(number)
-                size = about.column(_leaf(parquet, column)).total_uncompressed_size
-                rows = max(1, min(_ROWS, _BATCH_BYTES * about.num_rows // max(1, size)))
-                batches = parquet.iter_batches(
-                    batch_size=rows, row_groups=[number], columns=[part.file.field], use_threads=False
-                )
-                for batch in batches:
-                    yield from _values(batch.column(0))
+            _column(parquet.schema_arrow, part.file.field)
+            groups = _numbers(part, parquet.num_row_groups)
+            rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // part.file.size))
+            for batch in parquet.iter_batches(rows, groups, [part.file.field], use_threads=False) if groups else []:
+                yield from _values(batch.column(0))
     except (pa.ArrowException, OSError):  # Arrow tells of damaged pages by OSError
         raise UnreadableFileError("broken parquet") from None
 
@@ -54,9 +54,11 @@ def arrow_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
     try:
         for batch in _record_batches(part, opened):
             column = batch.column(0)
+            # A damaged offset, used, would end the process. That texts are UTF-8 is checked one by one.
+            (column if pa.types.is_dictionary(column.type) else _as_bytes(column)).validate(full=True)
             for start in range(0, len(column), _ROWS):
                 yield from _values(column.slice(start, _ROWS))
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, MemoryError):  # a damaged length asks for all the memory there is
         raise UnreadableFileError("broken arrow") from None
 
 
@@ -70,28 +72,18 @@ def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
         return
     column = _column(pa.ipc.open_file(source).schema, part.file.field)
     reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
-    # Where a batch begins is not told; by its number it is about as far into the file as by its bytes.
-    for number in range(reader.num_record_batches):
-        if part.start <= part.file.size * number // reader.num_record_batches < part.stop:
-            yield reader.get_batch(number)
+    for number in _numbers(part, reader.num_record_batches):
+        yield reader.get_batch(number)
 
 
-def _row_groups_of(part: Part, metadata: pq.FileMetaData) -> list[int]:
-    found = []
-    last = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if not group.num_rows:
-            continue
-        columns = [group.column(index) for index in range(metadata.num_columns)]
-        offsets = [column.data_page_offset for column in columns]
-        begins = min(offsets + [c.dictionary_page_offset for c in columns if c.dictionary_page_offset])
-        if not last < begins < part.file.size:
-            raise UnreadableFileError("broken parquet")  # it would be in no part, or in two
-        last = begins
-        if part.start <= begins < part.stop:
-            found.append(number)
-    return found
+def _numbers(part: Part, count: int) -> list[int]:
+    """Which of a file's row groups or record batches are the part's: they are about equal.
+
+    Where they begin exactly is not told of record batches, and of row groups by functions of pyarrow that end the
+    process on a damaged footer (version 25).
+    """
+    size = part.file.size
+    return [number for number in range(count) if part.start <= size * number // count < part.stop]
 
 
 def _column(schema: pa.Schema, field: str) -> int:
@@ -108,29 +100,19 @@ def _column(schema: pa.Schema, field: str) -> int:
     return index
 
 
-def _leaf(parquet: pq.ParquetFile, column: int) -> int:
-    """The text's column among the leaves of nested ones."""
-    name = parquet.schema_arrow.field(column).name
-    return next(i for i in range(parquet.metadata.num_columns) if parquet.schema.column(i).path == name)
-
-
 def _values(column: pa.Array) -> Iterator[Value]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = [_raw(value) for value in column]
-    for value in values:
-        if isinstance(value, bytes):
-            try:
-                yield value.decode()
-            except UnicodeDecodeError:
-                yield value
-        else:
+    for value in _as_bytes(column).to_pylist():
+        try:
+            yield None if value is None else value.decode()
+        except UnicodeDecodeError:
             yield value
 
 
-def _raw(value: pa.Scalar) -> Value:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError:
-        return bytes(value.as_buffer())
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The same memory as binary."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    for text, binary in _BINARY:
+        if column.type == text:
+            return column.view(binary)
+    return column
