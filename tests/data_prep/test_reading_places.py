@@ -1,10 +1,14 @@
 """The same documents from a disk, a bucket, a web server and any file system of fsspec; what happens when they fail."""
 
+import contextlib
 import gzip
 import http.server
 import json
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from data_prep import http as http_files
 from data_prep import inputs
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.failures import ReadFailed, UnreadableFileError
+from data_prep.locations import filesystem_of
 from data_prep.pipeline import already_prepared, prepare
 from data_prep.readers import read_part
 from data_prep.sources import InputFile, group_into_splits, list_files
@@ -277,3 +282,40 @@ def test_a_web_server_that_stays_away_stops_the_reading(web: str, monkeypatch: p
     monkeypatch.setattr(Web, "failing_every", 1)
     with pytest.raises(ReadFailed, match=r"HTTP status 503.*start again"):
         list(read_part(part))
+
+
+def wait_for(port: int) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the server does not start")
+
+
+def test_a_bucket_of_gs_gives_the_documents_that_the_folder_gives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # A process of its own: in a thread of this one it did not answer pyarrow.
+    command = ["-m", "gcp_storage_emulator", "start", "--in-memory", "--default-bucket=texts"]
+    server = subprocess.Popen([sys.executable, *command, "--host=127.0.0.1", f"--port={port}"])
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    try:
+        wait_for(port)
+        filesystem, _ = filesystem_of("gs://texts/")
+        for path in folder.rglob("*.*"):
+            with filesystem.open_output_stream(f"texts/{path.relative_to(folder)}", compression=None) as sink:
+                sink.write(path.read_bytes())
+        files = list_files([Source(path="gs://texts")])
+        assert documents(files) == documents(files, 3_000) == documents(list_files([Source(path=str(folder))]))
+        assert all(identity.startswith("etag ") for identity in inputs.hash_files(files).values())
+        for pattern in ("gs://texts/**/*.parquet", "gs://texts/*/c.*", "gs://texts/inner/c.parquet"):
+            assert [file.name for file in list_files([Source(path=pattern)])] == ["gs://texts/inner/c.parquet"]
+        with pytest.raises(ValueError, match=r"data\.sources\[0\]\.path=gs://nowhere/a\.txt does not exist"):
+            list_files([Source(path="gs://nowhere/a.txt")])
+    finally:
+        server.terminate()
+        server.wait()
