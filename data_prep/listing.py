@@ -3,6 +3,7 @@
 What is there and cannot be read is listed too, with its problem: a folder that may not be listed, a link to nowhere.
 """
 
+import errno
 import os
 import re
 import stat
@@ -115,10 +116,11 @@ class _Local:
         try:
             status = os.stat(path)
         except OSError as error:
-            if not os.path.lexists(path):
+            is_link, is_missing = os.path.islink(path), isinstance(error, FileNotFoundError | NotADirectoryError)
+            if is_missing and not is_link:
                 return None
-            if os.path.islink(path):
-                return Entry(path, problem="broken link" if isinstance(error, FileNotFoundError) else "link loop")
+            if is_missing or error.errno == errno.ELOOP:
+                return Entry(path, problem="broken link" if is_missing else "link loop")
             return Entry(path, problem=f"cannot be opened ({error.strerror})")
         if stat.S_ISDIR(status.st_mode):
             return Entry(path, is_folder=True)

@@ -138,7 +138,10 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
             continue
         name = shown_root + os.path.relpath(entry.path, root) if root else entry.path
         files.append(_input_file(entry, name, index, source, kind, packing))
-    if not any(file.format for file in files):
+    if files and all(file.problem for file in files):
+        problem = files[0].problem
+        raise ValueError(f"{key}={source.path} cannot be read ({problem}); correct the path, or what stands there")
+    if not files:
         endings = ", ".join(f".{kind}" for kind in FORMATS)
         packings = ", ".join(f".{packing}" for packing in PACKINGS)
         raise ValueError(

@@ -158,6 +158,7 @@ def test_files_of_an_installed_package_are_found_without_running_it(tmp_path, mo
         ("empty", "names no file ending in .txt, .jsonl, .json, .parquet"),
         ("package:no_such_package_here/x.txt", "no_such_package_here.*not installed; pip install no-such-package-here"),
         ("package:os.path/x.txt", "top-level package"),
+        ("link.txt", r"data.sources\[0\].path=link.txt cannot be read \(broken link\)"),
         ("package:json/no/such/*.txt", "does not exist"),
     ],
 )
@@ -165,5 +166,6 @@ def test_a_source_that_is_not_there_is_refused_with_what_to_do(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("empty/notes.md").write_text("x")
+    Path("link.txt").symlink_to("nothing")
     with pytest.raises(ValueError, match=sentence):
         list_files([Source(path=path)])
