@@ -1,5 +1,6 @@
 """What was not used and why, and whether that is too much."""
 
+import dataclasses
 from collections import Counter
 
 from data_prep.manifest import SetAside
@@ -19,18 +20,18 @@ def account(
     """
     counts: Counter[str] = Counter()
     set_aside: list[SetAside] = []
-    bad_files = bad_documents = 0
+    bad_documents = 0
     places_before: Counter[tuple[int, str]] = Counter()
     named: Counter[tuple[int, str]] = Counter()
-    files = set()
+    files, broken = set(), set()
     for parts, output in zip(splits, read, strict=True):
         for part, facts in zip(parts, output.facts["parts"], strict=True):
             name = part.file.name
             file = (part.file.source, name)
             files.add(file)
             counts["kept"] += facts["documents"]
-            if facts["unreadable"]:
-                bad_files += 1
+            if facts["unreadable"] and file not in broken:
+                broken.add(file)
                 counts[facts["unreadable"]] += 1
                 set_aside.append(SetAside(path=name, reason=facts["unreadable"]))
             for reason, number in facts["bad"].items():
@@ -39,11 +40,15 @@ def account(
             for place, reason in facts["named"]:
                 if named[file] < NAMED_PER_FILE:
                     named[file] += 1
-                    where = name if part.file.format == "txt" else f"{name}:{place + places_before[file]}"
+                    where = (
+                        name
+                        if part.file.documents == "file" and part.file.format == "txt"
+                        else f"{name}:{place + places_before[file]}"
+                    )
                     set_aside.append(SetAside(path=where, reason=reason))
             places_before[file] += facts["places"]
     for what, bad, total in (
-        ("files", bad_files, len(files)),
+        ("files", len(broken), len(files)),
         ("documents", bad_documents, bad_documents + counts["kept"]),
     ):
         if bad > max_bad_fraction * total:
@@ -53,3 +58,23 @@ def account(
                 f"({examples}); mend or remove them, or raise it"
             )
     return dict(counts), set_aside
+
+
+def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:
+    """`splits`, where all parts of a file that was cut and is unreadable in one of them have its problem.
+
+    Nothing of a broken file is used, wherever its other parts were read.
+    """
+    broken = {
+        part.file.path: facts["unreadable"]
+        for parts, output in zip(splits, read, strict=True)
+        for part, facts in zip(parts, output.facts["parts"], strict=True)
+        if facts["unreadable"] and part.stop - part.start < part.file.size
+    }
+
+    def marked(part: Part) -> Part:
+        if part.file.path not in broken:
+            return part
+        return dataclasses.replace(part, file=dataclasses.replace(part.file, problem=broken[part.file.path]))
+
+    return [[marked(part) for part in parts] for parts in splits]

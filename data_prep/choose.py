@@ -35,7 +35,7 @@ def without_copies(work: Path, read: list[Output], run_once: RunOnce) -> tuple[l
     return kept, [*runs, *copies]
 
 
-def told(split: Kept) -> list[str]:
+def kept_key(split: Kept) -> list[str]:
     """What a key must say of a split's documents."""
     rows = np.ascontiguousarray(split.dropped, dtype="<i8")
     return [split.sha256, hashlib.sha256(rows.tobytes()).hexdigest()]

@@ -15,9 +15,12 @@ class Source(Section):
     """Files of one kind that hold documents."""
 
     path: str
-    """A file, a folder or a glob; `package:NAME/INNER/GLOB` names files of an installed Python package."""
+    """A file, a folder or a glob, here or at s3://BUCKET/… or gs://BUCKET/…; http:// or https:// and one file;
+    `package:NAME/INNER/GLOB` names files of an installed Python package."""
     field: str = "text"
-    """The name of the text's field in .jsonl, .json and .parquet files."""
+    """The name of the text's field in .jsonl, .json, .parquet and .arrow files."""
+    documents: Literal["file", "line", "block"] = "file"
+    """What is a document in .txt files: the whole file, each line, or each block between blank lines."""
     weight: float | None = Field(default=None, gt=0.0)
     """Its part of the training samples, relative to the other sources' weights; null: as much as it has of them."""
 

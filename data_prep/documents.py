@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from data_prep.clean import clean
 from data_prep.dedup import content_hash
-from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, UnreadableFileError, read_part
+from data_prep.failures import UnreadableFileError
+from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
 from data_prep.sources import Part
-from data_prep.stages import Output, once, read_batch, read_batches, write_batches
+from data_prep.stages import Output, once, read_batch, read_batches, read_entry, write_batches
 
 BATCH_BYTES = 4 * 2**20
 SCHEMA = pa.schema(
@@ -58,6 +59,8 @@ class _Tally:
     """Lines, items or rows seen."""
     unreadable: str | None = None
     """Why the file was set aside."""
+    for_now: bool = False
+    """It was gone or changing: the next time it is read again."""
     bad: Counter[str] = field(default_factory=Counter)
     named: list[tuple[int, str]] = field(default_factory=list)
     """The first bad places and their reasons."""
@@ -66,16 +69,26 @@ class _Tally:
 def read_split(split: ReadSplit) -> Output:
     """The good documents of a split, cleaned and hashed, as an Arrow file of SCHEMA.
 
-    Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, bad and named.
+    Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, for_now, bad and named.
     """
     folder = Path(split.folder)
+    entry = folder / f"{split.key}.json"
 
     def write(path: Path) -> dict[str, Any]:
         tallies = [_Tally() for _ in split.parts]
-        write_batches(path, SCHEMA, _batches(split.parts, tallies), "lz4")
-        return {"parts": [vars(tally) for tally in tallies]}
+        while True:
+            try:
+                write_batches(path, SCHEMA, _batches(split.parts, tallies), "lz4")
+            except _SpoiltError:
+                # Rare, and cheaper than to read every file twice, once to see whether it is whole.
+                tallies = [tally if tally.unreadable else _Tally() for tally in tallies]
+            else:
+                return {"parts": [vars(tally) for tally in tallies]}
 
-    return once(folder / f"{split.key}.json", folder / f"{split.key}.arrow", write)
+    standing = read_entry(entry)
+    if standing is not None and any(part["for_now"] for part in standing["facts"]["parts"]):
+        entry.unlink()
+    return once(entry, folder / f"{split.key}.arrow", write)
 
 
 def read_hashes(path: str) -> np.ndarray:
@@ -130,11 +143,22 @@ def _batch(rows: list[tuple[int, int, int, int, str]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+class _SpoiltError(Exception):
+    """Documents were written of a file that turned out to be unreadable; the tallies know which files are."""
+
+
 def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, int, int, str]]:
-    for part, tally in zip(parts, tallies, strict=True):
+    """The documents of all parts but those that the tallies hold unreadable."""
+    spoilt = False
+    for index, part in enumerate(parts):
+        tally = tallies[index]
+        if tally.unreadable:
+            continue
         try:
             for raw in read_part(part):
                 tally.places += 1
+                if spoilt:
+                    continue  # only to know about the other files before all is written again
                 document = raw if isinstance(raw, Bad) else _cleaned(raw, tally.places)
                 if isinstance(document, Bad):
                     tally.bad[document.reason] += 1
@@ -144,8 +168,10 @@ def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, 
                 tally.documents += 1
                 yield (*content_hash(document), len(document.encode()), part.file.source, document)
         except UnreadableFileError as error:
-            assert tally.places == 0
-            tally.unreadable = str(error)
+            spoilt = spoilt or tally.documents > 0
+            tallies[index] = _Tally(unreadable=str(error), for_now=error.for_now)
+    if spoilt:
+        raise _SpoiltError
 
 
 def _cleaned(raw: str, place: int) -> str | Bad:

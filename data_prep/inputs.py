@@ -1,13 +1,21 @@
-"""Hashes of the input files, remembered with size and time so that unchanged files are not read again to know it."""
+"""Identities of the input files, remembered with size and time so that unchanged files are not read to know them."""
 
+import dataclasses
+import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from data_prep.files import canonical_json, sha256_file, write_atomically
-from data_prep.sources import InputFile, group_into_splits
+from data_prep.failures import ReadFailed
+from data_prep.files import canonical_json, write_atomically
+from data_prep.locations import block_bytes, is_remote, open_location, version_of
+from data_prep.sources import InputFile, group_into_splits, printable
 
-UNREADABLE = ""
-"""Stands for the hash of a file that cannot be opened."""
+UNREADABLE = "unreadable"
+"""Stands for the identity of a file that cannot be opened."""
+_REQUESTS = 16
+"""That wait for their answers at once."""
 
 
 def groups(files: list[InputFile]) -> list[list[InputFile]]:
@@ -17,33 +25,93 @@ def groups(files: list[InputFile]) -> list[list[InputFile]]:
 
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
-    """Path -> SHA-256, UNREADABLE where the file cannot be opened."""
-    return {file.path: _hash(file.path) for file in files}
+    """Path -> identity, UNREADABLE where the file cannot be opened. Raises ReadFailed when a server does not answer."""
+    if not any(is_remote(file.path) for file in files):
+        return {file.path: identity(file) for file in files}
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return dict(zip([file.path for file in files], pool.map(identity, files), strict=True))
+
+
+def identified(files: list[InputFile], hashes: dict[str, str]) -> list[InputFile]:
+    """`files`, each with its identity."""
+    return [dataclasses.replace(file, identity=hashes[file.path]) for file in files]
+
+
+def identity(file: InputFile) -> str:
+    """What is the same as long as the content is: the SHA-256 of the bytes that were listed, or a server's ETag.
+
+    A file without read permission or one that is gone is UNREADABLE. Raises ReadFailed when a server does not answer.
+    """
+    if file.problem:
+        return file.problem
+    try:
+        if is_remote(file.path):
+            size, _, version = version_of(file.path)
+            if version:
+                return f"{version} {size}"
+        return _sha256(file)
+    except ReadFailed:
+        raise
+    except OSError:
+        return UNREADABLE
+
+
+def has_changed(file: InputFile) -> bool:
+    """Whether its first `size` bytes, as they were when it was listed, are others now or gone.
+
+    Raises ReadFailed when a server does not answer.
+    """
+    try:
+        size, mtime_ns, version = version_of(file.path)
+    except ReadFailed:
+        raise
+    except OSError:
+        return True
+    if version and file.identity:
+        return file.identity != f"{version} {size}"
+    if (size, mtime_ns) == (file.size, file.mtime_ns):
+        return False
+    return size < file.size or (bool(file.identity) and identity(file) != file.identity)
 
 
 def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
-    """The remembered hashes of those `files` whose size and time of change are as they were."""
+    """The remembered identities of those `files` whose size and time of change are as they were.
+
+    What cannot be read is known by the problem that listing found.
+    """
     try:
         known = json.loads(memory.read_bytes())
     except (OSError, ValueError):
-        return {}
-    return {
-        file.path: known[file.path][2]
-        for file in files
-        if known.get(file.path, [None])[:2] == [file.size, file.mtime_ns]
-    }
+        known = {}
+    found = {file.path: file.problem for file in files if file.problem}
+    for file in files:
+        remembered = known.get(printable(file.path), [None])
+        if remembered[:2] == [file.size, file.mtime_ns] and not file.problem:
+            found[file.path] = remembered[2]
+    return found
 
 
 def remember(memory: Path, files: list[InputFile], hashes: dict[str, str]) -> None:
     """Keep `hashes` for `recall`. Unreadable files are tried again: being allowed to read changes no time."""
-    known = {
-        file.path: [file.size, file.mtime_ns, hashes[file.path]] for file in files if hashes[file.path] != UNREADABLE
+    known: dict[str, Any] = {
+        printable(file.path): [file.size, file.mtime_ns, hashes[file.path]]
+        for file in files
+        if hashes[file.path] != UNREADABLE and not file.problem and file.mtime_ns
     }
     write_atomically(memory, canonical_json(known))
 
 
-def _hash(path: str) -> str:
+def _sha256(file: InputFile) -> str:
+    digest = hashlib.sha256()
+    place, block = open_location(file.path), block_bytes(file.path)
     try:
-        return sha256_file(path)
-    except OSError:
-        return UNREADABLE
+        at = 0
+        while at < file.size:
+            data = place.read_at(min(block, file.size - at), at)
+            if not data:
+                return UNREADABLE  # it has become shorter
+            digest.update(data)
+            at += len(data)
+    finally:
+        place.close()
+    return digest.hexdigest()

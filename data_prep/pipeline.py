@@ -23,8 +23,8 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep import inputs, tokenizer
-from data_prep.accounts import account
-from data_prep.choose import told, without_copies
+from data_prep.accounts import account, without_broken
+from data_prep.choose import kept_key, without_copies
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.documents import Kept, ReadSplit, read_split
 from data_prep.encode import (
@@ -50,7 +50,7 @@ from data_prep.manifest import (
 )
 from data_prep.sample import Candidates, DrawSample, FindCandidates, draw_sample, find_candidates, merge
 from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
-from data_prep.sources import InputFile, Part, group_into_splits, list_files
+from data_prep.sources import InputFile, Part, group_into_splits, list_files, told
 from data_prep.stages import Output, stage_key
 
 MapSplits = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -118,21 +118,23 @@ def prepare(
     """
     out_dir = out_dir.absolute()
     work = out_dir / "work" if work is None else work.absolute()
-    files = list_files(data.sources)
     run = _runner(map_splits, progress)
 
     def run_once(stage: str, function: Callable[[Any], Output], items: Sequence[Any]) -> list[Output]:
         by_key = {output.key: output for output in run(stage, function, items)}
         return [by_key[item.key] for item in items]
 
-    inputs_key, hashes = _identify(data, tok, work, files, run)
+    inputs_key, files = _identify(data, tok, work, list_files(data.sources), run)
     out_dir.mkdir(parents=True, exist_ok=True)
     standing = _made_from(out_dir, inputs_key)
     if standing is not None and not any(run("verify", complaint, dataset_files(out_dir, standing))):
         return standing
 
     splits = group_into_splits(files)
-    read = run_once("read", read_split, [_read_item(work, parts, hashes) for parts in splits])
+    read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
+    if (again := without_broken(splits, read)) != splits:
+        splits = again
+        read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
     unique, chosen = without_copies(work, read, run_once)
@@ -220,13 +222,13 @@ def _runner(map_splits: MapSplits, progress: Progress) -> _Run:
 
 def _identify(
     data: DataConfig, tok: TokenizerConfig, work: Path, files: list[InputFile], run: _Run
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, list[InputFile]]:
     work.mkdir(parents=True, exist_ok=True)
     hashes = inputs.recall(work / "inputs.json", files)
     for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
         hashes |= found
     inputs.remember(work / "inputs.json", files, hashes)
-    return _inputs_key(data, tok, files, hashes), hashes
+    return _inputs_key(data, tok, files, hashes), inputs.identified(files, hashes)
 
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
@@ -242,25 +244,14 @@ def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
     return manifest if manifest.inputs == inputs_key else None
 
 
-def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSplit:
-    told = [
-        [
-            hashes[part.file.path],
-            part.start,
-            part.stop,
-            part.file.source,
-            part.file.field,
-            part.file.format,
-            part.file.gz,
-        ]
-        for part in parts
-    ]
-    return ReadSplit(stage_key("read", [], unicodedata.unidata_version, told), str(work / "read"), parts)
+def _read_item(work: Path, parts: list[Part]) -> ReadSplit:
+    key = stage_key("read", [], unicodedata.unidata_version, [told(part) for part in parts])
+    return ReadSplit(key, str(work / "read"), parts)
 
 
 def _draw_item(work: Path, split: Kept, sample: Candidates, data: DataConfig) -> DrawSample:
     largest_id = int(sample.smallest["first"][-1])
-    key = stage_key("draw", [], told(split), data.heldout_fraction, largest_id)
+    key = stage_key("draw", [], kept_key(split), data.heldout_fraction, largest_id)
     return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest_id)
 
 
@@ -271,7 +262,7 @@ def _tokenizer_item(work: Path, drawn: list[Output], tok: TokenizerConfig) -> Tr
 
 
 def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:
-    key = stage_key("encode", ["sentencepiece", "sentencex"], told(split), trained.sha256, data.heldout_fraction)
+    key = stage_key("encode", ["sentencepiece", "sentencex"], kept_key(split), trained.sha256, data.heldout_fraction)
     return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path)
 
 

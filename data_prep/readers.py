@@ -1,19 +1,25 @@
 """Documents of one part of a file; what cannot be read comes out with its reason instead of stopping the rest."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from math import inf
+from typing import Any
 
-from data_prep.sources import InputFile, Part
+from data_prep.compression import pieces
+from data_prep.failures import UnreadableFileError
+from data_prep.lines import blocks, lines
+from data_prep.opening import OpenedFile
+from data_prep.sources import Part
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
-MAX_JSON_BYTES = 2**30
+MAX_JSON_BYTES = 256 * 2**20
 """A .json file is parsed whole, so its size is bounded; .jsonl has no bound."""
 
 TOO_LONG = "longer than 64 MiB"
+_NOT_UTF8 = "not UTF-8"
+_NUL = "NUL bytes"
+"""No text has them; UTF-16 that happens to be valid UTF-8 does."""
 
 
 @dataclass(frozen=True)
@@ -21,74 +27,117 @@ class Bad:
     """A document that cannot be read."""
 
     place: int
-    """Its line (.jsonl), item (.json) or row (.parquet), from 1; for .jsonl counted from the part's start."""
+    """Its line (.jsonl), item (.json), row (.parquet, .arrow) or number (.txt), from 1 at the part's start."""
     reason: str
-
-
-class UnreadableFileError(Exception):
-    """A file of which nothing is used; the message is the reason. Raised before its first document."""
 
 
 def read_part(part: Part) -> Iterator[str | Bad]:
     """The documents of a part, in order, as they stand there.
 
-    Raises UnreadableFileError, before anything is yielded, when the file as a whole cannot be used.
+    Raises UnreadableFileError when nothing of the file may be used: perhaps at the end only, when it turns out to be
+    truncated or to have changed meanwhile; what was yielded of it is then to be forgotten.
+    Raises ReadFailed when a server does not answer.
     """
     file = part.file
+    if file.problem:
+        raise UnreadableFileError(file.problem)
+    with OpenedFile(file) as opened:
+        if file.format in ("parquet", "arrow"):
+            yield from _read_table(part, opened)
+        elif file.format == "jsonl":
+            yield from _read_jsonl(part, opened)
+        elif file.format == "json":
+            yield from _read_json(part, opened)
+        elif file.documents == "file":
+            yield _read_txt(part, opened)
+        else:
+            yield from _read_texts(part, opened)
+        opened.check_unchanged()
+
+
+def _bytes_of(part: Part, opened: OpenedFile) -> Iterator[bytes]:
+    """From the byte before the part on, which tells whether a line begins at the part's start."""
+    return pieces(opened.stream(max(0, part.start - 1)), part.file.packing)
+
+
+def _stop(part: Part) -> float:
+    return inf if part.file.packing else part.stop
+
+
+def _whole(part: Part, opened: OpenedFile, limit: int, too_long: str) -> str:
+    held, size = [], 0
+    for piece in _bytes_of(part, opened):
+        held.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise UnreadableFileError(too_long)
     try:
-        open(file.path, "rb").close()
-    except OSError as error:
-        raise UnreadableFileError(f"cannot be opened ({error.strerror})") from None
-    if file.gz:
-        _check_gzip(file.path)
-    if file.format == "txt":
-        yield _read_txt(file)
-    elif file.format == "json":
-        yield from _read_json(file)
-    elif file.format == "parquet":
-        yield from _read_parquet(file)
+        return b"".join(held).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableFileError(_NOT_UTF8) from None
+
+
+def _read_txt(part: Part, opened: OpenedFile) -> str:
+    text = _whole(part, opened, MAX_DOCUMENT_BYTES, TOO_LONG)
+    if "\0" in text:
+        raise UnreadableFileError(_NUL)
+    return text
+
+
+def _read_texts(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
+    """Lines or blocks; blank lines only stand between them."""
+    data, stop = _bytes_of(part, opened), _stop(part)
+    if part.file.documents == "line":
+        found = lines(data, part.start, stop, MAX_DOCUMENT_BYTES)
     else:
-        yield from _read_jsonl(part)
+        found = blocks(data, part.start, stop, MAX_DOCUMENT_BYTES, opened.read_at)
+    place = 0
+    for at, text in found:
+        if text is not None and (not text or text.isspace()):
+            continue
+        place += 1
+        if text is None:
+            yield Bad(place, TOO_LONG)
+        elif b"\0" in text:
+            yield Bad(place, _NUL)
+        else:
+            try:
+                yield text.decode("utf-8" if at else "utf-8-sig")
+            except UnicodeDecodeError:
+                yield Bad(place, _NOT_UTF8)
 
 
-def _open(file: InputFile) -> BinaryIO:
-    return gzip.open(file.path, "rb") if file.gz else open(file.path, "rb")  # type: ignore[return-value]
+def _read_jsonl(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
+    found = lines(_bytes_of(part, opened), part.start, _stop(part), MAX_DOCUMENT_BYTES)
+    field = part.file.field
+    for place, (_, line) in enumerate(found, start=1):
+        if line is None:
+            yield Bad(place, TOO_LONG)
+            continue
+        try:
+            row = json.loads(line.decode())
+        except UnicodeDecodeError:
+            yield Bad(place, _NOT_UTF8)
+        except (ValueError, RecursionError):
+            yield _second_look(line, field, place)
+        else:
+            yield _field(row, field, place)
 
 
-def _check_gzip(path: str) -> None:
-    """Unpack to the end once: documents before a break must not be used as if the file were whole."""
+def _second_look(line: bytes, field: str, place: int) -> str | Bad:
+    """What files have that were joined from others: blank lines, and the byte order mark of each."""
+    if not line or line.isspace():
+        return Bad(place, "empty")
     try:
-        with gzip.open(path, "rb") as file:
-            while file.read(2**20):
-                pass
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise UnreadableFileError("broken gzip") from None
+        return _field(json.loads(line.decode("utf-8-sig")), field, place)
+    except (ValueError, RecursionError):
+        return Bad(place, "broken JSON")
 
 
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8-sig")
-
-
-def _read_txt(file: InputFile) -> str:
-    with _open(file) as stream:
-        data = stream.read(MAX_DOCUMENT_BYTES + 1)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise UnreadableFileError(TOO_LONG)
+def _read_json(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
+    text = _whole(part, opened, MAX_JSON_BYTES, "longer than 256 MiB; .jsonl has no limit")
     try:
-        return _decode(data)
-    except UnicodeDecodeError:
-        raise UnreadableFileError("not UTF-8") from None
-
-
-def _read_json(file: InputFile) -> Iterator[str | Bad]:
-    with _open(file) as stream:
-        data = stream.read(MAX_JSON_BYTES + 1)
-    if len(data) > MAX_JSON_BYTES:
-        raise UnreadableFileError("longer than 1 GiB; .jsonl has no limit")
-    try:
-        parsed = json.loads(_decode(data))
-    except UnicodeDecodeError:
-        raise UnreadableFileError("not UTF-8") from None
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         raise UnreadableFileError("broken JSON") from None
     if isinstance(parsed, dict):
@@ -96,77 +145,25 @@ def _read_json(file: InputFile) -> Iterator[str | Bad]:
     if not isinstance(parsed, list):
         raise UnreadableFileError("neither a list of objects nor an object of objects")
     for place, row in enumerate(parsed, start=1):
-        yield _field(row, file.field, place)
-
-
-def _read_jsonl(part: Part) -> Iterator[str | Bad]:
-    with _open(part.file) as stream:
-        if part.start:
-            # A line belongs to the part that its first byte lies in.
-            stream.seek(part.start - 1)
-            _skip_line(stream)
-        place = 0
-        while part.file.gz or stream.tell() < part.stop:
-            line = stream.readline(MAX_DOCUMENT_BYTES + 1)
-            if not line:
-                break
-            place += 1
-            if len(line) > MAX_DOCUMENT_BYTES:
-                if not line.endswith(b"\n"):
-                    _skip_line(stream)
-                yield Bad(place, TOO_LONG)
-                continue
-            if line.isspace():
-                yield Bad(place, "empty")
-                continue
-            try:
-                row = json.loads(_decode(line))
-            except UnicodeDecodeError:
-                yield Bad(place, "not UTF-8")
-            except (ValueError, RecursionError):
-                yield Bad(place, "broken JSON")
-            else:
-                yield _field(row, part.file.field, place)
-
-
-def _skip_line(stream: BinaryIO) -> None:
-    while (rest := stream.readline(2**20)) and not rest.endswith(b"\n"):
-        pass
+        yield _field(row, part.file.field, place)
 
 
 def _field(row: Any, field: str, place: int) -> str | Bad:
     if not isinstance(row, dict) or field not in row:
         return Bad(place, f"no field {field!r}")
-    value = row[field]
+    return _text(row[field], field, place)
+
+
+def _text(value: Any, field: str, place: int) -> str | Bad:
     if not isinstance(value, str):
         return Bad(place, f"field {field!r} is not text")
-    return value
+    return value if len(value) <= MAX_DOCUMENT_BYTES else Bad(place, TOO_LONG)
 
 
-def _read_parquet(file: InputFile) -> Iterator[str | Bad]:
-    for _ in _parquet_columns(file):
-        pass  # a broken page anywhere must be known before the first document is used
-    place = 0
-    for column in _parquet_columns(file):
-        for value in column:
-            place += 1
-            yield value if isinstance(value, str) else Bad(place, f"field {file.field!r} is not text")
+def _read_table(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
+    # pyarrow's readers of tables are imported where there are some: it takes longer than a small preparation.
+    from data_prep.tables import arrow_values, parquet_values
 
-
-def _parquet_columns(file: InputFile) -> Iterator[list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file.path) as parquet:
-            if file.field not in parquet.schema_arrow.names:
-                raise UnreadableFileError(f"no field {file.field!r}")
-            kind = parquet.schema_arrow.field(file.field).type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise UnreadableFileError(f"field {file.field!r} is not text")
-            for batch in parquet.iter_batches(batch_size=1024, columns=[file.field]):
-                yield batch.column(0).to_pylist()
-    except UnicodeDecodeError:
-        raise UnreadableFileError("not UTF-8") from None
-    except (pa.ArrowException, OSError):  # Arrow tells of damaged pages by OSError
-        raise UnreadableFileError("broken parquet") from None
+    values = parquet_values if part.file.format == "parquet" else arrow_values
+    for place, value in enumerate(values(part, opened), start=1):
+        yield Bad(place, _NOT_UTF8) if isinstance(value, bytes) else _text(value, part.file.field, place)

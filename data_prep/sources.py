@@ -1,123 +1,183 @@
-"""Which files a recipe's sources name, in a fixed order, and how they are cut into splits of about 4 MB."""
+"""Which files a recipe's sources name, in a fixed order, and how they are cut into splits."""
 
-import glob
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from data_prep.config import Source
+from data_prep.http import is_http
+from data_prep.listing import Entry, find
+from data_prep.locations import is_remote
 
-FORMATS = ("txt", "jsonl", "json", "parquet")
-SPLIT_BYTES = 4 * 2**20
+FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
+PACKINGS = ("gz", "zst", "bz2", "xz")
+_PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
+
+LEAST_SPLIT = 4 * 2**20
+MOST_SPLIT = 256 * 2**20
+_SPLITS = 1024
+_FILES_A_SPLIT = 4096
+"""To open a file costs too: no more than so many small ones are one task."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that holds documents."""
+    """A file that holds documents, or something that cannot be read where one is expected."""
 
     name: str
-    """How the user would call it: as the recipe writes it, relative where that is relative."""
+    """How the user would call it: as the recipe writes it, relative where that is relative. A name that is not
+    printable (a line break, bytes that are not UTF-8) is spelled with Python's escapes, so that it is one line of
+    valid UTF-8 anywhere; the file is opened by `path`."""
     path: str
-    """Absolute, for workers with another working directory."""
+    """Absolute, for workers with another working directory; or a URL."""
     source: int
     field: str
     format: str
-    gz: bool
+    """One of FORMATS; "": none, there is a problem."""
+    packing: str
+    """One of PACKINGS, or "": the whole file is compressed, and can only be read from its beginning."""
     size: int
+    """When it was listed; what is appended later is not read."""
     mtime_ns: int
+    documents: str = "file"
+    """What a document of a .txt file is: the file, a line, a block."""
+    in_order: bool = False
+    """Its server gives it from its beginning only."""
+    problem: str = ""
+    """Why nothing of it can be used, as far as listing tells."""
+    identity: str = ""
+    """Tells this content from any other, once `inputs.identity` was asked; "" before."""
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a worker can start in the middle of it."""
+        if self.packing or self.in_order:
+            return False
+        return self.format in ("jsonl", "parquet", "arrow") or (self.format == "txt" and self.documents != "file")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The bytes [start, stop) of a file: lines that begin there (.jsonl), or the whole file (all others)."""
+    """The bytes [start, stop) of a file: the lines, blocks, row groups or record batches that begin there."""
 
     file: InputFile
     start: int
     stop: int
 
 
-def list_files(sources: list[Source]) -> list[InputFile]:
-    """The files of all sources, by source and then by name.
+def list_files(sources: Sequence[Source]) -> list[InputFile]:
+    """The files of all sources, by source and then by path.
 
-    Raises ValueError when a path or package is missing, or names no file of a known format.
+    Raises ValueError when a path or package is missing, cannot be listed, or names no file of a known format.
     """
     return [file for index, source in enumerate(sources) for file in _files_of(index, source)]
 
 
-def group_into_splits(files: list[InputFile], split_bytes: int = SPLIT_BYTES) -> list[list[Part]]:
-    """Consecutive parts, about `split_bytes` a split; depends on the files' order and sizes alone."""
+def split_bytes_of(total: int) -> int:
+    """Bytes a split: about a thousandth of the whole within 4 and 256 MiB.
+
+    A power of two, so that a file more or less leaves the other splits, and what was made of them, as they are.
+    """
+    size = LEAST_SPLIT
+    while size < MOST_SPLIT and size * _SPLITS < total:
+        size *= 2
+    return size
+
+
+def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[Part]]:
+    """Consecutive parts, about `split_bytes` a split; depends on the files' order, kinds and sizes alone.
+
+    A file that is cut has its splits for itself: when it changes, no other's splits do.
+    """
+    split_bytes = split_bytes or split_bytes_of(sum(file.size for file in files))
     splits: list[list[Part]] = []
     room = 0
     for file in files:
-        for part in _parts(file, split_bytes):
-            if room <= 0:
-                splits.append([])
-                room = split_bytes
-            splits[-1].append(part)
-            room -= part.stop - part.start
+        if file.can_be_cut and file.size > split_bytes:
+            cuts = range(0, file.size, split_bytes)
+            splits += [[Part(file, at, min(at + split_bytes, file.size))] for at in cuts]
+            room = 0
+            continue
+        if room <= 0:
+            splits.append([])
+            room = split_bytes
+        splits[-1].append(Part(file, 0, file.size))
+        room -= max(file.size, split_bytes // _FILES_A_SPLIT)
     return splits
 
 
-def _parts(file: InputFile, split_bytes: int) -> list[Part]:
-    # Only lines can be found again from the middle of a file.
-    if file.format != "jsonl" or file.gz or file.size <= split_bytes:
-        return [Part(file, 0, file.size)]
-    return [Part(file, at, min(at + split_bytes, file.size)) for at in range(0, file.size, split_bytes)]
+def told(part: Part) -> list[Any]:
+    """All that decides the documents of a part, as JSON; its file's identity must be known."""
+    file = part.file
+    what = [file.identity, file.size, file.source, file.field, file.format, file.packing, file.documents, file.problem]
+    return [*what, part.start, part.stop]
+
+
+def printable(name: str) -> str:
+    """`name`, spelled with Python's escapes where characters in it do not print or stand for bytes without meaning."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def _files_of(index: int, source: Source) -> list[InputFile]:
-    pattern, shown_root, root = source.path, "", ""
+    key = f"data.sources[{index}].path"
+    location, root, shown_root = source.path, "", ""
     if source.path.startswith(_PACKAGE):
         package, _, pattern = source.path.removeprefix(_PACKAGE).partition("/")
         root = _package_folder(package, index)
-        shown_root = f"{_PACKAGE}{package}/"
-        pattern = pattern or "."
-    full = os.path.join(glob.escape(root), pattern) if root else pattern
-    literal = os.path.join(root, pattern) if root else pattern
-    matches = [literal] if os.path.exists(literal) else glob.glob(full, recursive=True)
-    if not matches:
-        raise ValueError(
-            f"data.sources[{index}].path={source.path} does not exist; correct the path or put files there"
-        )
-    found = sorted({path for match in matches for path in _expand(match)})
+        location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
+    found = find(location, key, root)
+    if not found:
+        raise ValueError(f"{key}={source.path} does not exist; correct the path or put files there")
     files = []
-    for path in found:
-        kind, gz = _format(path)
-        if kind is None:
+    for entry in found:
+        kind, packing = _format(entry.path)
+        if not kind and not entry.problem:
             continue
-        name = shown_root + os.path.relpath(path, root) if root else path
-        stat = os.stat(path)
-        files.append(
-            InputFile(name, os.path.abspath(path), index, source.field, kind, gz, stat.st_size, stat.st_mtime_ns)
-        )
+        name = shown_root + os.path.relpath(entry.path, root) if root else entry.path
+        files.append(_input_file(entry, name, index, source, kind, packing))
+    if files and all(file.problem for file in files):
+        problem = files[0].problem
+        raise ValueError(f"{key}={source.path} cannot be read ({problem}); correct the path, or what stands there")
     if not files:
         endings = ", ".join(f".{kind}" for kind in FORMATS)
+        packings = ", ".join(f".{packing}" for packing in PACKINGS)
         raise ValueError(
-            f"data.sources[{index}].path={source.path} names no file ending in {endings} (or .gz of the text ones); "
+            f"{key}={source.path} names no file ending in {endings} (or {packings} of the text ones); "
             "convert the texts or correct the path"
         )
     return files
 
 
-def _expand(path: str) -> list[str]:
-    """A file is itself; a folder is all files below it that are not hidden."""
-    if not os.path.isdir(path):
-        return [path] if os.path.isfile(path) else []
-    below = []
-    for folder, inner, names in os.walk(path):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        below += [os.path.join(folder, name) for name in names if not name.startswith(".")]
-    return [file for file in below if os.path.isfile(file)]
+def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, packing: str) -> InputFile:
+    path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
+    return InputFile(
+        name=printable(name),
+        path=path,
+        source=index,
+        field=source.field,
+        format=kind,
+        packing=packing,
+        size=entry.size,
+        mtime_ns=entry.mtime_ns,
+        documents=source.documents,
+        in_order=entry.in_order,
+        problem=entry.problem,
+    )
 
 
-def _format(path: str) -> tuple[str | None, bool]:
-    name = Path(path).name.lower()
-    gz = name.endswith(".gz")
-    ending = name.removesuffix(".gz").rpartition(".")[2]
-    known = ending in FORMATS and not (gz and ending == "parquet")
-    return (ending if known else None), gz
+def _format(path: str) -> tuple[str, str]:
+    """Format and packing by the file's ending, each "" where there is none."""
+    if is_http(path):
+        path = path.partition("?")[0].partition("#")[0]
+    stem, _, ending = os.path.basename(path).lower().rpartition(".")
+    packing = ending if ending in PACKINGS else ""
+    if packing:
+        ending = stem.rpartition(".")[2]
+    known = ending in FORMATS and not (packing and ending in _PACKED_INSIDE)
+    return (ending, packing) if known else ("", "")
 
 
 def _package_folder(package: str, index: int) -> str:

@@ -11,22 +11,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from pyarrow import fs, py_buffer
 
 from data_prep.files import replacing
+from data_prep.locations import s3_filesystem
 
 Bytes = bytes | memoryview
 
 _CHUNK = 8 * 1024**2
 _UPLOAD_AHEAD = 256 * 1024**2
 """Bytes that may wait for their upload: as many are held in memory once more."""
-_ATTEMPTS = 8
-"""How often a request is made before its failure counts; the waits between grow to 20 s."""
-_FIRST_ATTEMPTS = 3
 
 
 class Sink(Protocol):
@@ -180,39 +177,7 @@ def open_folder(location: str) -> Folder:
     if scheme != "s3" or not rest.strip("/"):
         raise ValueError(f"{location} is no place for checkpoints; give a folder or s3://BUCKET/PREFIX")
     path = "/".join(part for part in rest.split("/") if part)
-    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-    return Folder(f"s3://{path}", path, _bucket(path.split("/")[0], _endpoint(), tuple(map(os.environ.get, names))))
-
-
-def _endpoint() -> str | None:
-    """pyarrow takes the credentials from the environment, and the endpoint not (version 25)."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-
-
-@lru_cache
-def _bucket(name: str, endpoint: str | None, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
-    """`environment` tells one set of credentials from another, and is read by the AWS library itself."""
-    region = environment[0] or environment[1]
-    where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
-
-    def connect(attempts: int) -> fs.S3FileSystem:
-        return fs.S3FileSystem(
-            endpoint_override=endpoint, region=region, retry_strategy=fs.AwsStandardS3RetryStrategy(attempts)
-        )
-
-    try:
-        if region is None and endpoint is None:
-            region = fs.resolve_s3_region(name)
-        found = connect(_FIRST_ATTEMPTS).get_file_info(name)
-    except OSError as error:
-        reason = str(error).partition("AWS Error ")[2] or str(error)
-        raise ValueError(
-            f"{where} cannot be used ({reason.splitlines()[0]}); check checkpoint.location, AWS_ENDPOINT_URL, "
-            "AWS_REGION and the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-        ) from None
-    if found.type == fs.FileType.NotFound:
-        raise ValueError(f"{where} does not exist; make it, or correct the name")
-    return connect(_ATTEMPTS)
+    return Folder(f"s3://{path}", path, s3_filesystem(path.split("/")[0], "checkpoint.location"))
 
 
 def _make_folder(path: str) -> None:

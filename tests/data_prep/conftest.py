@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from s3_endpoint import bucket, s3, s3_server
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
+
+__all__ = ["bucket", "s3", "s3_server"]
 
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 

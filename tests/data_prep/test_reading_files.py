@@ -91,7 +91,7 @@ def test_a_file_that_is_broken_anywhere_gives_no_document_at_all(tmp_path, name,
     path.write_bytes(content)
     (file,) = list_files([Source(path=str(path))])
     with pytest.raises(UnreadableFileError, match=reason):
-        next(read_part(Part(file, 0, file.size)))
+        list(read_part(Part(file, 0, file.size)))
 
 
 def test_a_parquet_file_with_a_damaged_page_gives_no_document(tmp_path):
@@ -103,7 +103,7 @@ def test_a_parquet_file_with_a_damaged_page_gives_no_document(tmp_path):
     path.write_bytes(damaged)
     (file,) = list_files([Source(path=str(path))])
     with pytest.raises(UnreadableFileError, match="broken parquet"):
-        next(read_part(Part(file, 0, file.size)))
+        list(read_part(Part(file, 0, file.size)))
 
 
 @given(st.lists(st.text(max_size=30), max_size=30), st.integers(1, 60))
@@ -117,7 +117,7 @@ def test_a_file_cut_anywhere_gives_each_line_once(tmp_path_factory, texts, split
 
 @given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 120))
 def test_splits_cover_every_file_once_and_in_order(sizes, split_bytes):
-    files = [InputFile(f"{i}.jsonl", f"/{i}", 0, "text", "jsonl", False, size, 0) for i, size in enumerate(sizes)]
+    files = [InputFile(f"{i}.jsonl", f"/{i}", 0, "text", "jsonl", "", size, 0) for i, size in enumerate(sizes)]
     splits = group_into_splits(files, split_bytes)
     parts = [part for split in splits for part in split]
     assert [part for part in parts if part.start == 0] == [Part(f, 0, min(f.size, split_bytes)) for f in files]
@@ -158,6 +158,7 @@ def test_files_of_an_installed_package_are_found_without_running_it(tmp_path, mo
         ("empty", "names no file ending in .txt, .jsonl, .json, .parquet"),
         ("package:no_such_package_here/x.txt", "no_such_package_here.*not installed; pip install no-such-package-here"),
         ("package:os.path/x.txt", "top-level package"),
+        ("link.txt", r"data.sources\[0\].path=link.txt cannot be read \(broken link\)"),
         ("package:json/no/such/*.txt", "does not exist"),
     ],
 )
@@ -165,5 +166,6 @@ def test_a_source_that_is_not_there_is_refused_with_what_to_do(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("empty/notes.md").write_text("x")
+    Path("link.txt").symlink_to("nothing")
     with pytest.raises(ValueError, match=sentence):
         list_files([Source(path=path)])

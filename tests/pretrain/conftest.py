@@ -1,87 +1,9 @@
-"""An S3 endpoint on this machine: moto's server, which can be told to fail."""
-
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+"""A place for checkpoints, on the disk and in a bucket."""
 
 import pytest
+from s3_endpoint import bucket, s3, s3_server
 
-
-@dataclass
-class S3:
-    """A running endpoint."""
-
-    url: str = ""
-    failures: int = 0
-    """So many requests from now on fail,"""
-    failing_every: int = 0
-    """and besides each so-manieth; 0: none;"""
-    failure: str = "503 Slow Down"
-    """so."""
-    requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method and path of each, the failed ones too."""
-    names: Iterator[int] = field(default_factory=count)
-
-    def make_bucket(self) -> str:
-        """A new bucket's name."""
-        from pyarrow.fs import S3FileSystem
-
-        name = f"bucket-{next(self.names)}"
-        S3FileSystem(endpoint_override=self.url, region="us-east-1", allow_bucket_creation=True).create_dir(name)
-        return name
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3]:
-    """Started once for all tests."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import WSGIRequestHandler, make_server
-
-    class Quiet(WSGIRequestHandler):
-        def log(self, *_: Any) -> None:
-            """A line a request helps nobody."""
-
-    s3 = S3()
-    moto = DomainDispatcherApplication(create_backend_app)
-
-    def answer(environ: dict[str, Any], start_response: Any) -> Any:
-        s3.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        if s3.failures or (s3.failing_every and len(s3.requests) % s3.failing_every == 0):
-            s3.failures = max(0, s3.failures - 1)
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response(s3.failure, [("Content-Length", "0")])
-            return [b""]
-        return moto(environ, start_response)
-
-    server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=Quiet)
-    s3.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield s3
-    server.shutdown()
-    thread.join()
-
-
-@pytest.fixture
-def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
-    """The endpoint, as the environment names it."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-theirs")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3_server.failures, s3_server.failing_every, s3_server.failure = 0, 0, "503 Slow Down"
-    return s3_server
-
-
-@pytest.fixture
-def bucket(s3: S3) -> str:
-    """An empty bucket's location."""
-    return f"s3://{s3.make_bucket()}"
+__all__ = ["bucket", "s3", "s3_server"]
 
 
 @pytest.fixture(params=["disk", "s3"])

@@ -1,0 +1,143 @@
+"""Files behind http:// and https://, read by position, through interruptions, from any server.
+
+fsspec's file system is not used: it takes every failure for a missing file, asks nobody twice, and cannot read on in a
+file whose server knows no ranges (version 2026.9).
+"""
+
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPResponse
+
+from data_prep.failures import ReadFailed
+
+_ATTEMPTS = 8
+_LONGEST_WAIT_S = 20.0
+_SILENCE_S = 60.0
+_SKIP = 2**20
+_GONE = (404, 410)
+_FORBIDDEN = (401, 403)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the server says of a file."""
+
+    size: int
+    mtime_ns: int
+    """0: it does not say."""
+    version: str
+    """Its ETag or else its time of change; "": it tells neither."""
+    ranges: bool
+    """Whether it gives a file from the middle on."""
+
+
+def is_http(location: str) -> bool:
+    """Whether it is a URL of this kind."""
+    return location.startswith(("http://", "https://"))
+
+
+def describe(url: str) -> Description:
+    """Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not tell the size."""
+    with _ask(url, "HEAD", {}) as answer:
+        size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
+        etag, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
+    if size is None:
+        raise ValueError(f"{url}: the server does not tell the file's size; download it and give its path")
+    mtime_ns = 0
+    if changed:
+        with suppress(ValueError):
+            mtime_ns = int(parsedate_to_datetime(changed).timestamp()) * 10**9
+    version = f"etag {etag}" if etag else f"changed {changed}" if changed else ""
+    return Description(int(size), mtime_ns, version, ranges)
+
+
+class HttpFile:
+    """One connection that is read in order; a jump or an interruption makes another, from that byte on."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._at = 0
+        self._answer: HTTPResponse | None = None
+        self._connect(0)
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Up to `nbytes` bytes from `offset` on; fewer at the end of the file.
+
+        Raises FileNotFoundError, PermissionError, ReadFailed.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                if self._answer is None or offset != self._at:
+                    self._connect(offset)
+                if self._answer is None:
+                    return b""
+                data = self._answer.read(nbytes)
+                left = self._answer.length
+                if len(data) < nbytes and left:  # the connection ended before the file did
+                    raise ConnectionError("the connection was cut")
+            except (FileNotFoundError, PermissionError, ReadFailed):
+                raise
+            except (OSError, HTTPException) as error:
+                self.close()
+                _wait(self._url, attempt, _reason(error))
+                continue
+            self._at += len(data)
+            return data
+        raise AssertionError("the last wait raises")
+
+    def close(self) -> None:
+        """It is not read any more."""
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = None
+
+    def _connect(self, offset: int) -> None:
+        self.close()
+        try:
+            self._answer = _ask(self._url, "GET", {"Range": f"bytes={offset}-"} if offset else {})
+        except EOFError:
+            return
+        self._at = offset
+        if offset and self._answer.status != 206:
+            # This server knows no ranges: what comes before is received and forgotten.
+            left = offset
+            while left and (skipped := len(self._answer.read(min(left, _SKIP)))):
+                left -= skipped
+
+
+def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
+    """The server's answer, asked again while it is busy or away. Raises EOFError for a range behind the end."""
+    request = urllib.request.Request(url, method=method, headers={"Accept-Encoding": "identity", **headers})
+    for attempt in range(_ATTEMPTS):
+        try:
+            answer: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENCE_S)
+            return answer
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in _GONE:
+                raise FileNotFoundError(2, f"HTTP status {error.code}", url) from None
+            if error.code in _FORBIDDEN:
+                raise PermissionError(13, f"HTTP status {error.code}", url) from None
+            if error.code == 416:
+                raise EOFError from None
+            if error.code < 500 and error.code not in (408, 429):
+                raise ReadFailed(f"{url} cannot be read (HTTP status {error.code}); correct it") from None
+            _wait(url, attempt, f"HTTP status {error.code}")
+        except (OSError, HTTPException) as error:
+            _wait(url, attempt, _reason(error))
+    raise AssertionError("the last wait raises")
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", None) or error
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+
+
+def _wait(url: str, attempt: int, reason: str) -> None:
+    if attempt == _ATTEMPTS - 1:
+        raise ReadFailed(f"{url} cannot be read ({reason}); check the network and start again")
+    time.sleep(min(_LONGEST_WAIT_S, 0.1 * 2**attempt))

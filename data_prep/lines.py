@@ -1,0 +1,93 @@
+"""Lines and blocks of a part of a text file, none of them held when it is too long."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+Line = tuple[int, bytes | None]
+"""Where it begins, and its bytes without the line feed; None: longer than the limit."""
+
+
+def lines(pieces: Iterable[bytes], start: int, stop: float, limit: int, past_stop: bool = False) -> Iterator[Line]:
+    """The lines whose first byte lies in [start, stop) of a file; never more than `limit` bytes and a piece are held.
+
+    With `past_stop` those after `stop` too, up to one that is too long, for a caller who knows where to end.
+
+    `pieces` are the file's bytes from `start` - 1 on (0, if that is less): only the byte before tells whether a line
+    begins at `start`.
+    """
+    at = position = max(0, start - 1)
+    skipping = start > 0
+    held: list[bytes] = []
+    for piece in pieces:
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            position += len(line) + 1
+            if skipping:
+                skipping = False
+            else:
+                if held:
+                    line = b"".join([*held, line])
+                    held = []
+                yield at, line if len(line) <= limit else None
+            at = position
+            if at >= stop and not past_stop:
+                return
+        position += len(rest)
+        if skipping:
+            if position >= stop:
+                return
+        elif rest:
+            held.append(rest)
+            if position - at > limit:
+                yield at, None
+                held, skipping = [], True
+    if held:
+        yield at, b"".join(held)
+
+
+def blocks(
+    pieces: Iterable[bytes], start: int, stop: float, limit: int, read_at: Callable[[int, int], bytes]
+) -> Iterator[Line]:
+    """The blocks of lines between blank lines whose first byte lies in [start, stop); as `lines` does.
+
+    `read_at(nbytes, offset)` reads what comes before: whether the first line continues a block depends on it.
+    """
+    begins = -1
+    """Where the block that is being read begins; -1: there is none, or it is another part's."""
+    after_blank: bool | None = None
+    held: list[bytes] = []
+    size = 0
+    for at, line in lines(pieces, start, stop, limit, past_stop=True):
+        if after_blank is None:
+            after_blank = _follows_blank(at, read_at)
+        if line is not None and not line.strip():
+            if begins >= 0:
+                yield begins, b"\n".join(held) if size <= limit else None
+            if at >= stop:
+                return
+            begins, held, size, after_blank = -1, [], 0, True
+            continue
+        if begins < 0:
+            if at >= stop:
+                return
+            if not after_blank:
+                continue
+            begins = at
+        size += limit + 1 if line is None else len(line) + 1
+        if line is None or size > limit:
+            held.clear()
+        else:
+            held.append(line)
+    if begins >= 0:
+        yield begins, b"\n".join(held) if size <= limit else None
+
+
+def _follows_blank(at: int, read_at: Callable[[int, int], bytes], window: int = 4096) -> bool:
+    """Whether the line that ends just before `at` is blank, or there is none."""
+    stop = at - 1
+    while stop > 0:
+        start = max(0, stop - window)
+        left = read_at(stop - start, start).rstrip(b" \t\r\v\f")
+        if left:
+            return left.endswith(b"\n")
+        stop = start
+    return True

@@ -1,0 +1,206 @@
+"""Which files a location names: itself, all below a folder, or what matches a glob; on this machine or remotely.
+
+What is there and cannot be read is listed too, with its problem: a folder that may not be listed, a link to nowhere.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pyarrow import fs
+
+from data_prep import http
+from data_prep.failures import ReadFailed
+from data_prep.http import is_http
+from data_prep.locations import filesystem_of, is_remote, reason_of
+
+_MAGIC = re.compile(r"[*?[]")
+_Seen = tuple[tuple[int, int], ...]
+"""Device and inode of the folders above, by which a loop of links is known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder, or something that is neither."""
+
+    path: str
+    size: int = 0
+    mtime_ns: int = 0
+    is_folder: bool = False
+    problem: str = ""
+    """Why it cannot be read."""
+    in_order: bool = False
+    """Its server gives it from its beginning only."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Left out unless it is asked for by name."""
+        return os.path.basename(self.path).startswith(".")
+
+
+def find(location: str, key: str, root: str = "") -> list[Entry]:
+    """The files (and what cannot be read) that a location names, by path; none when there is nothing.
+
+    No character of `root`, with which a path may begin, is part of a glob.
+
+    Raises ValueError, naming the recipe's `key`, when a remote place cannot be listed.
+    """
+    try:
+        found = _find(location, key, root)
+    except OSError as error:
+        if isinstance(error, ReadFailed):
+            raise ValueError(f"{key}={error}") from None
+        raise ValueError(
+            f"{key}={location} cannot be listed ({reason_of(error)}); check the location and the credentials"
+        ) from None
+    return sorted({entry.path: entry for entry in found}.values(), key=lambda entry: entry.path)
+
+
+def _find(location: str, key: str, root: str) -> list[Entry]:
+    if is_http(location):
+        try:
+            about = http.describe(location)
+        except FileNotFoundError:
+            return []
+        return [Entry(location, about.size, about.mtime_ns, in_order=not about.ranges)]
+    if not is_remote(location):
+        anchor = os.path.join(root, "") if root else Path(location).anchor
+        return _matches(_Local(), location, anchor, location)
+    protocol = location.partition("://")[0]
+    filesystem, path = filesystem_of(location, key)
+    return _matches(_Remote(f"{protocol}://", filesystem), path, "", path)
+
+
+def _matches(tree: "_Local | _Remote", location: str, anchor: str, pattern: str) -> list[Entry]:
+    """A name that stands there as it is written comes before its meaning as a glob."""
+    itself = tree.entry(location)
+    if itself is not None:
+        return list(tree.below(itself, ()))
+    parts = pattern[len(anchor) :].split("/")
+    first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), None)
+    if first is None:
+        return []
+    base = tree.entry(anchor + "/".join(parts[:first]) or ".")
+    return list(_glob(tree, base, [part for part in parts[first:] if part], ())) if base is not None else []
+
+
+def _glob(tree: "_Local | _Remote", folder: Entry, parts: list[str], seen: _Seen) -> Iterator[Entry]:
+    if folder.problem or not folder.is_folder:
+        return
+    head, *rest = parts
+    if head == "**" and not rest:
+        yield from tree.below(folder, seen)
+        return
+    if head == "**":
+        yield from _glob(tree, folder, rest, seen)
+    for child, above in tree.children(folder, seen):
+        if child.problem and child.path == folder.path:
+            yield child
+        elif head == "**":
+            if not child.is_hidden:
+                yield from _glob(tree, child, parts, above)
+        elif fnmatchcase(os.path.basename(child.path), head) and child.is_hidden == head.startswith("."):
+            yield from tree.below(child, above) if not rest else _glob(tree, child, rest, above)
+
+
+class _Local:
+    """Links to folders are followed, each way into a folder once."""
+
+    def entry(self, path: str) -> Entry | None:
+        """What stands at a path; None: nothing."""
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            is_link, is_missing = os.path.islink(path), isinstance(error, FileNotFoundError | NotADirectoryError)
+            if is_missing and not is_link:
+                return None
+            if is_missing or error.errno == errno.ELOOP:
+                return Entry(path, problem="broken link" if is_missing else "link loop")
+            return Entry(path, problem=f"cannot be opened ({error.strerror})")
+        if stat.S_ISDIR(status.st_mode):
+            return Entry(path, is_folder=True)
+        if not stat.S_ISREG(status.st_mode):
+            return Entry(path, problem="not a file")
+        return Entry(path, status.st_size, status.st_mtime_ns)
+
+    def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
+        """What stands in a folder, each with the folders above it."""
+        try:
+            status = os.stat(folder.path)
+            if (status.st_dev, status.st_ino) in seen:
+                yield Entry(folder.path, problem="link loop"), seen
+                return
+            names = sorted(os.listdir(folder.path))
+        except OSError as error:
+            yield Entry(folder.path, problem=f"cannot be opened ({error.strerror})"), seen
+            return
+        above = (*seen, (status.st_dev, status.st_ino))
+        for name in names:
+            entry = self.entry(name if folder.path == "." else os.path.join(folder.path, name))
+            if entry is not None:
+                yield entry, above
+
+    def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
+        """All files in a folder that are not hidden; a file is itself."""
+        if not entry.is_folder:
+            yield entry
+            return
+        for child, above in self.children(entry, seen):
+            if child.path == entry.path:
+                yield child
+            elif not child.is_hidden:
+                yield from self.below(child, above)
+
+
+class _Remote:
+    """Neither links nor permissions: what may not be listed stops the listing."""
+
+    def __init__(self, prefix: str, filesystem: fs.FileSystem) -> None:
+        self._prefix = prefix
+        self._filesystem = filesystem
+
+    def entry(self, path: str) -> Entry | None:
+        """What stands at a path; None: nothing."""
+        info = self._filesystem.get_file_info(path.removeprefix(self._prefix).strip("/"))
+        return None if info.type == fs.FileType.NotFound else self._entry(info)
+
+    def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
+        """What stands in a folder."""
+        if not isinstance(self._filesystem, fs.GcsFileSystem):
+            for info in self._list(folder, recursive=False):
+                yield self._entry(info), seen
+            return
+        # It always asks for all below, and does not tell the folders that are only the beginnings of names.
+        prefix, told = folder.path.rstrip("/") + "/", set()
+        for info in self._list(folder, recursive=True):
+            entry = self._entry(info)
+            name, inner, _ = entry.path.removeprefix(prefix).partition("/")
+            if name not in told:
+                told.add(name)
+                yield Entry(prefix + name, is_folder=True) if inner else entry, seen
+
+    def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
+        """All files in a folder that are not hidden; a file is itself."""
+        if not entry.is_folder:
+            yield entry
+            return
+        for info in self._list(entry, recursive=True):
+            found = self._entry(info)
+            inner = found.path.removeprefix(entry.path)
+            if not found.is_folder and not any(part.startswith(".") for part in inner.split("/")):
+                yield found
+
+    def _list(self, folder: Entry, recursive: bool) -> list[fs.FileInfo]:
+        path = folder.path.removeprefix(self._prefix).strip("/")
+        return self._filesystem.get_file_info(fs.FileSelector(path, recursive=recursive))
+
+    def _entry(self, info: fs.FileInfo) -> Entry:
+        path = self._prefix + info.path
+        if info.type == fs.FileType.Directory:
+            return Entry(path, is_folder=True)
+        return Entry(path, info.size or 0, info.mtime_ns or 0)

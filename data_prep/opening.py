@@ -1,0 +1,112 @@
+"""An input file that is being read: as far as it reached when it was listed, its failures told from its faults.
+
+Libraries report as OSError both what is wrong with the bytes and what is wrong with getting at them. So what fails
+below them is kept here, where it happens.
+"""
+
+import io
+import os
+from types import TracebackType
+from typing import Any
+
+from data_prep.failures import ReadFailed, UnreadableFileError
+from data_prep.inputs import UNREADABLE, has_changed
+from data_prep.locations import block_bytes, is_remote, open_location, refused
+from data_prep.sources import InputFile
+
+
+class OpenedFile:
+    """The first `file.size` bytes of a file, by position (`read_at`) and as a stream (`stream`)."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._failure: Exception | None = None
+        try:
+            self._place = open_location(file.path)
+        except ReadFailed:
+            raise
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise UnreadableFileError(f"cannot be opened ({reason})", for_now=True) from None
+
+    def __enter__(self) -> "OpenedFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What failed below comes before what somebody above made of it."""
+        self._place.close()
+        if self._failure is not None and not isinstance(error, GeneratorExit):
+            raise self._failure from None
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Up to `nbytes` bytes from `offset` on, and none only at the end of the file.
+
+        Raises ReadFailed, and UnreadableFileError when the file is shorter than it was or cannot be read.
+        """
+        nbytes = min(nbytes, self._file.size - offset)
+        if nbytes <= 0:
+            return b""
+        try:
+            data = self._place.read_at(nbytes, offset)
+        except ReadFailed as error:
+            self._failure = error
+            raise
+        except OSError as error:
+            self._failure = _failure(self._file.path, error)
+            raise self._failure from None
+        if not data:
+            self._failure = _changed()
+            raise self._failure
+        return data
+
+    def stream(self, start: int = 0) -> io.BufferedReader:
+        """From byte `start` on, read in blocks."""
+        return io.BufferedReader(_Stream(self, self._file.size, start), block_bytes(self._file.path))
+
+    def check_unchanged(self) -> None:
+        """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
+        if self._file.identity == UNREADABLE or has_changed(self._file):
+            raise _changed()
+
+
+class _Stream(io.RawIOBase):
+    """What libraries read here and there. That they close it means nothing to the file."""
+
+    def __init__(self, opened: OpenedFile, size: int, start: int) -> None:
+        self._opened = opened
+        self._size = size
+        self._at = start
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._opened.read_at(len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _changed() -> UnreadableFileError:
+    return UnreadableFileError("changed while being read", for_now=True)
+
+
+def _failure(path: str, error: OSError) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return _changed()
+    found = refused(path, error) if is_remote(path) else error
+    if isinstance(found, ReadFailed):
+        return found
+    return UnreadableFileError(f"cannot be read ({found.strerror})", for_now=True)

@@ -1,0 +1,118 @@
+"""Texts of a part of a Parquet or Arrow file: a column, a batch of rows at a time.
+
+A row group or record batch belongs to the part in which it begins. Parquet is read page by page; of an Arrow record
+batch the text's column is held whole.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.failures import UnreadableFileError
+from data_prep.opening import OpenedFile
+from data_prep.sources import Part
+
+_ROWS = 1024
+_BATCH_BYTES = 2**20
+"""Of the file, for a batch of rows: packed, and with the other columns."""
+_BUFFER = 2**20
+_ARROW_FILE = b"ARROW1"
+_BINARY = (
+    (pa.string(), pa.binary()),
+    (pa.large_string(), pa.large_binary()),
+    (pa.string_view(), pa.binary_view()),
+)
+
+Value = str | bytes | None
+"""bytes: not UTF-8; None: no text."""
+
+
+def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
+    """The values of the text's column in the part's row groups.
+
+    Raises UnreadableFileError, perhaps after some values, when the file is damaged or has no such column.
+    """
+    try:
+        # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
+        source = pa.PythonFile(opened.stream(), "r")
+        with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as parquet:
+            _column(parquet.schema_arrow, part.file.field)
+            groups = _numbers(part, parquet.num_row_groups)
+            rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // part.file.size))
+            for batch in parquet.iter_batches(rows, groups, [part.file.field], use_threads=False) if groups else []:
+                yield from _values(batch.column(0))
+    except (pa.ArrowException, OSError):  # Arrow tells of damaged pages by OSError
+        raise UnreadableFileError("broken parquet") from None
+
+
+def arrow_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
+    """The values of the text's column in the part's record batches; a stream has one part, its first.
+
+    Raises UnreadableFileError, perhaps after some values, when the file is damaged or has no such column.
+    """
+    try:
+        for batch in _record_batches(part, opened):
+            column = batch.column(0)
+            # A damaged offset, used, would end the process. That texts are UTF-8 is checked one by one.
+            (column if pa.types.is_dictionary(column.type) else _as_bytes(column)).validate(full=True)
+            for start in range(0, len(column), _ROWS):
+                yield from _values(column.slice(start, _ROWS))
+    except (pa.ArrowException, OSError, MemoryError):  # a damaged length asks for all the memory there is
+        raise UnreadableFileError("broken arrow") from None
+
+
+def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
+    source = pa.PythonFile(opened.stream(), "r")
+    if opened.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
+        if part.start == 0:
+            column = _column(pa.ipc.open_stream(source).schema, part.file.field)
+            source.seek(0)
+            yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=[column]))
+        return
+    column = _column(pa.ipc.open_file(source).schema, part.file.field)
+    reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
+    for number in _numbers(part, reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+def _numbers(part: Part, count: int) -> list[int]:
+    """Which of a file's row groups or record batches are the part's: they are about equal.
+
+    Where they begin exactly is not told of record batches, and of row groups by functions of pyarrow that end the
+    process on a damaged footer (version 25).
+    """
+    size = part.file.size
+    return [number for number in range(count) if part.start <= size * number // count < part.stop]
+
+
+def _column(schema: pa.Schema, field: str) -> int:
+    index = schema.get_field_index(field)
+    if index < 0:
+        raise UnreadableFileError(f"no field {field!r}")
+    kind = schema.field(index).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    if not is_text and not is_bytes:
+        raise UnreadableFileError(f"field {field!r} is not text")
+    return index
+
+
+def _values(column: pa.Array) -> Iterator[Value]:
+    for value in _as_bytes(column).to_pylist():
+        try:
+            yield None if value is None else value.decode()
+        except UnicodeDecodeError:
+            yield value
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The same memory as binary."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    for text, binary in _BINARY:
+        if column.type == text:
+            return column.view(binary)
+    return column
