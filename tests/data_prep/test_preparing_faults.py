@@ -64,9 +64,10 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-# Renames: 1 the inputs' hashes; 2 and 3 documents and their entry; 4 and 5 tokenizer; 6 and 7 encoded;
-# 8 to 11 two shards; 12 tokenizer.model; 13 token_counts.npy; 14 the manifest.
-@pytest.mark.parametrize("deadly", [2, 3, 5, 7, 9, 11, 14])
+# Renames: 1 the inputs' hashes; 2 and 3 documents and their entry; 4 and 5 sorted hashes; 6 and 7 copies; 8 and 9 the
+# sample; 10 and 11 tokenizer; 12 and 13 encoded; 14 to 17 two shards; 18 tokenizer.model; 19 token_counts.npy;
+# 20 the manifest.
+@pytest.mark.parametrize("deadly", [2, 3, 5, 8, 11, 13, 15, 17, 20])
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, data, tok, corpus, deadly):
     killed = python(KILLED, corpus, tmp_path / "out", deadly)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -87,7 +88,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, data, tok, corpu
 def test_killed_while_being_remade_it_is_no_data_set_until_it_is_whole(tmp_path, data, tok, corpus, document):
     prepare(data, tok, tmp_path / "out")
     (corpus / "new.txt").write_text(document(1_000))
-    killed = python(KILLED, corpus, tmp_path / "out", 9)
+    killed = python(KILLED, corpus, tmp_path / "out", 15)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with pytest.raises(ValueError, match="no prepared data set"):
         open_dataset(tmp_path / "out")
