@@ -12,6 +12,7 @@ from data_prep.failures import UnreadableFileError
 
 PIECE = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
+_ARROWS_NAMES = {"gz": "gzip", "zst": "zstd"}
 _XZ_MEMORY = 256 * 2**20
 """For its dictionary; xz -9 takes 64 MiB, and a file can ask for 4 GiB."""
 
@@ -33,7 +34,7 @@ def pieces(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
 def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
     import pyarrow as pa
 
-    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), "bz2" if packing == "bz2" else _NAMES[packing])
+    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _ARROWS_NAMES.get(packing, packing))
     while True:
         try:
             piece = unpacked.read(PIECE)

@@ -77,6 +77,8 @@ def blocks(
             held.clear()
         else:
             held.append(line)
+        if size > limit and at >= stop:
+            break  # it is too long wherever it ends
     if begins >= 0:
         yield begins, b"\n".join(held) if size <= limit else None
 

@@ -66,6 +66,30 @@ def test_bad_lines_come_out_with_their_place_and_reason_and_the_rest_is_read(tmp
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('{"text": "x", "score": NaN}', "x"),
+        ('{"text": "x", "score": [-Infinity, 1e999]}', "x"),
+        ('{"text": "x", "score": 123456789012345678901234567890}', "x"),
+        ('{"text": "y", "text": "x"}', "x"),
+        ('{"text": "\\ud83d"}', "\ud83d"),
+        ('{"text": "\\ud83d\\ude00\\u0000"}', "\U0001f600\0"),
+        ('\ufeff{"text": "x"}', "x"),
+        (' {"text": "x"} \r', "x"),
+        ('{"text": "x", }', Bad(1, "broken JSON")),
+        ('{"text": "x"} {"text": "y"}', Bad(1, "broken JSON")),
+        ("{'text': 'x'}", Bad(1, "broken JSON")),
+        ('{"text": "a\tb"}', Bad(1, "broken JSON")),
+        ('{"text": ' + "[" * 2000 + "]" * 2000 + "}", Bad(1, "broken JSON")),
+    ],
+)
+def test_what_is_json_is_what_the_standard_library_says(tmp_path, line, text):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line.encode() + b"\n")
+    assert all_of(path) == [text]
+
+
 def test_an_endless_line_is_set_aside_without_being_held_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1000)
     path = tmp_path / "a.jsonl"

@@ -70,7 +70,7 @@ def a_line_of_zeros(path: Path, mib: int) -> None:
 
 
 def a_bomb(path: Path, mib: int) -> None:
-    with pa.CompressedOutputStream(str(path), path.suffix.removeprefix(".").replace("zst", "zstd")) as file:
+    with pa.CompressedOutputStream(str(path), {".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}[path.suffix]) as file:
         file.write(b'{"text": "one"}\n')
         for _ in range(mib):
             file.write(bytes(2**20))
@@ -81,12 +81,9 @@ def one_row_group(path: Path, mib: int) -> None:
     """A row group of `mib` MiB of text that does not compress to nothing, with a value of nearly 64 MiB."""
     texts = [json.loads(line)["text"] for line in lines_of(1000).splitlines()]
     batch = pa.record_batch({"text": texts})
-    with pq.ParquetWriter(path, batch.schema, compression="zstd", use_dictionary=False) as writer:
-        written = 0
-        while written < mib * 2**20:
-            writer.write_batch(batch, row_group_size=10**9)
-            written += batch.nbytes
-        writer.write_batch(pa.record_batch({"text": ["x" * (64 * 2**20 - 1)]}), row_group_size=10**9)
+    large = pa.record_batch({"text": ["x" * (64 * 2**20 - 1)]})
+    table = pa.Table.from_batches([batch] * (mib * 2**20 // batch.nbytes) + [large])  # one memory many times
+    pq.write_table(table, path, row_group_size=len(table), compression="zstd", use_dictionary=False)
     assert pq.ParquetFile(path).num_row_groups == 1
 
 
