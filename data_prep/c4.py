@@ -8,12 +8,11 @@ from pathlib import Path
 
 from data_prep.clean import clean
 from data_prep.config import C4
-from data_prep.gopher import Document, Rule
+from data_prep.rules import ELLIPSES, Document, Rule
 from data_prep.sentences import split_sentences
 
 TERMINAL = (".", "?", "!", '"', "”", "“", "»")
 """C4 names . ? ! and the end quotation mark; typographic ones are the same mark in other fonts."""
-ELLIPSES = ("...", "…")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from data_prep import c4, gopher, languages
-from data_prep.config import FilterConfig
+from data_prep.config import FilterConfig, LanguageFilter
+from data_prep.rules import Document, Rule
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def make_filter(config: FilterConfig) -> Filter:
     def apply(text: str) -> str | Dropped:
         if edit is not None:
             text = edit(text)
-        document = gopher.Document(text)
+        document = Document(text)
         for reason, drops in rules:
             if drops(document):
                 return Dropped(reason)
@@ -60,10 +61,24 @@ def depends_on(config: FilterConfig) -> dict[str, str]:
     return found
 
 
-def _rules(config: FilterConfig) -> list[gopher.Rule]:
+def _rules(config: FilterConfig) -> list[Rule]:
     return [
         *(c4.rules(config.c4) if config.c4 else []),
-        *(languages.rules(config.language) if config.language else []),
+        *(_language_rules(config.language) if config.language else []),
         *(gopher.quality_rules(config.gopher_quality) if config.gopher_quality else []),
         *(gopher.repetition_rules(config.gopher_repetition) if config.gopher_repetition else []),
+    ]
+
+
+def _language_rules(config: LanguageFilter) -> list[Rule]:
+    known = languages.labels()
+    unknown = sorted(set(config.keep) - set(known))
+    if unknown:
+        raise ValueError(
+            f"data.filters.language.keep holds {', '.join(unknown)}, expected codes out of {', '.join(sorted(known))}"
+        )
+    keep = frozenset(config.keep)
+    return [
+        ("in a language that is not kept", lambda document: document.language[0] not in keep),
+        (f"language less probable than {config.min_score:g}", lambda document: document.language[1] < config.min_score),
     ]

@@ -5,116 +5,14 @@ an empty line; blank lines are none.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
-from itertools import islice
+from collections.abc import Callable
+from functools import partial
 from operator import gt, lt
-from typing import Any
 
 from data_prep.config import GopherQuality, GopherRepetition
+from data_prep.rules import ELLIPSES, MOST, Document, Rule
 
-MOST = 1_000_000
-"""So many words, lines and paragraphs are looked at, which bounds the memory; the paper drops longer documents."""
-BULLETS = frozenset("•‣⁃◦▪●■-*")
-ELLIPSES = ("...", "…")
-
-
-class Document:
-    """A text and what several rules need of it, computed once."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @cached_property
-    def words(self) -> list[str]:
-        """The first MOST words."""
-        return self.text.split(None, MOST)[:MOST]
-
-    @cached_property
-    def characters(self) -> int:
-        """Characters of `words`."""
-        return sum(map(len, self.words))
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """The first MOST lines, less the blank ones."""
-        return [line for line in self.text.split("\n", MOST)[:MOST] if line and not line.isspace()]
-
-    @cached_property
-    def paragraphs(self) -> list[str]:
-        """The first MOST paragraphs, less the blank ones."""
-        return [part for part in self.text.split("\n\n", MOST)[:MOST] if part and not part.isspace()]
-
-    @cached_property
-    def repeated(self) -> "RepeatedNgrams":
-        return RepeatedNgrams(self.words)
-
-
-class RepeatedNgrams:
-    """The runs of n words that occur more than once among `words`.
-
-    A run of n + 1 words repeats only where a run of n does at its start and one a word further: each n looks only at
-    what is left of the one before, which in most texts is little. Nothing is hashed to a number: the shares are exact.
-    """
-
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
-        self._characters = max(sum(map(len, words)), 1)
-        pairs = zip(words, islice(words, 1, None), strict=False)
-        self._levels = {2: _repeated(range(max(len(words) - 1, 0)), pairs)}
-        self._shares: dict[int, float] = {}
-
-    def top(self, n: int) -> float:
-        """The share of the words' characters in the most frequent run of n words; of several, in the longest.
-
-        0 where none occurs twice. As in the paper, runs that overlap are all counted: it may exceed 1.
-        """
-        times = Counter(self._level(n).values())
-        most = max(times.values(), default=0)
-        longest = max((self._length(first, first + n) for first, number in times.items() if number == most), default=0)
-        return most * longest / self._characters
-
-    def duplicated(self, n: int) -> float:
-        """The share of the words' characters in runs of n words that stood before, each character counted once."""
-        covered = end = 0
-        for start, first in self._level(n).items():
-            if first != start:
-                covered += self._length(max(start, end), start + n)
-                end = start + n
-        return covered / self._characters
-
-    def duplicated_beyond(self, n: int, limit: float) -> bool:
-        """Whether `duplicated(n)` is more than `limit`.
-
-        The words in runs of n that stood before are in runs of n - 1 that stood before: a share that was found for a
-        smaller n is an upper bound, and for most texts that of the smallest n settles all others.
-        """
-        if any(share <= limit for smaller, share in self._shares.items() if smaller <= n):
-            return False
-        self._shares[n] = self.duplicated(n)
-        return self._shares[n] > limit
-
-    def _level(self, n: int) -> dict[int, int]:
-        """Where runs of n words start that occur more than once, ascending, and where the first of the kind does."""
-        if n not in self._levels:
-            firsts = self._level(n - 1)
-            starts = [start for start in firsts if start + 1 in firsts]
-            self._levels[n] = _repeated(starts, [(firsts[start], firsts[start + 1]) for start in starts])
-        return self._levels[n]
-
-    def _length(self, start: int, stop: int) -> int:
-        return sum(map(len, self._words[start:stop]))
-
-
-def _repeated(starts: Sequence[int], keys: Iterable[tuple[Any, Any]]) -> dict[int, int]:
-    """Those of `starts` (ascending) whose key is also another's, each with the first of its key."""
-    first_of: dict[tuple[Any, Any], int] = {}
-    firsts = list(map(first_of.setdefault, keys, starts))
-    if len(first_of) == len(firsts):
-        return {}
-    several = {first for start, first in zip(starts, firsts, strict=True) if first != start}
-    return {start: first for start, first in zip(starts, firsts, strict=True) if first in several}
+BULLETS = frozenset("•‣◦▪●■-*")
 
 
 def word_count(document: Document) -> int:
@@ -130,7 +28,7 @@ def mean_word_length(document: Document) -> float:
 
 
 def hashes(document: Document) -> float:
-    """"#" for each word."""
+    """ "#" for each word."""
     return document.text.count("#") / max(word_count(document), 1)
 
 
@@ -179,10 +77,6 @@ def duplicate_character_share(parts: list[str]) -> float:
     return (characters - sum(map(len, set(parts)))) / max(characters, 1)
 
 
-Rule = tuple[str, Callable[[Document], bool]]
-"""The reason, and whether a document is dropped for it."""
-
-
 def quality_rules(config: GopherQuality) -> list[Rule]:
     """The rules of "Quality filtering" that are on, in the paper's order."""
     wanted = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, config.stop_words))})(?!\w)", re.IGNORECASE)
@@ -218,7 +112,7 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
         (config.max_duplicate_paragraph_characters, "more than {:g} of the characters in paragraphs that repeat others",
          lambda document: duplicate_character_share(document.paragraphs)),
     ]  # fmt: skip
-    rules = [
+    rules: list[Rule] = [
         (reason.format(limit), partial(_beyond, measure, gt, limit))
         for limit, reason, measure in of_parts
         if limit is not None

@@ -12,9 +12,6 @@ from importlib.metadata import version
 
 import numpy as np
 
-from data_prep.config import LanguageFilter
-from data_prep.gopher import Document, Rule
-
 CHARACTERS = 1000
 """So much of a document's beginning is looked at."""
 _STRIDE = 16
@@ -67,26 +64,9 @@ def identify(text: str) -> tuple[str, float]:
     return model.labels[best], round(float(probabilities[best] / probabilities.sum()), 4)
 
 
-def rules(config: LanguageFilter) -> list[Rule]:
-    """Raises ValueError when py3langid is not installed or does not know one of the languages."""
-    labels = _model().labels
-    unknown = sorted(set(config.keep) - set(labels))
-    if unknown:
-        raise ValueError(
-            f"data.filters.language.keep holds {', '.join(unknown)}, expected codes out of {', '.join(sorted(labels))}"
-        )
-    keep, min_score = frozenset(config.keep), config.min_score
-
-    def other(document: Document) -> bool:
-        return document.language[0] not in keep
-
-    def uncertain(document: Document) -> bool:
-        return document.language[1] < min_score
-
-    return [
-        ("in a language that is not kept", other),
-        (f"language less probable than {min_score:g}", uncertain),
-    ]
+def labels() -> list[str]:
+    """The codes that `identify` can give. Raises ValueError when py3langid is not installed."""
+    return _model().labels
 
 
 def model_version() -> str:

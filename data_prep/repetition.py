@@ -1,0 +1,72 @@
+"""Runs of words that a text repeats."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+
+class RepeatedNgrams:
+    """The runs of n words that occur more than once among `words`.
+
+    A run of n + 1 words repeats only where a run of n does at its start and one a word further: each n looks only at
+    what is left of the one before, which in most texts is little. Nothing is hashed to a number: the shares are exact.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._characters = max(sum(map(len, words)), 1)
+        pairs = zip(words, islice(words, 1, None), strict=False)
+        self._levels = {2: _repeated(range(max(len(words) - 1, 0)), pairs)}
+        self._shares: dict[int, float] = {}
+
+    def top(self, n: int) -> float:
+        """The share of the words' characters in the most frequent run of n words; of several, in the longest.
+
+        0 where none occurs twice. As in the paper, runs that overlap are all counted: it may exceed 1.
+        """
+        times = Counter(self._level(n).values())
+        most = max(times.values(), default=0)
+        longest = max((self._length(first, first + n) for first, number in times.items() if number == most), default=0)
+        return most * longest / self._characters
+
+    def duplicated(self, n: int) -> float:
+        """The share of the words' characters in runs of n words that stood before, each character counted once."""
+        covered = end = 0
+        for start, first in self._level(n).items():
+            if first != start:
+                covered += self._length(max(start, end), start + n)
+                end = start + n
+        return covered / self._characters
+
+    def duplicated_beyond(self, n: int, limit: float) -> bool:
+        """Whether `duplicated(n)` is more than `limit`.
+
+        The words in runs of n that stood before are in runs of n - 1 that stood before: a share that was found for a
+        smaller n is an upper bound, and for most texts that of the smallest n settles all others.
+        """
+        if any(share <= limit for smaller, share in self._shares.items() if smaller <= n):
+            return False
+        self._shares[n] = self.duplicated(n)
+        return self._shares[n] > limit
+
+    def _level(self, n: int) -> dict[int, int]:
+        """Where runs of n words start that occur more than once, ascending, and where the first of the kind does."""
+        if n not in self._levels:
+            firsts = self._level(n - 1)
+            starts = [start for start in firsts if start + 1 in firsts]
+            self._levels[n] = _repeated(starts, [(firsts[start], firsts[start + 1]) for start in starts])
+        return self._levels[n]
+
+    def _length(self, start: int, stop: int) -> int:
+        return sum(map(len, self._words[start:stop]))
+
+
+def _repeated(starts: Sequence[int], keys: Iterable[tuple[Any, Any]]) -> dict[int, int]:
+    """Those of `starts` (ascending) whose key is also another's, each with the first of its key."""
+    first_of: dict[tuple[Any, Any], int] = {}
+    firsts = list(map(first_of.setdefault, keys, starts))
+    if len(first_of) == len(firsts):
+        return {}
+    several = {first for start, first in zip(starts, firsts, strict=True) if first != start}
+    return {start: first for start, first in zip(starts, firsts, strict=True) if first in several}
