@@ -53,7 +53,7 @@ def identify(text: str) -> tuple[str, float]:
     text = text[:CHARACTERS]
     if text.isupper():
         text = text.lower()
-    data = unicodedata.normalize("NFC", text).encode(errors="replace")
+    data = unicodedata.normalize("NFC", text).encode(errors="surrogatepass")
     features, counts = np.unique(_features(model, data), return_counts=True)
     # Sums of whole numbers below 2^53 are exact in any order, so that no machine's way of adding shows.
     weights = model.weights.take(features, axis=0).astype(np.float64)
@@ -103,8 +103,9 @@ def _model() -> _Model:
             "data.filters.language needs py3langid, which is not installed; pip install 'multihop[text]'"
         ) from None
     loaded = LanguageIdentifier.from_model_file(MODEL_FILE)
-    weights = np.asarray(loaded.nb_ptc, dtype=np.float32) * _WEIGHT_SCALE
-    assert np.array_equal(weights, weights.astype(np.int16)), "the model has weights of another precision"
+    weights = np.asarray(loaded.nb_ptc, dtype=np.float32)
+    weights *= _WEIGHT_SCALE
+    assert (np.rint(weights) == weights).all(), "the model has weights of another precision"
     labels = list(dict.fromkeys(loaded.nb_classes))
     next_state = np.asarray(loaded.tk_nextmove).astype(np.int32)
     row = np.asarray(loaded.tk_row, dtype=np.int32) << 8
@@ -121,14 +122,18 @@ def _model() -> _Model:
 
 
 def _depth(next_state: np.ndarray, row: np.ndarray) -> int:
-    """Bytes to the state that is furthest from the start."""
+    """Bytes to the state that is furthest from the start. Several states share a row: each row is followed once."""
     seen = np.zeros(len(row), dtype=bool)
+    followed = np.zeros(len(next_state) // 256, dtype=bool)
     front = np.zeros(1, dtype=np.int64)
     steps = -1
     while len(front):
         seen[front] = True
         steps += 1
-        reached = np.zeros(len(row), dtype=bool)
-        reached[next_state[(row[front, None] + np.arange(256)).ravel()]] = True
+        rows = np.zeros_like(followed)
+        rows[row[front] >> 8] = True
+        reached = np.zeros_like(seen)
+        reached[next_state.reshape(-1, 256)[rows & ~followed]] = True
+        followed |= rows
         front = np.flatnonzero(reached & ~seen)
     return steps

@@ -13,7 +13,7 @@ RUN = 500
 
 _PARTINGS = ("\n\n", ".\n", "\n", ". ", " ")
 """Where a long text is parted: only the first ends a sentence for sure, the next most probably, and so on."""
-_LAST_STOP = re.compile(r".*[!?。！？｡؟۔।॥၊။።][!?。！？\"'”’»）」』》]*", re.DOTALL)
+_LAST_STOP = re.compile(r".*[!?。！？｡؟۔।॥၊။።][!?。！？\"'”’»）」』》]*", re.DOTALL)  # noqa: RUF001
 _ODD_BLANKS = re.compile("[\t\x0b\x0c\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
