@@ -120,7 +120,7 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
     for n in (2, 3, 4):
         if (limit := getattr(config, f"max_top_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in the most frequent {n} words"
-            rules.append((reason, partial(_beyond, partial(_top, n), gt, limit)))
+            rules.append((reason, partial(_top_beyond, n, limit)))
     for n in range(5, 11):
         if (limit := getattr(config, f"max_duplicate_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in {n} words that stood before"
@@ -134,8 +134,8 @@ def _beyond(
     return compare(measure(document), limit)
 
 
-def _top(n: int, document: Document) -> float:
-    return document.repeated.top(n)
+def _top_beyond(n: int, limit: float, document: Document) -> bool:
+    return document.repeated.top(n) > limit
 
 
 def _duplicated_beyond(n: int, limit: float, document: Document) -> bool:

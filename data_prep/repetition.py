@@ -5,6 +5,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
+SORT_FROM = 1_000
+"""Words from which on pairs of words are found by sorting."""
+
 
 class RepeatedNgrams:
     """The runs of n words that occur more than once among `words`.
@@ -16,8 +21,7 @@ class RepeatedNgrams:
     def __init__(self, words: list[str]) -> None:
         self._words = words
         self._characters = max(sum(map(len, words)), 1)
-        pairs = zip(words, islice(words, 1, None), strict=False)
-        self._levels = {2: _repeated(range(max(len(words) - 1, 0)), pairs)}
+        self._levels = {2: (_repeated_pairs if len(words) < SORT_FROM else _repeated_pairs_sorted)(words)}
         self._shares: dict[int, float] = {}
 
     def top(self, n: int) -> float:
@@ -60,6 +64,26 @@ class RepeatedNgrams:
 
     def _length(self, start: int, stop: int) -> int:
         return sum(map(len, self._words[start:stop]))
+
+
+def _repeated_pairs(words: list[str]) -> dict[int, int]:
+    return _repeated(range(max(len(words) - 1, 0)), zip(words, islice(words, 1, None), strict=False))
+
+
+def _repeated_pairs_sorted(words: list[str]) -> dict[int, int]:
+    """The same by sorting numbers, which is twice as fast from about a thousand words on."""
+    count = len(words)
+    first_seen: dict[str, int] = {}
+    ids = np.fromiter(map(first_seen.setdefault, words, range(count)), np.int64, count)
+    keys = ids[:-1] * count + ids[1:]
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    new = np.ones(count, dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=new[1:-1])
+    first_of = np.empty_like(order)
+    first_of[order] = order[np.maximum.accumulate(np.where(new[:-1], np.arange(count - 1), 0))]
+    starts = np.sort(order[~(new[:-1] & new[1:])])
+    return dict(zip(starts.tolist(), first_of[starts].tolist(), strict=True))
 
 
 def _repeated(starts: Sequence[int], keys: Iterable[tuple[Any, Any]]) -> dict[int, int]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import gopher
+from data_prep import gopher, repetition
 from data_prep.clean import clean
 from data_prep.config import GopherQuality, GopherRepetition
 from data_prep.repetition import RepeatedNgrams
@@ -58,9 +58,12 @@ def plain_quality(text: str) -> dict[str, float]:
     }
 
 
-@given(few_words | more_words, st.integers(2, 10))
-def test_shares_of_repeated_runs_are_those_of_the_papers_words(words, n):
-    repeated = RepeatedNgrams(words)
+@pytest.mark.parametrize("sort_from", [0, repetition.SORT_FROM])
+@given(words=few_words | more_words, n=st.integers(2, 10))
+def test_shares_of_repeated_runs_are_those_of_the_papers_words(sort_from, words, n):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repetition, "SORT_FROM", sort_from)
+        repeated = RepeatedNgrams(words)
     assert repeated.top(n) == plain_top_share(words, n)
     assert repeated.duplicated(n) == plain_duplicate_share(words, n)
 
