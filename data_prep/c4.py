@@ -53,7 +53,7 @@ def ends_a_sentence(line: str) -> bool:
 
 def rules(config: C4) -> list[Rule]:
     """The rules that drop documents and are on. Raises ValueError when the list of bad words cannot be read."""
-    found: list[Rule] = []
+    found: list[Rule] = [("no line is left", lambda document: not document.text)]
     if config.lorem_ipsum:
         found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
     if config.curly_bracket:

@@ -38,6 +38,7 @@ def test_good_prose_passes_all_rules_unchanged():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("Home\nAbout us", "no line is left"),
         ("Home\nAbout\n" + PROSE.replace("boats", "{boats}"), "holds a curly bracket"),
         ("Short words. Only two sentences here.", "fewer than 3 sentences"),
         (GERMAN + " Es war kalt. Er ging nach Hause.", "in a language that is not kept"),
