@@ -10,16 +10,14 @@ from functools import partial
 from operator import gt, lt
 
 from data_prep.config import GopherQuality, GopherRepetition
-from data_prep.rules import ELLIPSES, MOST, Document, Rule
+from data_prep.rules import ELLIPSES, Document, Rule
 
 BULLETS = frozenset("•‣◦▪●■-*")
 
 
 def word_count(document: Document) -> int:
-    """All words of the document."""
-    if len(document.words) < MOST:
-        return len(document.words)
-    return sum(1 for _ in re.finditer(r"\S+", document.text))
+    """Words."""
+    return document.word_count
 
 
 def mean_word_length(document: Document) -> float:
@@ -28,13 +26,13 @@ def mean_word_length(document: Document) -> float:
 
 
 def hashes(document: Document) -> float:
-    """ "#" for each word."""
-    return document.text.count("#") / max(word_count(document), 1)
+    """Number signs a word."""
+    return document.text.count("#") / max(document.word_count, 1)
 
 
 def ellipses(document: Document) -> float:
-    """Ellipses for each word."""
-    return sum(map(document.text.count, ELLIPSES)) / max(word_count(document), 1)
+    """Ellipses a word."""
+    return sum(map(document.text.count, ELLIPSES)) / max(document.word_count, 1)
 
 
 def bullet_lines(document: Document) -> float:

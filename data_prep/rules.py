@@ -1,5 +1,6 @@
 """What a filter's rule is: a reason, and a question to a document."""
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 
@@ -23,6 +24,11 @@ class Document:
         return self.text.split(None, MOST)[:MOST]
 
     @cached_property
+    def word_count(self) -> int:
+        """All words."""
+        return len(self.words) if len(self.words) < MOST else sum(1 for _ in re.finditer(r"\S+", self.text))
+
+    @cached_property
     def characters(self) -> int:
         """Characters of `words`."""
         return sum(map(len, self.words))
@@ -39,10 +45,11 @@ class Document:
 
     @cached_property
     def language(self) -> tuple[str, float]:
+        """Code and probability."""
         return identify(self.text)
 
     @cached_property
-    def repeated(self) -> "RepeatedNgrams":
+    def repeated(self) -> RepeatedNgrams:
         return RepeatedNgrams(self.words)
 
 

@@ -37,14 +37,23 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
         text = _ODD_BLANKS.sub(" ", text)
     spans = []
     for first, last in _pieces(text):
-        stop = first
+        end = first
         for sentence in sentencex.segment(language, text[first:last]):
-            start, stop = stop, stop + len(sentence)
-            bare = sentence.lstrip()
-            if bare:
-                spans.append((stop - len(bare), start + len(sentence.rstrip())))
-        assert stop == last, "sentencex gives back other text than it was given"
+            bare = sentence.strip()
+            start = text.find(bare, end, last)  # not where the last one ended: long texts come without empty lines
+            if bare and start >= 0:
+                if text[end:start].strip():
+                    spans += _left_out(text, end, start)
+                end = start + len(bare)
+                spans.append((start, end))
+        spans += _left_out(text, end, last)
     return spans
+
+
+def _left_out(text: str, start: int, stop: int) -> list[tuple[int, int]]:
+    """What sentencex leaves out is a sentence, unless it is blank."""
+    bare = text[start:stop].lstrip()
+    return [(stop - len(bare), start + len(text[start:stop].rstrip()))] if bare else []
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import gopher, repetition
+from data_prep import gopher, repetition, rules
 from data_prep.clean import clean
 from data_prep.config import GopherQuality, GopherRepetition
 from data_prep.repetition import RepeatedNgrams
@@ -78,7 +78,7 @@ def test_what_is_known_of_short_runs_never_decides_wrongly_about_long_ones(words
 @given(documents, st.sampled_from([0.2, 0.5, 1.0]))
 def test_repetition_rules_drop_what_the_paper_drops(text, scale):
     limits = {name: share * scale for name, share in GopherRepetition().model_dump().items()}
-    rules = gopher.repetition_rules(GopherRepetition(**limits))
+    to_ask = gopher.repetition_rules(GopherRepetition(**limits))
     words = text.split()
     lines = plain_duplicates([line for line in text.split("\n") if line])
     paragraphs = plain_duplicates(text.split("\n\n"))
@@ -86,17 +86,17 @@ def test_repetition_rules_drop_what_the_paper_drops(text, scale):
     shares += [plain_top_share(words, n) for n in (2, 3, 4)]
     shares += [plain_duplicate_share(words, n) for n in range(5, 11)]
     document = Document(text)
-    assert [drops(document) for _, drops in rules] == [
+    assert [drops(document) for _, drops in to_ask] == [
         share > limit for share, limit in zip(shares, limits.values(), strict=True)
     ]
 
 
 @given(documents, st.integers(1, 60), st.integers(1, 3))
 def test_quality_rules_drop_what_the_paper_drops(text, min_words, min_stop_words):
-    rules = gopher.quality_rules(GopherQuality(min_words=min_words, max_words=80, min_stop_words=min_stop_words))
+    to_ask = gopher.quality_rules(GopherQuality(min_words=min_words, max_words=80, min_stop_words=min_stop_words))
     plain = plain_quality(text)
     document = Document(text)
-    assert [drops(document) for _, drops in rules] == [
+    assert [drops(document) for _, drops in to_ask] == [
         plain["words"] < min_words,
         plain["words"] > 80,
         plain["mean word length"] < 3,
@@ -145,6 +145,14 @@ def test_tiny_texts_are_asked_every_question(text):
     document = Document(text)
     for _, drops in gopher.quality_rules(GopherQuality()) + gopher.repetition_rules(GopherRepetition()):
         assert drops(document) in (True, False)
+
+
+def test_of_a_very_long_text_the_beginning_is_looked_at_but_all_words_are_counted(monkeypatch):
+    monkeypatch.setattr(rules, "MOST", 20)
+    document = Document("\n".join(["a b c d"] * 10))
+    assert (len(document.words), document.word_count, document.characters) == (20, 40, 20)
+    assert (len(document.lines), len(document.paragraphs)) == (10, 1)
+    assert Document("a\n" * 30).lines == ["a"] * 20
 
 
 def test_reasons_differ():

@@ -92,6 +92,26 @@ def test_a_text_of_usual_length_has_the_sentences_of_sentencex(text, language):
     assert split_sentences(text, language) == of_sentencex
 
 
+def test_long_texts_of_paragraphs_have_the_sentences_of_sentencex_at_the_right_places():
+    # Beyond ten thousand characters sentencex gives some empty lines not back.
+    text = clean("\n\n".join(f"Paragraph {n} is short. It ends here.\nOr here, é!" for n in range(1_000)))
+    pieces = sentencex.segment("en", text)
+    assert len("".join(pieces)) < len(text) < sentences.PIECE
+    assert split_sentences(text) == [bare for piece in pieces if (bare := piece.strip())]
+    assert len(split_sentences(text)) == 3_000
+
+
+def test_what_a_segmenter_leaves_out_or_alters_is_not_lost(monkeypatch):
+    monkeypatch.setattr(sentencex, "segment", lambda language, text: ["One.", "Trois.", "Four."])
+    assert split_sentences("Zero. One. Two.  Three. Four. Five. ") == [
+        "Zero.",
+        "One.",
+        "Two.  Three.",
+        "Four.",
+        "Five.",
+    ]
+
+
 def test_a_text_of_many_paragraphs_has_the_same_sentences_in_pieces_as_whole(monkeypatch):
     text = "\n\n".join(
         f"Paragraph {n} says “Yes. No.” to (all. of) it!\nAnd ends. So 'it was. Is' it" for n in range(90)
