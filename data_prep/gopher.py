@@ -12,7 +12,7 @@ from operator import gt, lt
 from data_prep.config import GopherQuality, GopherRepetition
 from data_prep.rules import ELLIPSES, Document, Rule
 
-BULLETS = frozenset("•‣◦▪●■-*")
+_BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 
 
 def word_count(document: Document) -> int:
@@ -37,7 +37,7 @@ def ellipses(document: Document) -> float:
 
 def bullet_lines(document: Document) -> float:
     """Share of the lines that start with a bullet point."""
-    return sum(line.lstrip()[0] in BULLETS for line in document.lines) / max(len(document.lines), 1)
+    return sum(map(bool, map(_BULLET.match, document.lines))) / max(len(document.lines), 1)
 
 
 def ellipsis_lines(document: Document) -> float:

@@ -11,7 +11,24 @@ from data_prep.repetition import RepeatedNgrams
 from data_prep.rules import Document
 
 STOP_WORDS = GopherQuality().stop_words
-TOKENS = ["the", "The,", "to", "a", "bb", "ccc.", "of", "extraordinarily", "12", "#", "...", "wait…", "•", "- x", "été"]
+TOKENS = [
+    "the",
+    "The,",
+    "to",
+    "a",
+    "bb",
+    "ccc.",
+    "of",
+    "extraordinarily",
+    "12",
+    "#",
+    "...",
+    "wait…",
+    "•",
+    "- x",
+    "***",
+    "été",
+]
 few_words = st.lists(st.sampled_from("abc"), max_size=40)
 more_words = st.lists(st.text("ab", min_size=1, max_size=4), max_size=60)
 documents = st.lists(
@@ -51,7 +68,7 @@ def plain_quality(text: str) -> dict[str, float]:
         "mean word length": sum(map(len, words)) / len(words),
         "hashes": text.count("#") / len(words),
         "ellipses": (text.count("...") + text.count("…")) / len(words),
-        "bullet lines": sum(line[0] in "•‣◦▪●■-*" for line in lines) / len(lines),
+        "bullet lines": sum(line[0] in "•‣◦▪●■" or line[:2] in ("- ", "* ") for line in lines) / len(lines),
         "ellipsis lines": sum(line.endswith("...") or line.endswith("…") for line in lines) / len(lines),
         "alphabetic": sum(any(char.isalpha() for char in word) for word in words) / len(words),
         "stop words": len({part.lower() for parts in bare for part in parts} & set(STOP_WORDS)),
