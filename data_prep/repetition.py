@@ -23,16 +23,18 @@ class RepeatedNgrams:
         self._words = words
         self._characters = max(sum(map(len, words)), 1)
         self._n, self._firsts = 2, _repeated_pairs(words)
-        self._shares: dict[int, float] = {}
+        self._known = (0, 1.0)
 
     def top(self, n: int) -> float:
         """The share of the words' characters in the most frequent run of n words; of several, in the longest.
 
         0 where none occurs twice. As in the paper, runs that overlap are all counted: it may exceed 1.
         """
-        times = Counter(self._level(n).values())
-        most = max(times.values(), default=0)
-        longest = max((self._length(first, first + n) for first, number in times.items() if number == most), default=0)
+        if not (firsts := self._level(n)):
+            return 0.0
+        times = Counter(firsts.values())
+        most = max(times.values())
+        longest = max(self._length(first, first + n) for first, number in times.items() if number == most)
         return most * longest / self._characters
 
     def duplicated(self, n: int) -> float:
@@ -50,10 +52,12 @@ class RepeatedNgrams:
         The words in runs of n that stood before are in runs of n - 1 that stood before: a share that was found for a
         smaller n is an upper bound, and for most texts that of the smallest n settles all others.
         """
-        if any(share <= limit for smaller, share in self._shares.items() if smaller <= n):
+        smaller, share = self._known
+        if smaller <= n and share <= limit:
             return False
-        self._shares[n] = self.duplicated(n)
-        return self._shares[n] > limit
+        share = self.duplicated(n)
+        self._known = (n, share)
+        return share > limit
 
     def _level(self, n: int) -> dict[int, int]:
         """Where runs of n words start that occur more than once, ascending, and where the first of the kind does."""
