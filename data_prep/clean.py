@@ -2,6 +2,9 @@
 
 import re
 import unicodedata
+from types import ModuleType
+
+from data_prep.config import CleanConfig
 
 # U+000B, U+000C, U+0085, U+2028 and U+2029 end a line in Unicode (UAX 14); the byte order mark is no text.
 _LINE_ENDS = "\x0b\x0c\x85\u2028\u2029"
@@ -44,14 +47,24 @@ def clean(text: str, fix_mojibake: bool = False) -> str:
     return text.strip()
 
 
-def _repaired(text: str) -> str:
-    """Repair and clean until nothing changes: what one step mends can show the next what is broken."""
+def depends_on(config: CleanConfig) -> dict[str, str]:
+    """What cleaning depends on besides `config` and Unicode's version. Raises ValueError as `clean`."""
+    return {"mojibake": f"ftfy {_ftfy().__version__}"} if config.fix_mojibake else {}
+
+
+def _ftfy() -> ModuleType:
     try:
-        from ftfy import fix_encoding
+        import ftfy
     except ImportError:
         raise ValueError(
             "data.clean.fix_mojibake needs ftfy, which is not installed; pip install 'multihop[text]'"
         ) from None
+    return ftfy
+
+
+def _repaired(text: str) -> str:
+    """Repair and clean until nothing changes: what one step mends can show the next what is broken."""
+    fix_encoding = _ftfy().fix_encoding
     for _ in range(_MOST_REPAIRS):
         before, text = text, clean(fix_encoding(text))
         if text == before:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from data_prep import c4, gopher, languages
 from data_prep.config import FilterConfig, LanguageFilter
@@ -49,13 +50,15 @@ def reasons(config: FilterConfig) -> list[str]:
 
 
 def depends_on(config: FilterConfig) -> dict[str, str]:
-    """What the results depend on besides `config`: the list's SHA-256 and the language model's version.
+    """What the results depend on besides `config`: the SHA-256 of the list of bad words, versions of packages.
 
     Raises ValueError as `make_filter`.
     """
     found = {}
     if config.c4 and config.c4.bad_words is not None:
         found["bad_words"] = c4.bad_words_hash(config.c4.bad_words)
+    if config.c4 and config.c4.min_sentences is not None:
+        found["sentences"] = f"sentencex {version('sentencex')}"
     if config.language:
         found["languages"] = languages.model_version()
     return found

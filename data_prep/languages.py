@@ -14,7 +14,7 @@ import numpy as np
 
 CHARACTERS = 1000
 """So much of a document's beginning is looked at."""
-_STRIDE = 16
+_STRIDE = 8
 """Bytes that one of the walks through a text covers."""
 _NO_BYTE = b"\xff"
 """Occurs in no UTF-8 text: the automaton is at its start after it."""

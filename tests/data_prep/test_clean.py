@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.clean import clean
+from data_prep.clean import clean, depends_on
+from data_prep.config import CleanConfig
 
 # What each step of cleaning looks for, so that texts which need several of them are common.
 CONTROLS = "\t\r\x00\x0b\x0c\x1c\x1f\x7f\x80\x85\x9f\u200b\u2028\u2029\ufeff"
@@ -86,3 +87,10 @@ def test_a_missing_ftfy_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "ftfy", None)
     with pytest.raises(ValueError, match="pip install 'multihop\\[text\\]'"):
         clean("schÃ¶n", fix_mojibake=True)
+    with pytest.raises(ValueError, match="pip install 'multihop\\[text\\]'"):
+        depends_on(CleanConfig(fix_mojibake=True))
+
+
+def test_what_repairing_depends_on_is_told():
+    assert depends_on(CleanConfig()) == {}
+    assert depends_on(CleanConfig(fix_mojibake=True))["mojibake"].startswith("ftfy ")

@@ -92,7 +92,7 @@ def test_what_the_result_depends_on_besides_the_recipe_is_told(tmp_path):
     words.write_text("darn\n")
     config = FilterConfig.model_validate({"c4": {"bad_words": str(words)}, "language": {"keep": ["en"]}})
     before = depends_on(config)
-    assert before.keys() == {"bad_words", "languages"}
+    assert before.keys() == {"bad_words", "languages", "sentences"}
     words.write_text("darn\nheck\n")
     assert depends_on(config)["bad_words"] != before["bad_words"]
 
