@@ -12,13 +12,14 @@ NAMED_PER_FILE = 20
 
 def account(
     splits: list[list[Part]], read: list[Output], max_bad_fraction: float
-) -> tuple[dict[str, int], list[SetAside]]:
-    """How many documents were kept and how many files and documents set aside for each reason; which those are.
+) -> tuple[dict[str, dict[str, int]], list[SetAside]]:
+    """By stage, how many documents were kept and how many files and documents not, for each reason; which are bad.
 
     `read` holds the facts of `documents.read_split` in the order of `splits`. Raises ValueError when a larger share
     of the files or of the documents is bad than `max_bad_fraction`.
     """
     counts: Counter[str] = Counter()
+    filtered: Counter[str] = Counter()
     set_aside: list[SetAside] = []
     bad_documents = 0
     places_before: Counter[tuple[int, str]] = Counter()
@@ -34,6 +35,7 @@ def account(
                 broken.add(file)
                 counts[facts["unreadable"]] += 1
                 set_aside.append(SetAside(path=name, reason=facts["unreadable"]))
+            filtered.update(facts["filtered"])
             for reason, number in facts["bad"].items():
                 bad_documents += number
                 counts[reason] += number
@@ -47,9 +49,10 @@ def account(
                     )
                     set_aside.append(SetAside(path=where, reason=reason))
             places_before[file] += facts["places"]
+    unfiltered = counts["kept"] + filtered.total()
     for what, bad, total in (
         ("files", len(broken), len(files)),
-        ("documents", bad_documents, bad_documents + counts["kept"]),
+        ("documents", bad_documents, bad_documents + unfiltered),
     ):
         if bad > max_bad_fraction * total:
             examples = "; ".join(f"{some.path}: {some.reason}" for some in set_aside[:3])
@@ -57,7 +60,7 @@ def account(
                 f"{bad} of {total} {what} cannot be used, more than data.max_bad_fraction={max_bad_fraction:g} allows "
                 f"({examples}); mend or remove them, or raise it"
             )
-    return dict(counts), set_aside
+    return {"read": {**counts, "kept": unfiltered}, "filter": {"kept": counts["kept"], **filtered}}, set_aside
 
 
 def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:

@@ -1,7 +1,7 @@
 """Stage 1, one split of the input: read, clean and hash its documents."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.clean import clean
+from data_prep.config import CleanConfig, FilterConfig
 from data_prep.dedup import content_hash
 from data_prep.failures import UnreadableFileError
+from data_prep.filters import Dropped, make_filter
 from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
 from data_prep.sources import Part
 from data_prep.stages import Output, once, read_batch, read_batches, read_entry, write_batches
@@ -27,6 +29,8 @@ SCHEMA = pa.schema(
     ]
 )
 _NAMED_PER_PART = 20
+_Prepare = Callable[[str, int], str | Bad | Dropped]
+"""Text as it was read, and its place, to a document's text or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class ReadSplit:
     key: str
     folder: str
     parts: list[Part]
+    clean: CleanConfig
+    filters: FilterConfig
 
 
 @dataclass(frozen=True)
@@ -61,24 +67,27 @@ class _Tally:
     """Why the file was set aside."""
     for_now: bool = False
     """It was gone or changing: the next time it is read again."""
+    filtered: Counter[str] = field(default_factory=Counter)
+    """Documents that a rule of the recipe's drops, by reason."""
     bad: Counter[str] = field(default_factory=Counter)
     named: list[tuple[int, str]] = field(default_factory=list)
     """The first bad places and their reasons."""
 
 
 def read_split(split: ReadSplit) -> Output:
-    """The good documents of a split, cleaned and hashed, as an Arrow file of SCHEMA.
+    """The good documents of a split, cleaned, filtered and hashed, as an Arrow file of SCHEMA.
 
-    Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, for_now, bad and named.
+    Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, for_now, filtered, bad and named.
     """
     folder = Path(split.folder)
     entry = folder / f"{split.key}.json"
 
     def write(path: Path) -> dict[str, Any]:
+        prepare = _preparation(split)
         tallies = [_Tally() for _ in split.parts]
         while True:
             try:
-                write_batches(path, SCHEMA, _batches(split.parts, tallies), "lz4")
+                write_batches(path, SCHEMA, _batches(split.parts, tallies, prepare), "lz4")
             except _SpoiltError:
                 # Rare, and cheaper than to read every file twice, once to see whether it is whole.
                 tallies = [tally if tally.unreadable else _Tally() for tally in tallies]
@@ -125,10 +134,10 @@ def read_rows(path: str, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
         start = stop
 
 
-def _batches(parts: list[Part], tallies: list[_Tally]) -> Iterator[pa.RecordBatch]:
+def _batches(parts: list[Part], tallies: list[_Tally], prepare: _Prepare) -> Iterator[pa.RecordBatch]:
     rows: list[tuple[int, int, int, int, str]] = []
     size = 0
-    for row in _rows(parts, tallies):
+    for row in _rows(parts, tallies, prepare):
         rows.append(row)
         size += row[2]
         if size >= BATCH_BYTES:
@@ -147,7 +156,7 @@ class _SpoiltError(Exception):
     """Documents were written of a file that turned out to be unreadable; the tallies know which files are."""
 
 
-def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, int, int, str]]:
+def _rows(parts: list[Part], tallies: list[_Tally], prepare: _Prepare) -> Iterator[tuple[int, int, int, int, str]]:
     """The documents of all parts but those that the tallies hold unreadable."""
     spoilt = False
     for index, part in enumerate(parts):
@@ -159,14 +168,16 @@ def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, 
                 tally.places += 1
                 if spoilt:
                     continue  # only to know about the other files before all is written again
-                document = raw if isinstance(raw, Bad) else _cleaned(raw, tally.places)
-                if isinstance(document, Bad):
+                document = raw if isinstance(raw, Bad) else prepare(raw, tally.places)
+                if isinstance(document, Dropped):
+                    tally.filtered[document.reason] += 1
+                elif isinstance(document, Bad):
                     tally.bad[document.reason] += 1
                     if len(tally.named) < _NAMED_PER_PART:
                         tally.named.append((document.place, document.reason))
-                    continue
-                tally.documents += 1
-                yield (*content_hash(document), len(document.encode()), part.file.source, document)
+                else:
+                    tally.documents += 1
+                    yield (*content_hash(document), len(document.encode()), part.file.source, document)
         except UnreadableFileError as error:
             spoilt = spoilt or tally.documents > 0
             tallies[index] = _Tally(unreadable=str(error), for_now=error.for_now)
@@ -174,12 +185,20 @@ def _rows(parts: list[Part], tallies: list[_Tally]) -> Iterator[tuple[int, int, 
         raise _SpoiltError
 
 
-def _cleaned(raw: str, place: int) -> str | Bad:
-    text = clean(raw)
-    if not text:
-        return Bad(place, "empty")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-        return Bad(place, "not Unicode")
-    return text if size <= MAX_DOCUMENT_BYTES else Bad(place, TOO_LONG)
+def _preparation(split: ReadSplit) -> _Prepare:
+    fix_mojibake = split.clean.fix_mojibake
+    keep = make_filter(split.filters) if split.filters != FilterConfig() else None
+
+    def prepare(raw: str, place: int) -> str | Bad | Dropped:
+        text = clean(raw, fix_mojibake)
+        if not text:
+            return Bad(place, "empty")
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
+            return Bad(place, "not Unicode")
+        if size > MAX_DOCUMENT_BYTES:
+            return Bad(place, TOO_LONG)
+        return text if keep is None else keep(text)
+
+    return prepare

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep import inputs, tokenizer
+from data_prep import clean, filters, inputs, tokenizer
 from data_prep.accounts import account, without_broken
 from data_prep.choose import kept_key, without_copies
 from data_prep.config import DataConfig, TokenizerConfig
@@ -131,10 +131,10 @@ def prepare(
         return standing
 
     splits = group_into_splits(files)
-    read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
+    read = run_once("read", read_split, [_read_item(work, parts, data) for parts in splits])
     if (again := without_broken(splits, read)) != splits:
         splits = again
-        read = run_once("read", read_split, [_read_item(work, parts) for parts in splits])
+        read = run_once("read", read_split, [_read_item(work, parts, data) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
     unique, chosen = without_copies(work, read, run_once)
@@ -177,7 +177,7 @@ def prepare(
         totals={split: _totals(plan[split]) for split in _SPLITS},
         settings=settings_of(data, tok),
         counts={
-            "read": read_counts,
+            **read_counts,
             "dedup": {"kept": sample.kept, "copy of another": copies},
             "encode": {"kept": sample.kept - no_tokens, "no tokens": no_tokens},
         },
@@ -232,7 +232,13 @@ def _identify(
 
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
-    return sha256_json([settings_of(data, tok), [[f.source, f.name, hashes[f.path]] for f in files]])
+    told_files = [[file.source, file.name, hashes[file.path]] for file in files]
+    return sha256_json([settings_of(data, tok), _rules_depend_on(data), told_files])
+
+
+def _rules_depend_on(data: DataConfig) -> dict[str, str]:
+    """What cleaning and filters depend on besides the settings."""
+    return {**clean.depends_on(data.clean), **filters.depends_on(data.filters)}
 
 
 def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
@@ -244,9 +250,12 @@ def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
     return manifest if manifest.inputs == inputs_key else None
 
 
-def _read_item(work: Path, parts: list[Part]) -> ReadSplit:
-    key = stage_key("read", [], unicodedata.unidata_version, [told(part) for part in parts])
-    return ReadSplit(key, str(work / "read"), parts)
+def _read_item(work: Path, parts: list[Part], data: DataConfig) -> ReadSplit:
+    settings = [data.clean.model_dump(), data.filters.model_dump()]
+    key = stage_key(
+        "read", [], unicodedata.unidata_version, [told(part) for part in parts], settings, _rules_depend_on(data)
+    )
+    return ReadSplit(key, str(work / "read"), parts, data.clean, data.filters)
 
 
 def _draw_item(work: Path, split: Kept, sample: Candidates, data: DataConfig) -> DrawSample:

@@ -1,0 +1,116 @@
+"""C4's filters: Raffel et al. 2020 (arXiv:1910.10683), section 2.2. Lines are cut first, then documents dropped."""
+
+import hashlib
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from data_prep.clean import clean
+from data_prep.config import C4
+from data_prep.rules import ELLIPSES, Document, Rule
+from data_prep.sentences import split_sentences
+
+TERMINAL = (".", "?", "!", '"', "”", "“", "»")
+"""C4 names . ? ! and the end quotation mark; typographic ones are the same mark in other fonts."""
+POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+"""Thai, Lao, Burmese, Khmer, Japanese and Chinese, which put no blank between words."""
+
+
+def editor(config: C4) -> Callable[[str], str]:
+    """The function that cuts citation markers and then lines out of a cleaned text; what is left is cleaned.
+
+    Empty lines between lines that stay also stay: they part paragraphs.
+    """
+
+    def edit(text: str) -> str:
+        uncited = _CITATION.sub("", text) if config.citations and "[" in text else text
+        lines = uncited.split("\n")
+        kept = [line for line in lines if not line or _stays(line, config)]
+        return text if len(kept) == len(lines) and uncited == text else clean("\n".join(kept))
+
+    return edit
+
+
+def _stays(line: str, config: C4) -> bool:
+    if config.terminal_punctuation and not ends_a_sentence(line):
+        return False
+    if config.min_line_words is not None and len(line.split(None, config.min_line_words)) < config.min_line_words:
+        return False
+    lower = line.lower()
+    if config.javascript and "javascript" in lower:
+        return False
+    return not (config.policy and any(phrase in lower for phrase in POLICY))
+
+
+def ends_a_sentence(line: str) -> bool:
+    """Whether it ends in a terminal punctuation mark that is not part of an ellipsis."""
+    line = line.rstrip()
+    return line.endswith(TERMINAL) and not line.endswith(ELLIPSES)
+
+
+def rules(config: C4) -> list[Rule]:
+    """The rules that drop documents and are on. Raises ValueError when the list of bad words cannot be read."""
+    found: list[Rule] = [("no line is left", lambda document: not document.text)]
+    if config.lorem_ipsum:
+        found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
+    if config.curly_bracket:
+        found.append(("holds a curly bracket", lambda document: "{" in document.text))
+    if config.min_sentences is not None:
+        reason = f"fewer than {config.min_sentences:,} sentences"
+        found.append((reason, partial(_fewer_sentences, config.min_sentences)))
+    if config.bad_words is not None:
+        found.append(("holds a bad word", bad_word_finder(_read_words(config.bad_words))))
+    return found
+
+
+def _fewer_sentences(limit: int, document: Document) -> bool:
+    found = 0
+    for line in document.lines:
+        found += len(split_sentences(line))
+        if found >= limit:
+            return False
+    return True
+
+
+def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
+    """Whether a document holds one of `words`, in any case, between characters that are no letters, digits or "_".
+
+    Words of scripts that put no blank between words are looked for anywhere.
+    """
+    wanted = [word.lower() for word in words]
+    anywhere = [word for word in wanted if _UNSPACED.search(word)]
+    # A search for hundreds of words at each place is slow: words are looked up, and only phrases searched for.
+    simple = frozenset(word for word in wanted if re.fullmatch(r"\w+", word) and not _UNSPACED.search(word))
+    phrases = [word for word in wanted if word not in simple and not _UNSPACED.search(word)]
+    patterns = [(word, re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")) for word in phrases]
+
+    def holds(document: Document) -> bool:
+        text = document.text.lower()
+        return (
+            not simple.isdisjoint(re.findall(r"\w+", text))
+            or any(word in text for word in anywhere)
+            or any(word in text and pattern.search(text) is not None for word, pattern in patterns)
+        )
+
+    return holds
+
+
+def bad_words_hash(path: str) -> str:
+    """SHA-256 of the list, in hex. Raises ValueError when it cannot be read."""
+    return hashlib.sha256("\n".join(_read_words(path)).encode()).hexdigest()
+
+
+def _read_words(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"data.filters.c4.bad_words={path} cannot be read ({error}); give a UTF-8 text file, a word a line"
+        ) from None
+    words = [clean(line) for line in lines]
+    if not any(words):
+        raise ValueError(f"data.filters.c4.bad_words={path} holds no word; give a UTF-8 text file, a word a line")
+    return [word for word in words if word]

@@ -1,0 +1,87 @@
+"""Which documents are worth training on: the rules that a recipe switches on, as one function of a text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from data_prep import c4, gopher, languages
+from data_prep.config import FilterConfig, LanguageFilter
+from data_prep.rules import Document, Rule
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A document that a rule drops."""
+
+    reason: str
+
+
+Filter = Callable[[str], str | Dropped]
+
+
+def make_filter(config: FilterConfig) -> Filter:
+    """The function that gives a cleaned text back, or what C4's rules leave of it, or why it is dropped.
+
+    What the rules need is loaded once, here. The result depends on the text and `config` alone; threads may share it.
+    Edits come first, then C4's other rules, the language, Gopher's quality and Gopher's repetition: the first rule that
+    drops a document is its reason.
+
+    Raises ValueError when py3langid is needed and not installed, it does not know a language, or the list of bad words
+    cannot be read.
+    """
+    edit = c4.editor(config.c4) if config.c4 else None
+    rules = _rules(config)
+
+    def apply(text: str) -> str | Dropped:
+        if edit is not None:
+            text = edit(text)
+        document = Document(text)
+        for reason, drops in rules:
+            if drops(document):
+                return Dropped(reason)
+        return text
+
+    return apply
+
+
+def reasons(config: FilterConfig) -> list[str]:
+    """All reasons that `make_filter(config)` can give, in the order of its rules. Raises ValueError as it does."""
+    return [reason for reason, _ in _rules(config)]
+
+
+def depends_on(config: FilterConfig) -> dict[str, str]:
+    """What the results depend on besides `config`: the SHA-256 of the list of bad words, versions of packages.
+
+    Raises ValueError as `make_filter`.
+    """
+    found = {}
+    if config.c4 and config.c4.bad_words is not None:
+        found["bad_words"] = c4.bad_words_hash(config.c4.bad_words)
+    if config.c4 and config.c4.min_sentences is not None:
+        found["sentences"] = f"sentencex {version('sentencex')}"
+    if config.language:
+        found["languages"] = languages.model_version()
+    return found
+
+
+def _rules(config: FilterConfig) -> list[Rule]:
+    return [
+        *(c4.rules(config.c4) if config.c4 else []),
+        *(_language_rules(config.language) if config.language else []),
+        *(gopher.quality_rules(config.gopher_quality) if config.gopher_quality else []),
+        *(gopher.repetition_rules(config.gopher_repetition) if config.gopher_repetition else []),
+    ]
+
+
+def _language_rules(config: LanguageFilter) -> list[Rule]:
+    known = languages.labels()
+    unknown = sorted(set(config.keep) - set(known))
+    if unknown:
+        raise ValueError(
+            f"data.filters.language.keep holds {', '.join(unknown)}, expected codes out of {', '.join(sorted(known))}"
+        )
+    keep = frozenset(config.keep)
+    return [
+        ("in a language that is not kept", lambda document: document.language[0] not in keep),
+        (f"language less probable than {config.min_score:g}", lambda document: document.language[1] < config.min_score),
+    ]
