@@ -1,6 +1,6 @@
 """Near duplicates over the whole corpus: MinHash signatures, candidates by bands (LSH), clusters, and what is dropped.
 
-    sign_split        signatures of a split's documents, and each band's hashes sorted     a split (data_prep/signed_splits.py)
+    sign_split        signatures of a split's documents, and each band's hashes sorted     a split: signed_splits.py
     candidate_pairs   equal hashes of all splits, checked by the whole signatures          a band and a range of hashes
     find_clusters     what hangs together by such pairs; all but one of it is dropped      once
 
@@ -166,11 +166,12 @@ def _preference(signed: Signed, codes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _groups(hashes: np.ndarray) -> Iterator[slice]:
     """Slices of whole groups of equal hashes, of about _CHUNK documents each or of one group that is larger."""
-    starts = np.append(np.flatnonzero(np.diff(hashes, prepend=~hashes[:1])), len(hashes))
+    ends = np.append(np.flatnonzero(np.diff(hashes)) + 1, len(hashes))
     start = 0
     while start < len(hashes):
-        stop = int(starts[max(np.searchsorted(starts, start + _CHUNK, side="right") - 1, 0)])
-        stop = stop if stop > start else int(starts[np.searchsorted(starts, start, side="right")])
+        within = np.searchsorted(ends, start + _CHUNK, side="right")
+        group = np.searchsorted(ends, start, side="right")
+        stop = int(ends[max(within - 1, group)])
         yield slice(start, stop)
         start = stop
 

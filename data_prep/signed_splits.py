@@ -3,7 +3,7 @@
 A file is a few sorted runs, one a record batch of at most RUN_DOCUMENTS documents:
 
     row, bytes, document, signature     of each document that has words, in the order of the split
-    hash B, place B                     the hashes of band B, ascending, and the place in the run of the document of each
+    hash B, place B                     the hashes of band B, ascending, and for each the document's place in the run
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,14 +68,14 @@ class Signed:
 
     def take(self, codes: np.ndarray, name: str) -> np.ndarray:
         """The documents' values of a column; signatures as uint8 (documents, permutations)."""
+        if not len(codes):
+            return np.empty(0, np.uint64)
         order = np.argsort(codes)
         runs, bounds = np.unique(codes[order] // RUN_DOCUMENTS, return_index=True)
         parts = []
         for run, at in zip(runs.tolist(), np.split(order, bounds[1:]), strict=True):
             split, number = divmod(run, 2**32 // RUN_DOCUMENTS)
             parts.append(column_of(self.runs[split][number], name)[codes[at] % RUN_DOCUMENTS])
-        if not parts:
-            return np.empty(0, np.uint64)
         taken = np.empty((len(codes), *parts[0].shape[1:]), parts[0].dtype)
         taken[order] = np.concatenate(parts)
         return taken
