@@ -55,7 +55,7 @@ class Words:
     first_document: int
     """Number of the first of these documents among all that are read."""
     whole: bool
-    """False where words of the document stood in a piece before and are not here."""
+    """False where words of the document are not here, but in other parts."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
             hashes, starts, stops = hashes[:-1], starts[:-1], stops[:-1]
         found = (hashes, starts + begin, stops + begin)
         hashes, starts, stops = (np.concatenate(pair) for pair in zip(before, found, strict=True))
-        yield Words(hashes, starts, stops, np.array([0, len(hashes)]), np.zeros(1, np.int64), number, whole)
+        ends = start == len(document)
+        yield Words(hashes, starts, stops, np.array([0, len(hashes)]), np.zeros(1, np.int64), number, whole and ends)
         keep = max(len(hashes) - carried, 0)
         before = (hashes[keep:], starts[keep:], stops[keep:])
         whole = whole and keep == 0
