@@ -231,7 +231,7 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
         places = _uncommon(item.overlaps, item.common)
         rows, starts = np.unique(places["row"], return_index=True)
         facts["documents"] = len(rows)
-        of_document = dict(zip(rows.tolist(), np.split(places, starts[1:]), strict=True))
+        of_document = dict(zip(rows.tolist(), np.split(places, starts[1:]), strict=False))
         table = pa.ipc.open_file(pa.memory_map(item.table)).get_batch(0)
         words, hashes, numbers = (table.column(name).to_numpy() for name in _NGRAMS.names)
         start, sets = 0, Counter[str]()
@@ -315,7 +315,7 @@ def _lookups(path: str) -> dict[int, _Lookup]:
     parts = np.split(hashes, starts[1:])
     return {
         length: _Lookup(part, start)
-        for length, start, part in zip(lengths.tolist(), starts.tolist(), parts, strict=bool(len(hashes)))
+        for length, start, part in zip(lengths.tolist(), starts.tolist(), parts, strict=False)
     }
 
 
