@@ -222,12 +222,13 @@ def _lead(signed: Signed, codes: np.ndarray, threshold: float) -> list[np.ndarra
 
 def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
     """The same connected components as `pairs` int64 (n, 2) of numbers under `nodes`, each joined to its smallest."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    graph = coo_array((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(nodes, nodes))
-    _, labels = connected_components(graph, directed=False)
-    root = np.unique(labels, return_index=True)[1][labels]
+    root = np.arange(nodes)
+    while len(pairs):
+        ends = root[pairs]
+        pairs, ends = pairs[ends[:, 0] != ends[:, 1]], ends[ends[:, 0] != ends[:, 1]]
+        np.minimum.at(root, ends.max(axis=1), ends.min(axis=1))  # each root under its smallest neighbour, then flat
+        while (root[root] != root).any():
+            root = root[root]
     members = np.flatnonzero(root != np.arange(nodes))
     return np.stack([members, root[members]], axis=1)
 
