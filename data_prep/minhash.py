@@ -2,11 +2,12 @@
 
 MinHash (Broder 1997, "On the resemblance and containment of documents") estimates the Jaccard similarity of two sets
 by the share of k hash functions with the same smallest value on both. Here the k values are made as in "Fast
-Similarity Sketching" (Dahlgaard, Knudsen and Thorup, FOCS 2017, section 2): an element is thrown into one of k bins
-in each round, and a bin keeps the smallest (round, value) it saw. Each bin agrees with probability J, as in MinHash,
-and the estimate is as concentrated or more; but where MinHash hashes n elements k times, n + k ln k throws are enough.
+Similarity Sketching" (Dahlgaard, Knudsen and Thorup, FOCS 2017): an element is thrown into one of k bins in each
+round, and a bin keeps the smallest (round, value) it saw. Each bin agrees with probability J, as in MinHash, and the
+estimate is as concentrated; but where MinHash hashes n elements k times each, about n + k ln k throws are enough.
 """
 
+import math
 from functools import cache
 
 import numpy as np
@@ -58,7 +59,7 @@ def low_bytes(values: np.ndarray) -> np.ndarray:
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations), of which 8 divides permutations.
 
-    Different values have the same low byte in one case of 256, which is taken off (Li and König 2010, section 2).
+    Different values have the same low byte in one case of 256, which is taken off (Li and König 2010).
     """
     equal = (one == other).view(np.uint64).sum(axis=1)  # each byte counts up to permutations / 8
     agreeing = equal.view(np.uint8).reshape(len(one), 8).sum(axis=1) / one.shape[1]
@@ -68,6 +69,16 @@ def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def candidate_probability(jaccard: float, bands: int, rows: int) -> float:
     """With what probability two documents agree in all rows of a band at least: 1 - (1 - J^rows)^bands."""
     return 1.0 - (1.0 - jaccard**rows) ** bands
+
+
+def accepted_probability(jaccard: float, threshold: float, permutations: int) -> float:
+    """With what probability the estimate by `similarity` is at least `threshold`; a binomial tail."""
+    agree = jaccard + (1 - jaccard) / 256
+    least = math.ceil(permutations * (threshold * (1 - 1 / 256) + 1 / 256) - 1e-9)
+    return sum(
+        math.comb(permutations, equal) * agree**equal * (1 - agree) ** (permutations - equal)
+        for equal in range(least, permutations + 1)
+    )
 
 
 def choose_bands(threshold: float, permutations: int) -> int:

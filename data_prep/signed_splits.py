@@ -63,8 +63,11 @@ class Signed:
     """The signed splits, memory-mapped; a document is split << 32 | place."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        readers = [pa.ipc.open_file(pa.memory_map(path)) for path in paths]
-        self.runs = [[reader.get_batch(number) for number in range(reader.num_record_batches)] for reader in readers]
+        self.runs: list[list[pa.RecordBatch]] = []
+        for path in paths:
+            with pa.memory_map(path) as mapped:  # closed: the batches keep the mapping, not the open file
+                reader = pa.ipc.open_file(mapped)
+                self.runs.append([reader.get_batch(number) for number in range(reader.num_record_batches)])
 
     def take(self, codes: np.ndarray, name: str) -> np.ndarray:
         """The documents' values of a column; signatures as uint8 (documents, permutations)."""

@@ -4,19 +4,22 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from read_splits import write_read_split
 
 from data_prep import near_duplicates, signed_splits
 from data_prep.config import NearDuplicatesConfig
 from data_prep.dedup import content_hash
-from data_prep.minhash import candidate_probability
+from data_prep.minhash import accepted_probability, candidate_probability
 from data_prep.near_duplicates import (
     CandidatePairs,
     FindClusters,
@@ -134,10 +137,9 @@ def test_recall_and_precision_against_brute_force(tmp_path: Path, capsys: pytest
         if similarity >= 0.4:
             which = int(similarity * 20)
             bins.setdefault(which, []).append(pair in together)
-            spread = math.sqrt(max(similarity * (1 - similarity), 1e-9) / 128)
-            accepted = 0.5 * math.erfc((CONFIG.threshold - similarity) / spread / math.sqrt(2))
             expected.setdefault(which, []).append(
-                candidate_probability(similarity, bands_of(CONFIG), 128 // bands_of(CONFIG)) * accepted
+                candidate_probability(similarity, bands_of(CONFIG), 128 // bands_of(CONFIG))
+                * accepted_probability(similarity, CONFIG.threshold, 128)
             )
     with capsys.disabled():
         print("\nsimilarity    pairs  together  by the pair alone")
@@ -223,6 +225,55 @@ def test_outputs_have_the_same_bytes_whoever_makes_them_and_stand(tmp_path: Path
     assert told(standing) == told(outputs)
     changed = {path for path, inode in before.items() if Path(path).stat().st_ino != inode}
     assert changed <= {outputs[1].path, outputs[-1].path}
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 39), st.integers(0, 39)), max_size=25), min_size=1, max_size=4),
+    st.permutations(range(40)),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_pairs_join_is_a_cluster(
+    signed_forty: tuple[list[str], list[str]], files: list[list[tuple[int, int]]], names: list[int]
+) -> None:
+    """Any graph, its edges in any order and files, beside components found by hand."""
+    texts, paths = signed_forty
+    group = list(range(40))
+    for one, other in chain(*files):
+        one, other = names[one], names[other]
+        old, new = group[one], group[other]
+        group = [new if each == old else each for each in group]
+    clusters = [[number for number in range(40) if group[number] == which] for which in set(group)]
+    expected = {
+        member: best
+        for members in clusters
+        for best in [min(members, key=lambda number: (-len(texts[number]), content_hash(texts[number])[0]))]
+        for member in members
+        if member != best
+    }
+    with TemporaryDirectory() as folder:
+        for number, pairs in enumerate(files):
+            codes = [
+                [(names[end] // 20) << 32 | names[end] % 20 for end in pair] for pair in pairs if pair[0] != pair[1]
+            ]
+            np.save(f"{folder}/{number}.npy", np.array(codes, np.uint64).reshape(-1, 2))
+        made = find_clusters(
+            FindClusters("c", folder, paths, [f"{folder}/{number}.npy" for number in range(len(files))])
+        )
+        rows = pa.ipc.open_file(made.path).read_all().to_pylist()
+    found = {row["split"] * 20 + row["row"]: row["kept_split"] * 20 + row["kept_row"] for row in rows}
+    assert found == expected
+    sizes = [len(members) for members in clusters if len(members) > 1]
+    assert (made.facts["clusters"], made.facts["largest"]) == (len(sizes), max(sizes, default=0))
+
+
+@pytest.fixture(scope="module")
+def signed_forty(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """Forty texts of a few lengths, and the paths of two signed splits that hold twenty each."""
+    folder = tmp_path_factory.mktemp("forty")
+    rng = random.Random(11)
+    texts = [" ".join(f"{rng.getrandbits(32):08x}" for _ in range(rng.randint(10, 13))) for _ in range(40)]
+    outputs, _ = run_stage(folder, into(texts, 2))
+    return texts, [output.path for output in outputs[:2]]
 
 
 def test_rows_are_those_of_the_split_as_it_was_read(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import math
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pytest
 
 from data_prep import minhash, shingles
 from data_prep.minhash import (
+    accepted_probability,
     band_hashes,
     candidate_probability,
     choose_bands,
@@ -19,6 +22,7 @@ from data_prep.minhash import (
 )
 
 PERMUTATIONS = 128
+PAGE = Path(__file__).parents[2] / "docs" / "near-duplicates.md"
 
 
 def random_pairs(pairs: int, shared: int, own: int, seed: int) -> tuple[pa.Array, pa.Array]:
@@ -114,3 +118,17 @@ def test_signatures_stay_what_they_are() -> None:
         "0bcd30ba16e533024adc72ad7fc96b5c486f91f63eb7bc06b8a90c39edd67c1d"
         "a55dd2a3e2b62b5b139b2b044bb5efb73d6859289af2add2033703012000e5ad"
     )
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_formulas() -> None:
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if re.match(r"\| 0\.\d", line)]
+    curve, checks = ([row for row in rows if len(row) == length] for length in (10, 3))
+    assert curve and checks
+    for threshold, bands, values, *probabilities in curve:
+        assert choose_bands(float(threshold), PERMUTATIONS) == int(bands)
+        assert PERMUTATIONS // int(bands) == int(values)
+        expected = [candidate_probability(tenth / 10, int(bands), int(values)) for tenth in range(3, 10)]
+        assert probabilities == [f"{probability:.3f}" for probability in expected]
+    for jaccard, candidate, accepted in checks:
+        assert candidate == f"{candidate_probability(float(jaccard), 17, 7):.3f}"
+        assert accepted == f"{accepted_probability(float(jaccard), 0.8, PERMUTATIONS):.3f}"
