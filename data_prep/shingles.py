@@ -2,8 +2,8 @@
 
 A word is a run of letters, marks and digits of any script, lower-cased; everything else parts words. In scripts that
 write no blanks between words (Han, kana, Thai, Lao, Myanmar, Khmer) each letter with its marks is a word.
-Lower case is taken only where it is as many bytes of UTF-8, which leaves out 26 letters (İ, ẞ, Ⱥ, the Kelvin sign,
-…), so that a place in the lower-cased text is the same place in the original.
+Lower case is taken only where it is as many bytes of UTF-8, so that a place in the lower-cased text is the same place
+in the original: that leaves out two dozen rare letters, İ, ẞ, Ⱥ and the Kelvin sign among them.
 """
 
 import unicodedata

@@ -21,6 +21,8 @@ from data_prep.stages import Output, once, write_batches
 
 RUN_DOCUMENTS = 2**18
 """Documents of a sorted run; a split of more has several. Signing holds about 1 KB for each: 270 MB."""
+_SIGNED_AT_ONCE = 8192
+"""Documents whose signatures are made at once; each takes 2.5 KB while they are."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.Rec
         return [column[:documents] for column in joined]
 
     seen = 0
-    for batch in read_documents(item.path, item.dropped):
+    for batch in _slices(read_documents(item.path, item.dropped)):
         values, filled = signatures(batch.column("text"), item.config.shingle_words, item.config.permutations)
         rows = rows_left(item.dropped, seen, seen + batch.num_rows)
         seen += batch.num_rows
@@ -135,3 +137,10 @@ def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.Rec
             yield run(cut(RUN_DOCUMENTS))
     if sum(len(rows) for rows, *_ in waiting):
         yield run(cut(RUN_DOCUMENTS))
+
+
+def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A batch may hold millions of documents of one word."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, _SIGNED_AT_ONCE):
+            yield batch.slice(start, _SIGNED_AT_ONCE)

@@ -203,6 +203,7 @@ def test_the_same_documents_are_kept_in_any_order_and_by_any_division(
     assert kept_texts(splits, clusters) == kept
     monkeypatch.setattr(signed_splits, "RUN_DOCUMENTS", 8)  # splits of several runs, and groups cut into many chunks
     monkeypatch.setattr(near_duplicates, "RUN_DOCUMENTS", 8)
+    monkeypatch.setattr(signed_splits, "_SIGNED_AT_ONCE", 3)
     monkeypatch.setattr(near_duplicates, "_CHUNK", 5)
     _, clusters = run_stage(tmp_path / "runs", splits)
     assert kept_texts(splits, clusters) == kept

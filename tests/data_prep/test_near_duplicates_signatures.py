@@ -80,7 +80,6 @@ def test_a_signature_does_not_depend_on_what_is_signed_beside_it(
     alone = np.concatenate([signatures(pa.array([text]), 5, PERMUTATIONS)[0] for text in texts])
     assert (alone[filled] == values[filled]).all()
     monkeypatch.setattr(shingles, "PIECE_BYTES", 1300)  # long documents come in parts
-    monkeypatch.setattr(minhash, "DOCUMENTS_AT_ONCE", 7)
     assert (signatures(pa.array(texts), 5, PERMUTATIONS)[0][filled] == values[filled]).all()
 
 
