@@ -1,7 +1,8 @@
 """Text a second that near duplicates are found in, beside datatrove, datasketch and rensa: one core, in turn.
 
     python bench/near_duplicates.py texts/                       # ours alone
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install datatrove[processing] spacy datasketch rensa
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install datasketch rensa \\
+        datatrove spacy nltk tokenizers regex ftfy 'xxhash<4'
     python bench/near_duplicates.py texts/ --peers /tmp/peers/bin/python
 
 `texts/` holds .jsonl or .jsonl.gz files with a field `text`. Every peer is a process of its own that reads the texts

@@ -34,7 +34,7 @@ def ours(texts: list[str], folder: Path) -> Measured:
     from data_prep.dedup import content_hash
     from data_prep.documents import SCHEMA
     from data_prep.minhash import signatures
-    from data_prep.near_duplicates import CandidatePairs, FindClusters, candidate_pairs, find_clusters
+    from data_prep.near_duplicates import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
     from data_prep.signed_splits import SignSplit, bands_of, sign_split
     from data_prep.stages import write_batches
 
@@ -58,8 +58,8 @@ def ours(texts: list[str], folder: Path) -> Measured:
     split = SignSplit("split", str(folder), str(folder / "read.arrow"), np.array(copies, np.int64), config)
     signed = [sign_split(split).path]
     pairs = [
-        candidate_pairs(CandidatePairs(f"band-{band}", str(folder), signed, band, 0, 1, THRESHOLD)).path
-        for band in range(bands_of(config))
+        candidate_pairs(CandidatePairs(f"{number}", str(folder / "pairs"), signed, *which, THRESHOLD)).path
+        for number, which in enumerate(divide(len(texts), bands_of(config)))
     ]
     clusters = find_clusters(FindClusters("clusters", str(folder), signed, pairs))
     whole.lap("whole")

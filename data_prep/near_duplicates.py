@@ -28,19 +28,21 @@ ALL_PAIRS_DOCUMENTS = 64
 comparisons a leader, not half of a million squared."""
 MAX_LEADERS = 64
 """What is like none of so many leaders stays alone in this band; other bands may join it."""
+_TOGETHER = 2**20
+"""Hashes, of documents times bands, that are one piece of work: below, starting it and its files cost more."""
 _CHUNK = 2**17
 """Signatures in memory at once."""
 
 
 @dataclass(frozen=True)
 class CandidatePairs:
-    """Compare what agrees in one band, of one of `ranges` equal parts of the hashes: FOLDER/KEY.npy."""
+    """Compare what agrees in one of some bands, of one of `ranges` equal parts of the hashes: FOLDER/KEY.npy."""
 
     key: str
     folder: str
     signed: list[str]
     """Paths of all signed splits, in the order of the splits."""
-    band: int
+    bands: tuple[int, ...]
     range: int
     ranges: int
     threshold: float
@@ -71,37 +73,37 @@ CLUSTERS = pa.schema(
 it, and the estimated Jaccard similarity of the two."""
 
 
-def ranges_for(documents: int) -> int:
-    """Into how many ranges to divide each band's hashes of so many documents."""
-    return max(1, -(-documents // RANGE_DOCUMENTS))
+def divide(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]:
+    """The work on so many signed documents, as (bands, range, ranges) of each `CandidatePairs`.
+
+    Few documents are compared in all bands at once, many in one band, and very many in one of its ranges.
+    """
+    ranges = max(1, -(-documents // RANGE_DOCUMENTS))
+    together = max(1, _TOGETHER // max(documents, 1))
+    groups = [tuple(range(bands))[first : first + together] for first in range(0, bands, together)]
+    return [(group, part, ranges) for group in groups for part in range(ranges)]
 
 
 def candidate_pairs(item: CandidatePairs) -> Output:
-    """Documents that agree in the band and are similar by their signatures, as stars.
+    """Documents that agree in a band and are similar by their signatures, as stars.
 
     The output is uint64 (pairs, 2), a document and another that it hangs together with, each as split << 32 | place
-    among the split's signed documents. Facts: "candidates" and "pairs".
+    among the split's signed documents. Facts: "candidates", documents that agree with another, and "pairs".
     """
     folder = Path(item.folder)
 
     def write(path: Path) -> dict[str, Any]:
         signed = Signed(item.signed)
-        hashes, codes = _slices(signed, item)
-        order = np.argsort(hashes)
-        hashes, codes = hashes[order], codes[order]
-        equal = hashes[1:] == hashes[:-1]
-        grouped = np.zeros(len(hashes), dtype=bool)
-        grouped[1:] |= equal
-        grouped[:-1] |= equal
-        hashes, codes = hashes[grouped], codes[grouped]
-        order = np.lexsort((*_preference(signed, codes), hashes))
-        stars = [np.empty((0, 2), np.uint64)]
-        for group in _groups(hashes[order]):
-            stars += _stars(signed, hashes[order[group]], codes[order[group]], item.threshold)
+        candidates, stars = 0, [np.empty((0, 2), np.uint64)]
+        for band in item.bands:
+            hashes, codes = _grouped(signed, *_range_of(signed, band, item))
+            candidates += len(codes)
+            for group in _groups(hashes):
+                stars += _stars(signed, hashes[group], codes[group], item.threshold)
         pairs = np.concatenate(stars)
         with open(path, "wb") as file:
-            np.save(file, pairs[np.argsort(pairs[:, 0])], allow_pickle=False)
-        return {"candidates": len(codes), "pairs": len(pairs)}
+            np.save(file, pairs[np.lexsort(pairs.T)], allow_pickle=False)
+        return {"candidates": candidates, "pairs": len(pairs)}
 
     return once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
 
@@ -144,19 +146,32 @@ def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
         return [row[start:stop].astype(np.int64) for start, stop in pairwise(bounds.tolist())]
 
 
-def _slices(signed: Signed, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
+def _range_of(signed: Signed, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of the range and whose they are, of all runs of all splits."""
     low, high = (2**64 * bound // item.ranges for bound in (item.range, item.range + 1))
     hashes, codes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for split, runs in enumerate(signed.runs):
         for number, run in enumerate(runs):
-            sorted_hashes = column_of(run, f"hash {item.band}")
+            sorted_hashes = column_of(run, f"hash {band}")
             start = np.searchsorted(sorted_hashes, np.uint64(low))
             stop = np.searchsorted(sorted_hashes, np.uint64(high)) if high < 2**64 else len(sorted_hashes)
-            places = column_of(run, f"place {item.band}")[start:stop]
+            places = column_of(run, f"place {band}")[start:stop]
             hashes.append(sorted_hashes[start:stop])
             codes.append(places + np.uint64((split << 32) + number * RUN_DOCUMENTS))
     return np.concatenate(hashes), np.concatenate(codes)
+
+
+def _grouped(signed: Signed, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What has its hash with another, group by group, and in a group by preference."""
+    order = np.argsort(hashes)
+    hashes, codes = hashes[order], codes[order]
+    equal = hashes[1:] == hashes[:-1]
+    grouped = np.zeros(len(hashes), dtype=bool)
+    grouped[1:] |= equal
+    grouped[:-1] |= equal
+    hashes, codes = hashes[grouped], codes[grouped]
+    order = np.lexsort((*_preference(signed, codes), hashes))
+    return hashes[order], codes[order]
 
 
 def _preference(signed: Signed, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

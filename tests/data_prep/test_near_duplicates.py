@@ -24,6 +24,7 @@ from data_prep.near_duplicates import (
     CandidatePairs,
     FindClusters,
     candidate_pairs,
+    divide,
     dropped_rows,
     find_clusters,
 )
@@ -39,7 +40,7 @@ def run_stage(
     splits: list[list[str]],
     dropped: list[np.ndarray] | None = None,
     config: NearDuplicatesConfig = CONFIG,
-    ranges: int = 1,
+    ranges: int | None = None,
     backwards: bool = False,
 ) -> tuple[list[Output], Output]:
     """All outputs but the last, and the clusters."""
@@ -50,12 +51,14 @@ def run_stage(
     ]
     signed = [sign_split(item) for item in items]
     signed_paths = [output.path for output in signed]
+    work = (
+        divide(sum(output.facts["documents"] for output in signed), bands_of(config))
+        if ranges is None
+        else [((band,), part, ranges) for band in range(bands_of(config)) for part in range(ranges)]
+    )
     to_compare = [
-        CandidatePairs(
-            f"pairs-{band}-{part}", str(folder / "pairs"), signed_paths, band, part, ranges, config.threshold
-        )
-        for band in range(bands_of(config))
-        for part in range(ranges)
+        CandidatePairs(f"pairs-{number}", str(folder / "pairs"), signed_paths, *which, config.threshold)
+        for number, which in enumerate(work)
     ]
     pairs = [candidate_pairs(item) for item in (reversed(to_compare) if backwards else to_compare)]
     found = FindClusters("clusters", str(folder / "clusters"), signed_paths, [output.path for output in pairs])
@@ -353,6 +356,16 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
         config = NearDuplicatesConfig(threshold=threshold)
         _, clusters = run_stage(tmp_path / str(threshold), [texts], config=config)
         assert clusters.facts["largest"] == largest
+
+
+@pytest.mark.parametrize("documents", [0, 1, 60_000, 70_000, 2**20, 2**24 + 1])
+def test_the_work_is_divided_by_its_size(documents: int) -> None:
+    work = divide(documents, 17)
+    (ranges,) = {ranges for _, _, ranges in work}
+    done = [(band, part) for bands, part, _ in work for band in bands]
+    assert sorted(done) == [(band, part) for band in range(17) for part in range(ranges)]
+    assert documents / ranges <= near_duplicates.RANGE_DOCUMENTS
+    assert len(work) == {0: 1, 1: 1, 60_000: 1, 70_000: 2, 2**20: 17, 2**24 + 1: 51}[documents]
 
 
 def test_more_bands_than_permutations_are_refused() -> None:
