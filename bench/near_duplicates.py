@@ -40,13 +40,15 @@ def main() -> None:
     """Print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--mb", type=float, default=10.0, help="megabytes of text that are taken from it")
+    parser.add_argument("--mb", type=float, default=20.0, help="megabytes of text that are taken from it")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", type=Path, default=None, help="a python that has datatrove, datasketch and rensa")
+    parser.add_argument("--without", nargs="*", default=[], choices=PEERS, help="peers that are left out")
     parser.add_argument("--json", type=Path, default=Path("bench/results/near_duplicates.json"))
     options = parser.parse_args()
     pythons = dict.fromkeys(OURS, sys.executable)
-    pythons |= dict.fromkeys(PEERS, str(options.peers.absolute())) if options.peers else {}
+    if options.peers:
+        pythons |= {name: str(options.peers.absolute()) for name in PEERS if name not in options.without}
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
     with tempfile.TemporaryDirectory(prefix="near-duplicates-") as folder:
         texts = Path(folder) / "texts.jsonl"
@@ -96,30 +98,47 @@ def run(python: str, name: str, texts: Path) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]], size: int) -> dict[str, Any]:
-    """Medians as MB a second, and the spread of the slower of the two as a share of the median."""
-    rates = {part: size / 1e6 / statistics.median(row["seconds"][part] for row in rows) for part in rows[0]["seconds"]}
-    seconds = [list(row["seconds"].values())[-1] for row in rows]
-    spread = (max(seconds) - min(seconds)) / statistics.median(seconds)
-    return {"mb_per_s": rates, "spread": spread, "dropped": rows[0]["dropped"], "versions": rows[0]["versions"]}
+    """Medians as MB a second of the clock and of the processor, and the clock's spread as a share of the median."""
+    rates, cpu_rates = (
+        {
+            part: size / 1e6 / statistics.median(row["seconds"][part][clock] for row in rows)
+            for part in rows[0]["seconds"]
+        }
+        for clock in (0, 1)
+    )
+    seconds = [list(row["seconds"].values())[-1][0] for row in rows]
+    return {
+        "mb_per_s": rates,
+        "mb_per_cpu_s": cpu_rates,
+        "spread": (max(seconds) - min(seconds)) / statistics.median(seconds),
+        "dropped": rows[0]["dropped"],
+        "versions": rows[0]["versions"],
+    }
 
 
 def show(result: dict[str, Any], repeats: int) -> None:
     print(
         f"{result['documents']} documents, {result['bytes'] / 1e6:.1f} MB; medians of {repeats}; "
+        "MB a second of the clock (and of the processor); "
         + ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     )
-    print(f"{'':36}{'signatures':>12}{'whole stage':>13}{'spread':>8}{'dropped':>9}  versions")
+    print(f"{'':36}{'signatures':>17}{'whole stage':>17}{'spread':>8}{'dropped':>9}  versions")
     for name, row in result["peers"].items():
-        rates = [f"{rate:.2f} MB/s" for rate in row["mb_per_s"].values()] + [""]
+        rates = [f"{row['mb_per_s'][part]:.2f} ({row['mb_per_cpu_s'][part]:.2f})" for part in row["mb_per_s"]] + [""]
         dropped = "" if row["dropped"] is None else str(row["dropped"])
         versions = ", ".join(f"{key} {value}" for key, value in row["versions"].items())
-        print(f"{NAMES[name]:36}{rates[0]:>12}{rates[1]:>13}{100 * row['spread']:>7.0f}%{dropped:>9}  {versions}")
-    ours = result["peers"]["ours"]["mb_per_s"]
+        print(f"{NAMES[name]:36}{rates[0]:>17}{rates[1]:>17}{100 * row['spread']:>7.0f}%{dropped:>9}  {versions}")
+    ours = result["peers"]["ours"]
     for name in PEERS:
         if name in result["peers"]:
-            theirs = result["peers"][name]["mb_per_s"]
-            ratios = ", ".join(f"{part} {ours[part] / rate:.2f} times" for part, rate in theirs.items())
-            print(f"ours of {NAMES[name]}: {ratios}")
+            theirs = result["peers"][name]
+            ratios = [
+                f"{part} {ours['mb_per_s'][part] / rate:.2f} ({ours['mb_per_cpu_s'][part] / cpu_rate:.2f})"
+                for (part, rate), cpu_rate in zip(
+                    theirs["mb_per_s"].items(), theirs["mb_per_cpu_s"].values(), strict=True
+                )
+            ]
+            print(f"ours of {NAMES[name]}: {', '.join(ratios)} times")
 
 
 if __name__ == "__main__":
