@@ -24,8 +24,9 @@ import numpy as np
 
 from data_prep import clean, filters, inputs, tokenizer
 from data_prep.accounts import account, without_broken
-from data_prep.choose import kept_key, without_copies
+from data_prep.choose import choose, kept_key
 from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.decontaminate import evaluation_sets
 from data_prep.documents import Kept, ReadSplit, read_split
 from data_prep.encode import (
     AssembleShard,
@@ -137,14 +138,14 @@ def prepare(
         read = run_once("read", read_split, [_read_item(work, parts, data) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
-    unique, chosen = without_copies(work, read, run_once)
+    used, chosen, chosen_counts = choose(work, read, data, run_once)
     sample_bytes = int(tok.sample_mb * 1e6)
-    to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in unique]
+    to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in used]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
-    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in unique])
+    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in used])
     (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, tok)])
-    encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, data) for split in unique])
+    encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, data) for split in used])
     plan = {split: _plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
         raise ValueError("the tokenizer leaves no piece of the train or of the held-out documents; add text")
@@ -165,7 +166,6 @@ def prepare(
     _write_array(out_dir / TOKEN_COUNTS, counts)
 
     dtype = token_dtype(info.vocab_size)
-    copies = sum(len(split.dropped) for split in unique)
     no_tokens = sum(output.facts["no tokens"] for output in encoded)
     manifest = Manifest(
         fingerprint=data_fingerprint(info.sha256, dtype, shards),
@@ -178,7 +178,7 @@ def prepare(
         settings=settings_of(data, tok),
         counts={
             **read_counts,
-            "dedup": {"kept": sample.kept, "copy of another": copies},
+            **chosen_counts,
             "encode": {"kept": sample.kept - no_tokens, "no tokens": no_tokens},
         },
         set_aside=set_aside,
@@ -233,12 +233,19 @@ def _identify(
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
     told_files = [[file.source, file.name, hashes[file.path]] for file in files]
-    return sha256_json([settings_of(data, tok), _rules_depend_on(data), told_files])
+    return sha256_json([settings_of(data, tok), _rules_depend_on(data), _evaluation_texts(data), told_files])
 
 
 def _rules_depend_on(data: DataConfig) -> dict[str, str]:
     """What cleaning and filters depend on besides the settings."""
     return {**clean.depends_on(data.clean), **filters.depends_on(data.filters)}
+
+
+def _evaluation_texts(data: DataConfig) -> dict[str, str]:
+    """The hashes of the files that documents are compared with."""
+    if data.decontaminate is None:
+        return {}
+    return {name: sha256_file(path) for name, path in evaluation_sets(data.decontaminate).items()}
 
 
 def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:

@@ -88,7 +88,7 @@ def split_bytes_of(total: int) -> int:
 
 
 def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[Part]]:
-    """Consecutive parts, about `split_bytes` a split; depends on the files' order, kinds and sizes alone.
+    """Consecutive parts of one source, about `split_bytes` a split; depends on the files' order, kinds and sizes alone.
 
     A file that is cut has its splits for itself: when it changes, no other's splits do.
     """
@@ -101,7 +101,7 @@ def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None
             splits += [[Part(file, at, min(at + split_bytes, file.size))] for at in cuts]
             room = 0
             continue
-        if room <= 0:
+        if room <= 0 or splits[-1][0].file.source != file.source:
             splits.append([])
             room = split_bytes
         splits[-1].append(Part(file, 0, file.size))

@@ -169,7 +169,7 @@ def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok,
     both = DataConfig(sources=[*data.sources, Source(path=str(twice)), *data.sources], heldout_fraction=0.1)
     manifest = prepare(both, tok, tmp_path / "out")
     assert manifest.counts["read"] == {"kept": 242}
-    assert manifest.counts["dedup"] == {"kept": 121, "copy of another": 121}
+    assert manifest.counts["copies"] == {"kept": 121, "copy of another": 121}
     dataset = open_dataset(tmp_path / "out")
     found = rows(dataset.train) | rows(dataset.heldout)
     assert found[content_hash(document(3))[0]][0] == 0

@@ -1,0 +1,366 @@
+"""What training documents share with evaluation texts: found, counted, and taken out.
+
+    evaluation_ngrams      hashes of every n-gram of the evaluation texts, sorted        once
+    find_overlaps          where a split's documents have one of them                    a split
+    find_common            n-grams of so many documents that they are common phrases     once
+    decontaminate_split    what is left of the documents that have others                a split
+
+Documents that `contaminated_rows` names are dropped; what `decontaminate_split` leaves of them are documents of their
+own, in a file like that of a read split. An n-gram is one of words as `data_prep.shingles` finds them: case,
+punctuation and line ends make no difference.
+"""
+
+import glob
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.config import DecontaminateConfig
+from data_prep.dedup import content_hash
+from data_prep.documents import SCHEMA, read_documents
+from data_prep.shingles import ngrams, read_words
+from data_prep.signed_splits import rows_left
+from data_prep.stages import Output, once, read_batches, write_batches
+
+MIN_WORDS = 8
+"""A shorter evaluation text is in no n-gram: too many documents would have it by chance (GPT-3's least n)."""
+WINDOW = 200
+"""Characters cut on both sides of what is shared, and characters that a piece needs to stay (Brown et al. 2020, C)."""
+MAX_PIECES = 10
+"""A document that is cut into more is dropped (Brown et al. 2020, appendix C)."""
+
+_NGRAMS = pa.schema([pa.field("words", pa.uint8()), pa.field("hash", pa.uint64()), pa.field("set", pa.uint16())])
+_OVERLAPS = pa.schema([pa.field(name, pa.uint32()) for name in ("row", "entry", "start", "stop")])
+_TEXTS_AT_ONCE = 10_000
+_NAMED_PER_SPLIT = 20
+
+
+@dataclass(frozen=True)
+class EvaluationNgrams:
+    """The n-grams of files, {name of the set: path}, in one table: FOLDER/KEY.arrow."""
+
+    key: str
+    folder: str
+    sets: dict[str, str]
+    config: DecontaminateConfig
+
+
+@dataclass(frozen=True)
+class FindOverlaps:
+    """Look for the table's n-grams in the documents of a split that are not `dropped`: FOLDER/KEY.arrow."""
+
+    key: str
+    folder: str
+    path: str
+    dropped: np.ndarray
+    """int64, ascending."""
+    table: str
+
+
+@dataclass(frozen=True)
+class FindCommon:
+    """The n-grams of more than `common` documents of all splits: FOLDER/KEY.npy."""
+
+    key: str
+    folder: str
+    overlaps: list[str]
+    common: int | None
+
+
+@dataclass(frozen=True)
+class DecontaminateSplit:
+    """What is left of a split's contaminated documents: FOLDER/KEY.arrow."""
+
+    key: str
+    folder: str
+    path: str
+    overlaps: str
+    common: str
+    table: str
+    sets: list[str]
+    """The names of the sets, in the order of `EvaluationNgrams.sets`."""
+    config: DecontaminateConfig
+
+
+def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
+    """The evaluation files, {name: path} by name; a name is as much of the path's end as tells it from the others.
+
+    Raises ValueError for a pattern without a file and for a file of another kind.
+    """
+    paths = set()
+    for pattern in config.against:
+        found = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
+        if not found:
+            raise ValueError(
+                f"data.decontaminate.against names {pattern}, where no file is; correct it or leave it out"
+            )
+        paths |= {str(Path(path).absolute()) for path in found}
+    for path in paths:
+        if Path(path).suffix not in (".txt", ".jsonl"):
+            raise ValueError(
+                f"data.decontaminate.against holds {path}; it takes .txt files with a text a line and .jsonl"
+            )
+    for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
+        names = {"/".join(Path(path).with_suffix("").parts[-depth:]): path for path in sorted(paths)}
+        if len(names) == len(paths):
+            return dict(sorted(names.items()))
+    return {path: path for path in sorted(paths)}  # only their suffixes differ
+
+
+def evaluation_ngrams(item: EvaluationNgrams) -> Output:
+    """The table: a row an n-gram and set, of "words" n, "hash" and "set", sorted.
+
+    A text of fewer than `ngram` words is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes an n-gram. Facts:
+    for each set "texts", and "too short", those of which nothing is looked for.
+
+    Raises ValueError for a line that is not JSON or has no such field, and for a set without a text.
+    """
+    folder = Path(item.folder)
+    least = min(MIN_WORDS, item.config.ngram)
+
+    def write(path: Path) -> dict[str, Any]:
+        facts, tables = {}, [np.empty(0, _TABLE_ROW)]
+        for number, (name, source) in enumerate(item.sets.items()):
+            facts[name] = {"texts": 0, "too short": 0}
+            for texts in _evaluation_texts(source, item.config.field):
+                long_enough = np.zeros(len(texts), dtype=bool)
+                for words in read_words(texts, carried=item.config.ngram - 1):
+                    found = ngrams(words, item.config.ngram)
+                    rows = np.empty(len(found.hashes), _TABLE_ROW)
+                    rows["words"], rows["hash"], rows["set"] = found.last - found.first, found.hashes, number
+                    taken = rows["words"] >= least
+                    long_enough[found.documents[taken] + words.first_document] = True
+                    tables.append(np.unique(rows[taken]))
+                facts[name]["texts"] += len(texts)
+                facts[name]["too short"] += int((~long_enough).sum())
+            if not facts[name]["texts"]:
+                raise ValueError(f"{source} holds no text; put evaluation texts there, or leave it out")
+        table = np.unique(np.concatenate(tables))
+        columns = [pa.array(np.ascontiguousarray(table[name])) for name in _NGRAMS.names]
+        write_batches(path, _NGRAMS, iter([pa.RecordBatch.from_arrays(columns, schema=_NGRAMS)]), None)
+        return facts
+
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def find_overlaps(item: FindOverlaps) -> Output:
+    """Every place of a split that has an n-gram of the table: its row in the split, entry (row of the table), start
+    and stop in bytes of the document's UTF-8, by row and start. Memory: 13 to 80 bytes a row of the table, and what
+    `read_words` takes. Facts: "documents" with one.
+
+    Hashes are taken for the words: of 2^40 n-grams in the documents and 2^24 in the table, two that differ have the
+    same 64 bits with a probability of 2^(40 + 24 - 64), so one false place is expected in all of such a corpus.
+    """
+    folder = Path(item.folder)
+    lookups = _lookups(item.table)
+
+    def overlaps(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in read_documents(item.path, item.dropped):
+            rows = rows_left(item.dropped, seen, seen + batch.num_rows)
+            seen += batch.num_rows
+            found = [np.empty((4, 0), np.int64)]
+            for words in read_words(batch.column("text"), carried=max(lookups, default=1) - 1):
+                for length, lookup in lookups.items():
+                    grams = ngrams(words, length)
+                    at, entries = lookup.find(grams.hashes)
+                    documents, first, last = grams.documents[at], grams.first[at], grams.last[at] - 1
+                    of = rows[documents + words.first_document]
+                    spans = words.starts[first], words.stops[last]
+                    found.append(np.stack([of, entries, *(span - words.origins[documents] for span in spans)]))
+            # The parts of a long document overlap: what stands in the overlap is found twice.
+            places = np.unique(np.concatenate(found, axis=1)[[0, 2, 3, 1]], axis=1)[[0, 3, 1, 2]].astype(np.uint32)
+            facts["documents"] += len(np.unique(places[0]))
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in places], schema=_OVERLAPS)
+
+    def write(path: Path) -> dict[str, Any]:
+        facts = {"documents": 0}
+        write_batches(path, _OVERLAPS, overlaps(facts), "lz4")
+        return facts
+
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def find_common(item: FindCommon) -> Output:
+    """uint32, ascending: entries of the table that stand in more than `common` documents; none when it is None.
+
+    GPT-3 left 13-grams of more than 10 training documents alone: most were phrases and boilerplate (Brown et al. 2020,
+    appendix C). Memory: 8 bytes a row of the table. Facts: "found" and "common" n-grams.
+    """
+    folder = Path(item.folder)
+
+    def write(path: Path) -> dict[str, Any]:
+        documents = np.zeros(0, np.int64)
+        for source in item.overlaps:
+            for batch in read_batches(source):
+                row, entry = (batch.column(name).to_numpy().astype(np.int64) for name in ("row", "entry"))
+                of_batch = np.bincount(np.unique(row << 32 | entry) & 0xFFFFFFFF, minlength=len(documents))
+                of_batch[: len(documents)] += documents
+                documents = of_batch
+        limit = np.inf if item.common is None else item.common
+        common = np.flatnonzero(documents > limit).astype(np.uint32)
+        with open(path, "wb") as file:
+            np.save(file, common, allow_pickle=False)
+        return {"found": int((documents > 0).sum()), "common": len(common)}
+
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
+
+
+def contaminated_rows(overlaps: str, common: str) -> np.ndarray:
+    """int64, ascending: the rows of a split that have an n-gram of an evaluation text that is not common."""
+    return np.unique(_uncommon(overlaps, common)["row"]).astype(np.int64)
+
+
+def decontaminate_split(item: DecontaminateSplit) -> Output:
+    """What is left of the contaminated documents, as documents of their own, in an Arrow file like `read_split`'s.
+
+    Nothing under action "drop". Under "cut" what is shared goes, with WINDOW characters on both sides; pieces of less
+    than WINDOW characters are dropped, and all of a document that is cut in more than MAX_PIECES (Brown et al. 2020,
+    appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces" left, "named": the first
+    documents, each with its id, a set's name and the words that are shared.
+    """
+    folder = Path(item.folder)
+
+    def pieces(facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        places = _uncommon(item.overlaps, item.common)
+        rows, starts = np.unique(places["row"], return_index=True)
+        facts["documents"] = len(rows)
+        of_document = dict(zip(rows.tolist(), np.split(places, starts[1:]), strict=False))
+        table = pa.ipc.open_file(pa.memory_map(item.table)).get_batch(0)
+        words, hashes, numbers = (table.column(name).to_numpy() for name in _NGRAMS.names)
+        start, sets = 0, Counter[str]()
+        for batch in read_batches(item.path):
+            left = []
+            for row in rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + batch.num_rows)].tolist():
+                text, spans = batch.column("text")[row - start].as_py(), of_document[row]
+                names = _sets_of(spans["entry"], words, hashes, numbers)
+                sets.update(item.sets[number] for number in names)
+                if len(facts["named"]) < _NAMED_PER_SPLIT:
+                    shared = text.encode()[spans["start"][0] : spans["stop"][0]].decode(errors="replace")
+                    facts["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
+                if item.config.action == "cut":
+                    source = batch.column("source")[row - start].as_py()
+                    left += [(*content_hash(piece), len(piece.encode()), source, piece) for piece in cut(text, spans)]
+            if left:
+                facts["pieces"] += len(left)
+                columns = zip(zip(*left, strict=True), SCHEMA, strict=True)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(values, kind.type) for values, kind in columns], schema=SCHEMA
+                )
+            start += batch.num_rows
+        facts["sets"] = dict(sets)
+
+    def write(path: Path) -> dict[str, Any]:
+        facts: dict[str, Any] = {"pieces": 0, "named": []}
+        write_batches(path, SCHEMA, pieces(facts), "lz4")
+        return facts
+
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def cut(text: str, spans: np.ndarray) -> list[str]:
+    """The pieces of `text` that stay, without blanks around them.
+
+    `spans` has "start" and "stop" of what is shared, in bytes of the text's UTF-8, by start.
+    """
+    data = text.encode()
+    pieces: list[str] = []
+    end = 0  # where what was taken out last ends
+    for start, stop in zip(spans["start"].tolist(), spans["stop"].tolist(), strict=True):
+        before, behind = (
+            data[max(0, start - 4 * WINDOW) : start].decode(errors="ignore")[-WINDOW:],
+            data[stop : stop + 4 * WINDOW].decode(errors="ignore")[:WINDOW],
+        )
+        begin = start - len(before.encode())
+        if begin > end or not pieces:
+            pieces.append(data[end : max(begin, end)].decode(errors="ignore"))
+        end = max(end, stop + len(behind.encode()))
+    pieces.append(data[end:].decode(errors="ignore"))
+    pieces = [piece.strip() for piece in pieces]
+    return [piece for piece in pieces if len(piece) >= WINDOW] if sum(map(bool, pieces)) <= MAX_PIECES else []
+
+
+_TABLE_ROW = np.dtype([("words", "u1"), ("hash", "<u8"), ("set", "<u2")])
+_PLACE = np.dtype([(name, "<u4") for name in ("row", "entry", "start", "stop")])
+
+
+class _Lookup:
+    """Finds hashes among sorted ones; most are not there, which one look into a table of bits tells."""
+
+    def __init__(self, hashes: np.ndarray, first_entry: int) -> None:
+        bits = min(26, max(10, (16 * len(hashes)).bit_length()))
+        self.hashes, self.first_entry, self.shift = hashes, first_entry, np.uint64(64 - bits)
+        self.there = np.zeros(2**bits, dtype=bool)
+        self.there[hashes >> self.shift] = True
+
+    def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of `hashes` are there, and the first entry of each."""
+        at = np.flatnonzero(self.there[hashes >> self.shift])
+        entries = np.searchsorted(self.hashes, hashes[at])
+        same = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == hashes[at]
+        return at[same], entries[same] + self.first_entry
+
+
+def _lookups(path: str) -> dict[int, _Lookup]:
+    """{words of an n-gram: its hashes}."""
+    table = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
+    words, hashes = (table.column(name).to_numpy() for name in ("words", "hash"))
+    lengths, starts = np.unique(words, return_index=True)
+    parts = np.split(hashes, starts[1:])
+    return {
+        length: _Lookup(part, start)
+        for length, start, part in zip(lengths.tolist(), starts.tolist(), parts, strict=False)
+    }
+
+
+def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: np.ndarray) -> list[int]:
+    """The numbers of the sets that have one of the entries; those of an n-gram stand one after the other."""
+    found: set[int] = set()
+    entries = np.unique(entries)
+    while len(entries):
+        found |= set(sets[entries].tolist())
+        entries = entries[entries + 1 < len(sets)]
+        entries = entries[(hashes[entries + 1] == hashes[entries]) & (words[entries + 1] == words[entries])] + 1
+    return sorted(found)
+
+
+def _uncommon(overlaps: str, common: str) -> np.ndarray:
+    """Structured array (places,) of row, entry, start and stop: the overlaps that are not with common n-grams."""
+    ignored = np.load(common, allow_pickle=False)
+    parts = [np.empty(0, _PLACE)]
+    for batch in read_batches(overlaps):
+        part = np.empty(batch.num_rows, _PLACE)
+        for name in _PLACE.names or ():
+            part[name] = batch.column(name).to_numpy()
+        parts.append(part[~np.isin(part["entry"], ignored)])
+    return np.concatenate(parts)
+
+
+def _evaluation_texts(path: str, field: str) -> Iterator[pa.StringArray]:
+    texts: list[str] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            texts.append(line if not path.endswith(".jsonl") else _field(line, field, f"{path}, line {number}"))
+            if len(texts) == _TEXTS_AT_ONCE:
+                yield pa.array(texts, pa.string())
+                texts = []
+    if texts:
+        yield pa.array(texts, pa.string())
+
+
+def _field(line: str, field: str, where: str) -> str:
+    try:
+        text = json.loads(line)[field]
+    except (ValueError, TypeError, KeyError):
+        text = None
+    if not isinstance(text, str):
+        raise ValueError(f"{where} is no JSON object with a text in {field!r}; correct it, or data.decontaminate.field")
+    return text

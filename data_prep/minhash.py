@@ -1,0 +1,139 @@
+"""Signatures whose agreement estimates how much of their shingles two documents share.
+
+MinHash (Broder 1997, "On the resemblance and containment of documents") estimates the Jaccard similarity of two sets
+by the share of k hash functions with the same smallest value on both. Here the k values are made as in "Fast
+Similarity Sketching" (Dahlgaard, Knudsen and Thorup, FOCS 2017): an element is thrown into one of k bins in each
+round, and a bin keeps the smallest (round, value) it saw. Each bin agrees with probability J, as in MinHash, and the
+estimate is as concentrated; but where MinHash hashes n elements k times each, about n + k ln k throws are enough.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.shingles import mix, ngrams, read_words
+
+RECALL = 0.98
+"""With what probability a pair at the threshold is to be a candidate."""
+
+_EMPTY = np.uint64(2**64 - 1)
+_LOW = np.uint64(2**32 - 1)
+_HALF = np.uint64(32)
+_FEW_ROUNDS = 8
+"""What is done piece by piece; the many rounds of short documents are done for many documents at once."""
+
+
+def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint32 (documents, permutations), and bool (documents,): false for those without a word, whose row means nothing.
+
+    A document's shingles are its runs of `shingle_words` words as a set (`data_prep.shingles`); a row depends on that
+    set alone. Memory: 20 MB, and 20 bytes a permutation and document.
+    """
+    sketch = np.full((len(texts), permutations), _EMPTY)
+    later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
+    for words in read_words(texts, carried=shingle_words - 1):
+        found = ngrams(words, shingle_words)
+        later.append(_throw(sketch, found.hashes, found.documents + words.first_document, range(_FEW_ROUNDS)))
+    hashes, documents = (np.concatenate(parts) for parts in zip(*later, strict=True))
+    _throw(sketch, hashes, documents, range(_FEW_ROUNDS, 2 * permutations))
+    return (sketch & _LOW).astype(np.uint32), (sketch != _EMPTY).all(axis=1)
+
+
+def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
+    """uint64 (bands, documents): of each band one hash of its rows, which are `permutations // bands` of `values`."""
+    rows = values.shape[1] // bands
+    hashes = np.zeros((bands, len(values)), np.uint64)
+    for row, factor in enumerate(_factors(rows)):
+        hashes += values[:, row : rows * bands : rows].T * factor
+    return mix(hashes)
+
+
+def low_bytes(values: np.ndarray) -> np.ndarray:
+    """uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size."""
+    return (values & np.uint32(0xFF)).astype(np.uint8)
+
+
+def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations), of which 8 divides permutations.
+
+    Different values have the same low byte in one case of 256, which is taken off (Li and König 2010).
+    """
+    equal = (one == other).view(np.uint64).sum(axis=1)  # each byte counts up to permutations / 8
+    agreeing = equal.view(np.uint8).reshape(len(one), 8).sum(axis=1) / one.shape[1]
+    return (agreeing - 1 / 256) / (1 - 1 / 256)
+
+
+def candidate_probability(jaccard: float, bands: int, rows: int) -> float:
+    """With what probability two documents agree in all rows of a band at least: 1 - (1 - J^rows)^bands."""
+    return 1.0 - (1.0 - jaccard**rows) ** bands
+
+
+def accepted_probability(jaccard: float, threshold: float, permutations: int) -> float:
+    """With what probability the estimate by `similarity` is at least `threshold`; a binomial tail."""
+    agree = jaccard + (1 - jaccard) / 256
+    least = math.ceil(permutations * (threshold * (1 - 1 / 256) + 1 / 256) - 1e-9)
+    return sum(
+        math.comb(permutations, equal) * agree**equal * (1 - agree) ** (permutations - equal)
+        for equal in range(least, permutations + 1)
+    )
+
+
+def choose_bands(threshold: float, permutations: int) -> int:
+    """The fewest bands with which a pair at the threshold is a candidate with probability RECALL.
+
+    Candidates are checked by their whole signatures, so bands only have to lose nothing; fewer of them are less to
+    sort and fewer pairs to check. Where none reaches RECALL, a row a band.
+    """
+    for bands in range(1, permutations):
+        if candidate_probability(threshold, bands, permutations // bands) >= RECALL:
+            return bands
+    return permutations
+
+
+def _throw(
+    sketch: np.ndarray, hashes: np.ndarray, documents: np.ndarray, rounds: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """Throw the elements in each round, and return those of documents that later rounds can still change.
+
+    A round changes nothing for a document whose bins all hold values of earlier ones, so the order in which elements
+    come does not matter, and a long document may come in parts.
+    """
+    permutations = sketch.shape[1]
+    bins = sketch.reshape(-1)
+    factors = _factors(2 * permutations)
+    at = np.flatnonzero(np.bincount(documents, minlength=1))
+    bases = documents * permutations
+    look = rounds.start
+    for number in rounds:
+        if not len(at):
+            break
+        thrown = hashes * factors[number]
+        if number < permutations:
+            chosen = thrown >> _HALF
+            chosen *= np.uint64(permutations)
+            chosen >>= _HALF
+            chosen = chosen.view(np.int64)
+            chosen += bases
+        else:  # what the first half left empty gets the smallest of all elements, one bin a round
+            chosen = bases + (number - permutations)
+        thrown ^= thrown >> _HALF
+        thrown &= _LOW
+        thrown |= np.uint64(number << 32)
+        np.minimum.at(bins, chosen, thrown)
+        if number == look or number + 1 == rounds.stop:
+            look += max(1, number // 4)
+            is_open = np.zeros(len(sketch), dtype=bool)
+            is_open[at] = sketch[at].max(axis=1) >= np.uint64((number + 1) << 32)
+            if is_open[at].mean() < 0.8 or number + 1 == rounds.stop:  # or it is not worth the copies
+                again = is_open[documents]
+                at = np.flatnonzero(is_open)
+                hashes, documents, bases = hashes[again], documents[again], bases[again]
+    return hashes, documents
+
+
+@cache
+def _factors(count: int) -> np.ndarray:
+    """uint64 (count,): odd multipliers that look random, the same for ever."""
+    return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)) | np.uint64(1)

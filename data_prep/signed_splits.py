@@ -1,0 +1,146 @@
+"""Signed splits: what of each document near duplicates are found by, in files that are read by slices.
+
+A file is a few sorted runs, one a record batch of at most RUN_DOCUMENTS documents:
+
+    row, bytes, document, signature     of each document that has words, in the order of the split
+    hash B, place B                     the hashes of band B, ascending, and for each the document's place in the run
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.config import NearDuplicatesConfig
+from data_prep.documents import read_documents
+from data_prep.minhash import band_hashes, choose_bands, low_bytes, signatures
+from data_prep.stages import Output, once, write_batches
+
+RUN_DOCUMENTS = 2**18
+"""Documents of a sorted run; a split of more has several. Signing holds about 1 KB for each: 270 MB."""
+_SIGNED_AT_ONCE = 8192
+"""Documents whose signatures are made at once; each takes 2.5 KB while they are."""
+
+
+@dataclass(frozen=True)
+class SignSplit:
+    """Sign the documents of a split (as `read_split` writes it) that are not `dropped`: FOLDER/KEY.arrow."""
+
+    key: str
+    folder: str
+    path: str
+    dropped: np.ndarray
+    """int64, ascending: rows that are copies."""
+    config: NearDuplicatesConfig
+
+
+def bands_of(config: NearDuplicatesConfig) -> int:
+    """How many bands a signature is cut into."""
+    return config.bands or choose_bands(config.threshold, config.permutations)
+
+
+def sign_split(item: SignSplit) -> Output:
+    """Sign a split. Facts: "documents" that have a signature, and "no words": those that have none and are kept."""
+    folder = Path(item.folder)
+    bands = bands_of(item.config)
+
+    def write(path: Path) -> dict[str, Any]:
+        facts = {"documents": 0, "no words": 0}
+        write_batches(path, _signed_schema(item.config.permutations, bands), _runs(item, bands, facts), None)
+        return facts
+
+    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+
+
+def rows_left(dropped: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """int64 (stop - start,): the rows of a split of what is left without `dropped`, the `start`-th to the `stop`-th."""
+    left = np.arange(start, stop)
+    return left + np.searchsorted(dropped - np.arange(len(dropped)), left, side="right")
+
+
+class Signed:
+    """The signed splits, memory-mapped; a document is split << 32 | place."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.runs: list[list[pa.RecordBatch]] = []
+        for path in paths:
+            with pa.memory_map(path) as mapped:  # closed: the batches keep the mapping, not the open file
+                reader = pa.ipc.open_file(mapped)
+                self.runs.append([reader.get_batch(number) for number in range(reader.num_record_batches)])
+
+    def take(self, codes: np.ndarray, name: str) -> np.ndarray:
+        """The documents' values of a column; signatures as uint8 (documents, permutations)."""
+        if not len(codes):
+            return np.empty(0, np.uint64)
+        order = np.argsort(codes)
+        runs, bounds = np.unique(codes[order] // RUN_DOCUMENTS, return_index=True)
+        parts = []
+        for run, at in zip(runs.tolist(), np.split(order, bounds[1:]), strict=True):
+            split, number = divmod(run, 2**32 // RUN_DOCUMENTS)
+            parts.append(column_of(self.runs[split][number], name)[codes[at] % RUN_DOCUMENTS])
+        taken = np.empty((len(codes), *parts[0].shape[1:]), parts[0].dtype)
+        taken[order] = np.concatenate(parts)
+        return taken
+
+
+def column_of(run: pa.RecordBatch, name: str) -> np.ndarray:
+    """A column of a run as it is mapped, without a copy."""
+    column = run.column(name)
+    if not pa.types.is_fixed_size_binary(column.type):
+        return column.to_numpy()
+    return np.frombuffer(column.buffers()[1], np.uint8).reshape(len(column), column.type.byte_width)
+
+
+def _signed_schema(permutations: int, bands: int) -> pa.Schema:
+    fields = {"row": pa.uint32(), "bytes": pa.uint32(), "document": pa.uint64(), "signature": pa.binary(permutations)}
+    for band in range(bands):
+        fields |= {f"hash {band}": pa.uint64(), f"place {band}": pa.uint32()}
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
+
+
+def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    schema = _signed_schema(item.config.permutations, bands)
+    waiting: list[tuple[np.ndarray, ...]] = []
+
+    def run(columns: list[np.ndarray]) -> pa.RecordBatch:
+        *plain, signature, hashes = columns
+        arrays = [pa.array(column) for column in plain]
+        arrays.append(
+            pa.FixedSizeBinaryArray.from_buffers(
+                schema.field("signature").type, len(signature), [None, pa.py_buffer(np.ascontiguousarray(signature))]
+            )
+        )
+        for of_band in hashes.T:
+            order = np.argsort(of_band, kind="stable")
+            arrays += [pa.array(of_band[order]), pa.array(order.astype(np.uint32))]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def cut(documents: int) -> list[np.ndarray]:
+        joined = [np.concatenate(column) for column in zip(*waiting, strict=True)]
+        waiting[:] = [tuple(column[documents:] for column in joined)]
+        return [column[:documents] for column in joined]
+
+    seen = 0
+    for batch in _slices(read_documents(item.path, item.dropped)):
+        values, filled = signatures(batch.column("text"), item.config.shingle_words, item.config.permutations)
+        rows = rows_left(item.dropped, seen, seen + batch.num_rows)
+        seen += batch.num_rows
+        values = values[filled]
+        facts["documents"] += len(values)
+        facts["no words"] += batch.num_rows - len(values)
+        sizes, ids = (batch.column(name).to_numpy()[filled] for name in ("bytes", "first"))
+        waiting.append((rows[filled].astype(np.uint32), sizes, ids, low_bytes(values), band_hashes(values, bands).T))
+        while sum(len(rows) for rows, *_ in waiting) >= RUN_DOCUMENTS:
+            yield run(cut(RUN_DOCUMENTS))
+    if sum(len(rows) for rows, *_ in waiting):
+        yield run(cut(RUN_DOCUMENTS))
+
+
+def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A batch may hold millions of documents of one word."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, _SIGNED_AT_ONCE):
+            yield batch.slice(start, _SIGNED_AT_ONCE)
