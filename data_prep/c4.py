@@ -80,19 +80,19 @@ def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
 
     Words of scripts that put no blank between words are looked for anywhere.
     """
-    wanted = [word.lower() for word in words]
-    anywhere = [word for word in wanted if _UNSPACED.search(word)]
+    wanted = {word.lower() for word in words}
+    anywhere = sorted(filter(_UNSPACED.search, wanted))
     # A search for hundreds of words at each place is slow: words are looked up, and only phrases searched for.
-    simple = frozenset(word for word in wanted if re.fullmatch(r"\w+", word) and not _UNSPACED.search(word))
-    phrases = [word for word in wanted if word not in simple and not _UNSPACED.search(word)]
-    patterns = [(word, re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")) for word in phrases]
+    simple = {word for word in wanted.difference(anywhere) if re.fullmatch(r"\w+", word)}
+    phrases = sorted(wanted - simple - set(anywhere))
+    patterns = [(phrase, re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")) for phrase in phrases]
 
     def holds(document: Document) -> bool:
         text = document.text.lower()
         return (
             not simple.isdisjoint(re.findall(r"\w+", text))
             or any(word in text for word in anywhere)
-            or any(word in text and pattern.search(text) is not None for word, pattern in patterns)
+            or any(phrase in text and pattern.search(text) is not None for phrase, pattern in patterns)
         )
 
     return holds

@@ -7,9 +7,11 @@ import pytest
 import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from data_prep import sentences
 from data_prep.clean import clean
+from data_prep.config import Source
 from data_prep.sentences import sentence_spans, split_sentences
 
 LANGUAGES = ["en", "de", "fr", "es", "ru", "hy", "ar", "hi", "am", "my", "ja", "zh", "th", "xx"]
@@ -74,6 +76,14 @@ def test_english_sentences_are_those_of_before_there_were_spans():
 def test_sentences_of_several_languages(language, expected):
     for blank in ("", " ") if language in ("ja", "zh") else (" ",):
         assert split_sentences(blank.join(expected), language) == expected
+
+
+def test_a_source_tells_its_language_by_a_code():
+    assert Source(path="x").language == "en"
+    assert [Source(path="x", language=code).language for code in ("de", "grc", "zh-hans")] == ["de", "grc", "zh-hans"]
+    for wrong in ("English", "EN", "", "e"):
+        with pytest.raises(ValidationError, match="language"):
+            Source(path="x", language=wrong)
 
 
 @given(texts, st.sampled_from(LANGUAGES))
