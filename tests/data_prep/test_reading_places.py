@@ -168,6 +168,17 @@ def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
         s3.failures = 0
 
 
+def test_an_object_that_may_not_be_read_is_set_aside_for_now(s3: Any, s3_places: str) -> None:
+    files = list_files([Source(path=f"{s3_places}/**")])
+    s3.failures, s3.failure = 10_000, "403 Forbidden"
+    assert set(inputs.hash_files(files).values()) == {inputs.UNREADABLE}
+    for split in group_into_splits(files):
+        for part in split:
+            with pytest.raises(UnreadableFileError, match=r"cannot be opened \(Permission denied\)") as failed:
+                list(read_part(part))
+            assert failed.value.for_now
+
+
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
