@@ -72,7 +72,7 @@ def blocks(
             if not after_blank:
                 continue
             begins = at
-        size += limit + 1 if line is None else len(line) + 1
+        size += limit + 1 if line is None else len(line) + bool(size)
         if line is None or size > limit:
             held.clear()
         else:

@@ -94,23 +94,25 @@ def many_record_batches(path: Path, mib: int) -> None:
             writer.write_batch(batch)
 
 
-SMALL = [pytest.param(300, id="300 MB"), pytest.param(4_500, id="4.5 GB", marks=pytest.mark.long)]
+CASES = [
+    ("a.jsonl", a_line_of_zeros, "file", 450, 3001, 1),
+    ("a.txt", a_line_of_zeros, "block", 450, 0, 1),
+    ("a.jsonl.zst", a_bomb, "file", 200, 2, 1),
+    ("a.parquet", one_row_group, "file", 700, None, 0),
+    ("a.txt", a_line_of_zeros, "line", 450, 3001, 1),
+    ("a.txt", a_line_of_zeros, "file", 200, 0, 1),
+    ("a.jsonl.gz", a_bomb, "file", 200, 2, 1),
+    ("a.txt.bz2", a_bomb, "block", 200, 0, 1),
+    ("a.arrow", many_record_batches, "file", 200, None, 0),
+]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("mib", SMALL)
 @pytest.mark.parametrize(
-    ("name", "write", "documents", "most", "texts", "bad"),
+    ("mib", "name", "write", "documents", "most", "texts", "bad"),
     [
-        ("a.jsonl", a_line_of_zeros, "file", 450, 3001, 1),
-        ("a.txt", a_line_of_zeros, "line", 450, 3001, 1),
-        ("a.txt", a_line_of_zeros, "block", 450, 0, 1),
-        ("a.txt", a_line_of_zeros, "file", 200, 0, 1),
-        ("a.jsonl.zst", a_bomb, "file", 200, 2, 1),
-        ("a.jsonl.gz", a_bomb, "file", 200, 2, 1),
-        ("a.txt.bz2", a_bomb, "block", 200, 0, 1),
-        ("a.parquet", one_row_group, "file", 700, None, 0),
-        ("a.arrow", many_record_batches, "file", 200, None, 0),
+        *[pytest.param(200, *case, id=f"{case[0]}-{case[2]}") for case in CASES[:4]],
+        *[pytest.param(4_500, *case, id=f"{case[0]}-{case[2]}-4.5GB", marks=pytest.mark.long) for case in CASES],
     ],
 )
 def test_memory_has_a_bound(

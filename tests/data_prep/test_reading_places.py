@@ -168,6 +168,32 @@ def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
         s3.failures = 0
 
 
+@pytest.mark.parametrize("name", ["inner/c.parquet", "inner/d.arrow"])
+def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
+    s3: Any, s3_places: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("data_prep.locations._ATTEMPTS", 2)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
+    monkeypatch.setattr("data_prep.opening.block_bytes", lambda path: 1_000)
+    ((part,),) = group_into_splits(list_files([Source(path=f"{s3_places}/{name}")]))
+    reading = read_part(part)
+    assert next(reading) == TEXTS[0]
+    s3.failures, s3.failure = 10_000, "500 Internal Server Error"
+    with pytest.raises(ReadFailed, match="start again"):
+        list(reading)
+
+
+def test_an_object_that_may_not_be_read_is_set_aside_for_now(s3: Any, s3_places: str) -> None:
+    files = list_files([Source(path=f"{s3_places}/**")])
+    s3.failures, s3.failure = 10_000, "403 Forbidden"
+    assert set(inputs.hash_files(files).values()) == {inputs.UNREADABLE}
+    for split in group_into_splits(files):
+        for part in split:
+            with pytest.raises(UnreadableFileError, match=r"cannot be opened \(Permission denied\)") as failed:
+                list(read_part(part))
+            assert failed.value.for_now
+
+
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
