@@ -20,6 +20,7 @@ from data_prep.manifest import Manifest
 from data_prep.pipeline import already_prepared, settings_key
 from data_prep.rows import read_rows
 from data_prep.sources import list_files
+from data_prep.tokenizer_files import check_objective
 from eval.tasks import check_tasks
 from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps
@@ -140,6 +141,8 @@ def _prepare(run: _Run) -> Manifest:
     """
     from cluster.prep import prepare_on_ray
 
+    if run.recipe.tokenizer.path is not None:
+        check_objective(run.recipe.tokenizer.path, run.recipe.tokenizer.lowercase, run.recipe.objective.name)
     run.prepared.mkdir(parents=True, exist_ok=True)
     is_done = already_prepared(run.recipe.data, run.recipe.tokenizer, run.prepared) is not None
     with held(run.prepared), run.timed("verify" if is_done else "prep"), progress_line("prepare  ") as line:

@@ -3,13 +3,14 @@
     hash       SHA-256 of the input files; when nothing changed, verify and end   a group of files
     read       documents, cleaned and hashed; what is bad set aside           a split
     dedup      exact copies dropped, held-out documents chosen                all at once, hashes only
-    tokenizer  SentencePiece trained on the smallest ids                      once
+    tokenizer  SentencePiece trained on the smallest ids, or an existing one  once
     encode     tokens and sentence ends                                       a split
     shards     batches of encoded splits, in order, and then the manifest     a shard
 
 `out_dir/work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
 """
 
+import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -38,7 +39,6 @@ from data_prep.files import sha256_file, sha256_json, write_atomically
 from data_prep.manifest import (
     MANIFEST,
     TOKEN_COUNTS,
-    TOKENIZER,
     Manifest,
     Shard,
     TokenCounts,
@@ -50,6 +50,7 @@ from data_prep.manifest import (
 from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
 from data_prep.sources import InputFile, Part, group_into_splits, list_files
 from data_prep.stages import Output
+from data_prep.tokenizer_files import adopt
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -136,9 +137,9 @@ def prepare(
     assembled = run_once("shards", assemble_shard, items)
     shards = [_shard(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
 
-    model = Path(trained.path).read_bytes()
-    write_atomically(out_dir / TOKENIZER, model)
-    info = tokenizer.describe(model, trained.sha256, tok)
+    content = Path(trained.path).read_bytes()
+    info = tokenizer.describe(content, trained.sha256)
+    write_atomically(out_dir / info.file, content)
     counts = np.zeros(info.vocab_size, dtype=np.int64)
     to_count = [(str(out_dir / shard.file), info.vocab_size) for shard in shards if shard.split == "train"]
     for of_shard in run("count", count_tokens, to_count):
@@ -190,7 +191,12 @@ def already_prepared(data: DataConfig, tok: TokenizerConfig, out_dir: Path) -> M
 
 
 def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
-    return sha256_json([settings_of(data, tok), [[f.source, f.name, hashes[f.path]] for f in files]])
+    return sha256_json([settings_of(data, tok), [[f.source, f.name, hashes[f.path]] for f in files], *_existing(tok)])
+
+
+def _existing(tok: TokenizerConfig) -> list[str]:
+    """The content of a tokenizer that is not trained here, as its hash."""
+    return [] if tok.path is None else [hashlib.sha256(adopt(tok.path, tok.lowercase)).hexdigest()]
 
 
 def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
@@ -226,13 +232,18 @@ def _read_item(work: Path, parts: list[Part], hashes: dict[str, str]) -> ReadSpl
 def _tokenizer_item(
     work: Path, unique: list[Kept], train: np.ndarray, data: DataConfig, tok: TokenizerConfig
 ) -> TrainTokenizer:
-    """Train on the train documents with the smallest ids, `sample_mb` of them and at least one."""
+    """Train on the train documents with the smallest ids, `sample_mb` of them and at least one; or take one over."""
+    if tok.path is not None:
+        key = _key("tokenizer", [], _existing(tok))
+        return TrainTokenizer(key, str(work / "tokenizer"), [], 0.0, 0, 0, tok)
     train = train[np.argsort(train["first"], kind="stable")]
     within = int(np.searchsorted(np.cumsum(train["bytes"], dtype=np.int64), tok.sample_mb * 1e6, side="right"))
-    largest_id = int(train["first"][min(max(within, 1), len(train)) - 1])
+    taken = min(max(within, 1), len(train))
+    largest_id = int(train["first"][taken - 1])
     told = [[split.sha256, split.dropped.tolist()] for split in unique]
     key = _key("tokenizer", ["sentencepiece", "sentencex"], told, data.heldout_fraction, largest_id, tok.model_dump())
-    return TrainTokenizer(key, str(work / "tokenizer"), unique, data.heldout_fraction, largest_id, tok)
+    sample_bytes = int(train["bytes"][:taken].sum(dtype=np.int64))
+    return TrainTokenizer(key, str(work / "tokenizer"), unique, data.heldout_fraction, largest_id, sample_bytes, tok)
 
 
 def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:

@@ -22,6 +22,7 @@ from data_prep.config import Source, TokenizerConfig
 from data_prep.huggingface_tokenizer import build_tokenizer, export_tokenizer
 from data_prep.readers import Bad, read_part
 from data_prep.sentences import split_sentences
+from data_prep.tokenizer_training import train
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,14 +44,14 @@ def export(folder: Path, texts: Sequence[str], kind: str, pieces: str, vocab_siz
     from transformers import AutoTokenizer
 
     config = TokenizerConfig.model_validate({"kind": kind, "special_pieces": pieces, "vocab_size": vocab_size})
-    content = tokenizer.train(chain.from_iterable(map(split_sentences, texts)), config)
+    content = train(chain.from_iterable(map(split_sentences, texts)), config)
     (folder / "tokenizer.model").write_bytes(content)
-    info = tokenizer.describe(content, "", config)
+    info = tokenizer.describe(content, "")
     out = folder / "exported"
     out.mkdir()
     export_tokenizer(folder / "tokenizer.model", info, has_segments, 64, out)
     (out / "config.json").write_text(json.dumps({"model_type": "bert" if pieces == "bert" else "gpt2"}))
-    return Pair(tokenizer.load(folder / "tokenizer.model"), AutoTokenizer.from_pretrained(out), info.special_ids, kind)
+    return Pair(SentencePieceProcessor(model_proto=content), AutoTokenizer.from_pretrained(out), info.special_ids, kind)
 
 
 def expected(pair: Pair, text: str) -> list[int]:

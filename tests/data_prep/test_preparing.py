@@ -13,6 +13,7 @@ from data_prep.manifest import read_manifest
 from data_prep.pipeline import already_prepared, map_in_process, prepare, settings_key
 from data_prep.sentences import split_sentences
 from data_prep.shards import Documents, open_dataset, verify_dataset
+from data_prep.tokenizer_training import train
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -44,8 +45,8 @@ def test_every_document_is_there_once_with_its_tokens_and_sentences(tmp_path, da
         text = clean(document(number))
         source, tokens, ends = found[content_hash(text)[0]]
         sentences = split_sentences(text)
-        assert tokens == [piece for sentence in sentences for piece in processor.encode(sentence)]
-        assert np.diff([0, *ends]).tolist() == [len(processor.encode(sentence)) for sentence in sentences]
+        assert tokens == [piece for sentence in sentences for piece in processor.encode([sentence])[0].tolist()]
+        assert np.diff([0, *ends]).tolist() == processor.encode(sentences)[1].tolist()
         assert source == 0
 
 
@@ -217,7 +218,7 @@ def test_the_tokenizer_never_sees_held_out_text_and_a_smaller_sample_less(tmp_pa
         (folder / f"{number:03d}.txt").write_text(text)
     data = DataConfig(sources=[Source(path=str(folder))], heldout_fraction=0.1)
     whole = prepare(data, tok, tmp_path / "whole")
-    direct = tokenizer.train([s for text in marked for s in split_sentences(clean(text))], tok)
+    direct = train([s for text in marked for s in split_sentences(clean(text))], tok)
     assert (tmp_path / "whole" / "tokenizer.model").read_bytes() == direct
     small = prepare(data, tok.model_copy(update={"sample_mb": 0.005}), tmp_path / "small")
     assert small.tokenizer.sha256 != whole.tokenizer.sha256

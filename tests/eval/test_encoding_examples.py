@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from sentencepiece import SentencePieceProcessor
 
 from data_prep.shards import open_dataset
-from data_prep.tokenizer import load
+from data_prep.tokenizer import Tokenizer, load
 from eval.encode import batches, encode
 from eval.tasks import Example
 
 
-def _open(data: Path) -> tuple[SentencePieceProcessor, dict[str, int]]:
+def _open(data: Path) -> tuple[Tokenizer, dict[str, int]]:
     tokenizer = open_dataset(data).manifest.tokenizer
     return load(data / tokenizer.file), tokenizer.special_ids
 
@@ -24,7 +23,7 @@ def test_a_text_stands_between_the_special_pieces_and_is_cut_to_the_length(bert_
         tokenizer, special = _open(data)
         for seq_len in (8, 500):
             [encoded] = encode([Example((text,), (3,))], "classification", tokenizer, special, seq_len)
-            inner = tokenizer.encode(text)[: seq_len - len(before) - 1]
+            inner = tokenizer.encode([text])[0].tolist()[: seq_len - len(before) - 1]
             assert encoded.ids.tolist() == [*(special[name] for name in before), *inner, special[after]]
             assert encoded.targets.tolist() == [3.0]
             assert len(encoded.asked_at) == 0
@@ -36,7 +35,7 @@ def test_each_word_that_fits_is_asked_at_its_first_piece(bert_data: Path) -> Non
     [encoded] = encode([Example(words, (1, 2, 3, 4, 5))], "tagging", tokenizer, special, 100)
     assert len(encoded.asked_at) == len(words) == len(encoded.targets)
     for at, word in zip(encoded.asked_at, words, strict=True):
-        assert encoded.ids[at] == (tokenizer.encode(word) or [special["unk"]])[0]
+        assert encoded.ids[at] == (tokenizer.encode([word])[0].tolist() or [special["unk"]])[0]
     [cut] = encode([Example(words, (1, 2, 3, 4, 5))], "tagging", tokenizer, special, 8)
     assert len(cut.ids) == 8 and len(cut.targets) == 5
     assert cut.asked_at.tolist() == [at for at in encoded.asked_at if at < 7]
