@@ -213,7 +213,7 @@ def test_real_speeches(kind: str, tmp_path: Path) -> None:
         check(pair, line)
 
 
-@pytest.mark.parametrize("settings", [{"byte_fallback": True}, {"normalization_rule_name": "identity"}])
+@pytest.mark.parametrize("settings", [{"normalization_rule_name": "identity"}, {"user_defined_symbols": ["ba"]}])
 def test_a_model_of_another_make_is_refused(document: Callable[[int], str], settings: dict[str, Any]) -> None:
     model = io.BytesIO()
     SentencePieceTrainer.train(
