@@ -127,19 +127,21 @@ def _growth(charsmap: bytes) -> int:
 
 
 def _blanks_stand_alone(charsmap: bytes) -> bool:
-    """Whether no rule is about a blank, none about a line end beside something else, and none gives two blanks.
+    """Whether no rule is about a blank, none about a line end with something else, and none gives two blanks.
 
     The rules are a double-array trie as darts-clone lays it out: a unit has its label in the low byte and, from bit 10
-    on, the offset by which its own number becomes that of its children, but for their labels.
+    on, an offset; its number and the offset give, exclusive-or, the number of its child with label 0, and exclusive-or
+    a label that of the child with that label.
     """
     if not charsmap:
         return True
     units, texts = _table(charsmap)
-    labels, children = units & 0x800000FF, np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
-    blanks, line_ends = np.flatnonzero(labels == ord(" ")), np.flatnonzero(labels == ord("\n"))
-    of_root = [int(children[0]) ^ ord("\n")]
-    behind = [children[end] ^ np.arange(1, 0x100) for end in line_ends]
-    goes_on = any(
-        (labels[each[each < len(units)]] == (np.arange(1, 0x100)[each < len(units)])).any() for each in behind
-    )
-    return not len(blanks) and line_ends.tolist() in ([], of_root) and not goes_on and b"  " not in texts
+    labels, first = units & 0x800000FF, np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
+    if (labels == ord(" ")).any() or b"  " in texts:
+        return False
+    for line_end in np.flatnonzero(labels == ord("\n")):
+        behind = first[line_end] ^ np.arange(1, 0x100)
+        goes_on = (labels[behind % len(units)] == np.arange(1, 0x100)) & (behind < len(units))
+        if line_end != first[0] ^ ord("\n") or goes_on.any():
+            return False
+    return True

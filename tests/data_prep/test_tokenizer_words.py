@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,35 @@ def test_a_model_of_another_make_gives_its_own_ids_too(
     rules = settings.get("normalization_rule_name")
     assert SentencePiece(model.getvalue()).keeps_words == (rules is not None), "unigram's scores are not rounded"
     check(model.getvalue(), [*texts, *SNIPPETS, *map(" ".join, zip(texts, SNIPPETS, strict=False)), "A\nB  c\t\n d "])
+
+
+@pytest.mark.parametrize(
+    ("rules", "by_words"),
+    [
+        ({"x": "y", "ab": "c", "\n": " "}, True),
+        ({"x": "y", "\n": " ", "\t": " ", "a\u0301": "á"}, True),
+        ({"x": "y"}, True),
+        ({"a b": "c"}, False),
+        ({" ": "_", "x": "y"}, False),
+        ({"a ": "c"}, False),
+        ({" \u0301": "c"}, False),
+        ({"\nq": "c", "\n": " "}, False),
+        ({"q\n": "c"}, False),
+        ({"x": "a  b"}, False),
+    ],
+)
+def test_rules_of_normalisation_that_reach_over_blanks_are_found(
+    document: Callable[[int], str], tmp_path: Path, rules: dict[str, str], by_words: bool
+) -> None:
+    lines = ["\t".join(" ".join(f"{ord(each):X}" for each in text) for text in rule) for rule in rules.items()]
+    (tmp_path / "rules.tsv").write_text("\n".join(lines) + "\n")
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=(document(n) + " a b xq c_" for n in range(100)), model_writer=model, vocab_size=200,
+        hard_vocab_limit=False, minloglevel=2, model_type="bpe", normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+    )  # fmt: skip
+    assert SentencePiece(model.getvalue()).keeps_words == by_words
+    check(model.getvalue(), ["a b", "lo\nqx mi\nq", "ab a a\u0301 \u0301", "x", "q\n", " x a x\tb \n"])
 
 
 def test_a_model_of_another_algorithm_is_refused(document: Callable[[int], str]) -> None:
