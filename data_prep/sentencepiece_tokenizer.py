@@ -137,11 +137,15 @@ def _blanks_stand_alone(charsmap: bytes) -> bool:
         return True
     units, texts = _table(charsmap)
     labels, first = units & 0x800000FF, np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
-    if (labels == ord(" ")).any() or b"  " in texts:
-        return False
-    for line_end in np.flatnonzero(labels == ord("\n")):
+    line_end = first[0] ^ ord("\n")
+    inside = [i for i in np.flatnonzero((labels == ord(" ")) | (labels == ord("\n"))) if i != line_end]
+    if line_end < len(units) and labels[line_end] == ord("\n"):
         behind = first[line_end] ^ np.arange(1, 0x100)
-        goes_on = (labels[behind % len(units)] == np.arange(1, 0x100)) & (behind < len(units))
-        if line_end != first[0] ^ ord("\n") or goes_on.any():
-            return False
-    return True
+        inside += behind[(labels[behind % len(units)] == np.arange(1, 0x100)) & (behind < len(units))].tolist()
+    # Units that are in no use have labels too: whether one is in use tells the way up to the root, which is unit 0.
+    seen, above = set(), np.array(inside, np.int64)
+    while len(above):
+        seen |= {*above.tolist()}
+        above = np.flatnonzero(np.isin(first, above ^ (labels[above] & 0xFF)))
+        above = np.array([i for i in above if i not in seen], np.int64)
+    return 0 not in seen and b"  " not in texts
