@@ -3,23 +3,25 @@
 from pathlib import Path
 
 
-def available_memory() -> int:
-    """Bytes that are free on this machine and within the limits of the process's control groups, version 1 or 2."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that are free on this machine and within the limits of the process's control groups, version 1 or 2.
+
+    Args:
+        root: where proc/ and sys/ stand.
+    """
+    lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+            top, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
-            root, limit, used = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top, limit, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the group's path may be that of the host, of which only the root is seen.
-        for folder in {
-            root,
-            *(root / parent for parent in (Path(group.lstrip("/")), *Path(group.lstrip("/")).parents)),
-        }:
+        # The limits of all groups above hold too. In a container the path may be the host's, and only `top` be there.
+        inner = Path(group.lstrip("/"))
+        for folder in {top, *(top / each for each in (inner, *inner.parents))}:
             free += _left(folder / limit, folder / used, folder / "memory.stat")
     return max(min(free), 0)
 

@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
+from data_prep import tokenizer_training
 from data_prep.config import TokenizerConfig
 from data_prep.manifest import word_start_flags
 from data_prep.tokenizer import describe, load
-from data_prep.tokenizer_training import train
+from data_prep.tokenizer_training import train, training_memory
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +77,32 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "m.model").write_bytes(b"no model")
     with pytest.raises(ValueError, match="not a tokenizer"):
         load(tmp_path / "m.model")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_sample_for_which_the_memory_will_not_do_is_refused_with_one_that_fits(sentences, kind, monkeypatch):
+    config = TokenizerConfig(kind=kind, vocab_size=150, sample_mb=3000, threads=1)
+    monkeypatch.setattr(tokenizer_training, "available_memory", lambda: 4 * 2**30)
+    assert training_memory(config, 3 * 10**9) > 4 * 2**30
+    with pytest.raises(
+        ValueError, match=r"sample_mb=3000 takes about .* GiB are free; set it to \d+ or less"
+    ) as caught:
+        train(sentences, config, 3 * 10**9)
+    fitting = int(str(caught.value).split("set it to ")[1].split()[0])
+    assert fitting > 50 and training_memory(config, fitting * 10**6) <= 4 * 2**30
+    assert train(sentences, config, fitting * 10**6) == train(sentences, config)
+    monkeypatch.setattr(tokenizer_training, "available_memory", lambda: 2**20)
+    with pytest.raises(ValueError, match=r"use a larger machine$"):
+        train(sentences, config, 1)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_bytes_stand_behind_the_special_pieces(sentences, kind):
+    config = TokenizerConfig(kind=kind, vocab_size=400, byte_fallback=True, threads=1)
+    processor = spm.SentencePieceProcessor(model_proto=train(sentences, config))
+    assert [processor.id_to_piece(i) for i in (4, 5, 260)] == ["[MASK]", "<0x00>", "<0xFF>"]
+    assert processor.encode("é")[-2:] == [5 + byte for byte in "é".encode()]
+    info = describe(train(sentences, config), "")
+    assert not word_start_flags(info)[:261].any()
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size=200 is too small"):
+        train(sentences, TokenizerConfig(kind=kind, vocab_size=200, byte_fallback=True, threads=1))
