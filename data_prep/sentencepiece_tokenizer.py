@@ -15,9 +15,11 @@ import numpy as np
 import sentencepiece as spm
 
 from data_prep.sentences import split_sentences
-from data_prep.word_cache import Ids, Lengths, WordCache, flat
+from data_prep.word_cache import Ids, Lengths, flat
+from data_prep.word_table import WordTable
 
 BLANK = "\u2581"
+_BLANK_BYTES = BLANK.encode()
 SCORE_STEP = 2.0**-6
 """Of a unigram model's scores, which are natural logarithms of probabilities."""
 
@@ -39,11 +41,11 @@ class SentencePiece:
         if proto.trainer_spec.model_type not in kinds:
             raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
-        self._ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
+        ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
         # The most characters, after normalisation, of which the words may be looked up one by one; 0: of none.
         self._most_chars = _most_chars(proto)
         self._growth = _growth(proto.normalizer_spec.precompiled_charsmap)
-        self._words = WordCache(self._encode)
+        self._words = WordTable(self._encode, b" \n" if ends_line else b" ")
 
     @property
     def vocab_size(self) -> int:
@@ -61,7 +63,13 @@ class SentencePiece:
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         if not self.keeps_words:
             return flat(self._encode(list(texts)))
-        return self._words.encode([self._words_of(text) for text in texts])
+        spelled = [text.encode() for text in texts]
+        chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
+        # A character that is not ASCII has two bytes at least, and becomes `_growth` at most. A blank that the text
+        # spells out is none to normalisation, and is one to the model.
+        long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._most_chars).tolist()
+        blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
+        return self._words.encode(spelled, sorted({*long, *blank}))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
@@ -77,13 +85,6 @@ class SentencePiece:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._processor.encode(texts, num_threads=1)
-
-    def _words_of(self, text: str) -> list[str]:
-        """What can be encoded by itself: the words, or the text as a whole where sums could become inexact."""
-        chars = len(text) if text.isascii() else self._growth * (len(text.encode()) - len(text)) + len(text)
-        if chars > self._most_chars or BLANK in text:
-            return [text]
-        return (text.replace("\n", " ") if self._ends_line else text).split(" ")
 
 
 def is_exact(scores: np.ndarray) -> bool:
@@ -107,7 +108,7 @@ def _most_chars(proto: Any) -> int:
     if not by_words:
         return 0
     if proto.trainer_spec.model_type == _BPE:
-        return 2**62
+        return 2**40
     scores = np.array([piece.score for piece in proto.pieces if piece.type == _NORMAL], np.float32)
     if not is_exact(scores):
         return 0

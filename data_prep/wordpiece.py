@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Literal
 
 from data_prep.sentences import split_sentences
-from data_prep.word_cache import Ids, Lengths, WordCache
+from data_prep.word_cache import Ids, Lengths
+from data_prep.word_table import WordTable
 
 CONTINUES = "##"
 UNKNOWN = "[UNK]"
@@ -36,7 +37,7 @@ class WordPiece:
         self._ids = {piece: number for number, piece in enumerate(pieces)}
         self._lowercase = lowercase
         self._max_word_chars = max_word_chars
-        self._words = WordCache(lambda texts: map(self._encode, texts))
+        self._words = WordTable(lambda texts: map(self._encode, texts), b" \n")
         self._longest = max(map(len, pieces))
 
     @property
@@ -48,7 +49,7 @@ class WordPiece:
         return split_sentences(document)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        return self._words.encode([text.replace("\n", " ").split(" ") for text in texts])
+        return self._words.encode([text.encode() for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self._pieces[i] for i in ids).replace(" " + CONTINUES, "")

@@ -3,7 +3,7 @@
 import io
 import unicodedata
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, SentencePieceTrainer
 
-from data_prep import sources, word_cache
+from data_prep import sources, word_table
 from data_prep.config import Source, TokenizerConfig
 from data_prep.readers import Bad, read_part
 from data_prep.sentencepiece_tokenizer import SCORE_STEP, SentencePiece, is_exact
@@ -37,8 +37,13 @@ def model_of(document: Callable[[int], str]) -> Callable[[str, bool], bytes]:
     return of
 
 
+@lru_cache(maxsize=4)
+def both(model: bytes) -> tuple[SentencePiece, SentencePieceProcessor]:
+    return SentencePiece(model), SentencePieceProcessor(model_proto=model)
+
+
 def check(model: bytes, texts: list[str]) -> None:
-    tokenizer, processor = SentencePiece(model), SentencePieceProcessor(model_proto=model)
+    tokenizer, processor = both(model)
     for _ in range(2):  # words that are new, and words that are known
         ids, lengths = tokenizer.encode(texts)
         assert np.split(ids, np.cumsum(lengths))[-1].size == 0 and ids.dtype == np.int32
@@ -182,7 +187,7 @@ def test_a_model_of_another_algorithm_is_refused(document: Callable[[int], str])
 def test_words_are_forgotten_when_they_are_many(
     model_of: Callable[[str, bool], bytes], document: Callable[[int], str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_cache, "_MAX_BYTES", 20_000)
+    monkeypatch.setattr(word_table, "MAX_BYTES", 20_000)
     tokenizer, processor = (
         SentencePiece(model_of(kind, False)),
         SentencePieceProcessor(model_proto=model_of(kind, False)),
@@ -191,7 +196,7 @@ def test_words_are_forgotten_when_they_are_many(
     for start in range(0, 200, 10):
         texts = [document(number) for number in range(start, start + 10)]
         assert tokenizer.encode(texts)[0].tolist() == list(chain.from_iterable(processor.encode(texts)))
-        sizes.append(len(tokenizer._words._numbers))
+        sizes.append(len(tokenizer._words))
     assert max(sizes) < 600 and sorted(sizes) != sizes
 
 
