@@ -241,14 +241,22 @@ def _tokenizer_item(
     taken = min(max(within, 1), len(train))
     largest_id = int(train["first"][taken - 1])
     told = [[split.sha256, split.dropped.tolist()] for split in unique]
-    key = _key("tokenizer", ["sentencepiece", "sentencex"], told, data.heldout_fraction, largest_id, tok.model_dump())
+    key = _key(
+        "tokenizer",
+        ["sentencepiece", "sentencex"],
+        "rounded scores",
+        told,
+        data.heldout_fraction,
+        largest_id,
+        tok.model_dump(),
+    )
     sample_bytes = int(train["bytes"][:taken].sum(dtype=np.int64))
     return TrainTokenizer(key, str(work / "tokenizer"), unique, data.heldout_fraction, largest_id, sample_bytes, tok)
 
 
 def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:
     told = [split.sha256, split.dropped.tolist(), trained.sha256, data.heldout_fraction]
-    key = _key("encode", ["sentencepiece", "sentencex"], *told)
+    key = _key("encode", ["sentencepiece", "sentencex"], unicodedata.unidata_version, *told)
     return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path)
 
 

@@ -75,7 +75,7 @@ class WordCache:
             self._forget()
         bounds = np.cumsum([0, *map(len, texts)])
         words = np.fromiter(map(self._numbers.__getitem__, chain.from_iterable(texts)), np.int64, bounds[-1])
-        if new := list(islice(self._numbers, len(self._pieces), None)):
+        if new := list(islice(reversed(self._numbers), len(self._numbers) - len(self._pieces)))[::-1]:
             self._pieces.append(self._encode(new))
             self._bytes += sum(map(len, new)) + _BYTES_PER_WORD * len(new)
         return self._pieces.gather(words, bounds)
