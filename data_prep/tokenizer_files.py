@@ -41,10 +41,10 @@ def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
     """Raises ValueError when the objective (`objective.name`) needs special pieces that the tokenizer lacks."""
     special_ids = describe(adopt(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
-        has = "end of a text (clm)" if "end" in special_ids else "masked models"
+        has = "a decoder" if "end" in special_ids else "a masked model"
         raise ValueError(
-            f"tokenizer.path={path} has special pieces for {has}, and not those that objective.name={objective} needs; "
-            "set another of the two"
+            f"tokenizer.path={path} has the special pieces of {has}, and not those that objective.name={objective} "
+            "needs; set another of the two"
         )
 
 
