@@ -16,7 +16,7 @@ UInt64 = NDArray[np.uint64]
 
 _SHORT = 15
 """Bytes of a word that makes a key of 16, one of which tells its length."""
-_BYTES_PER_WORD = 128  # a part of a table that is a quarter full, and where its pieces are
+_BYTES_PER_WORD = 128  # its share of a table that is a quarter full at least, and its pieces
 _FIRST_SLOTS = 2**16
 # What is kept of the first eight bytes of a word of each length, and of the next; the last byte of its key.
 _LOW_MASKS = np.array([2 ** (8 * min(n, 8)) - 1 for n in range(_SHORT + 1)], np.uint64)
@@ -90,7 +90,7 @@ class WordTable:
         numbers, first = np.empty(len(low), np.int64), np.empty(0, np.int64)
         start = 0
         while start < len(low):
-            if 4 * self._used > len(self._low):
+            if 2 * self._used > len(self._low):
                 self._grow()
             part = slice(start, start + len(self._low) // 4)
             free = len(self) + len(first) + np.arange(len(low[part]))
@@ -102,7 +102,7 @@ class WordTable:
     def _grow(self) -> None:
         used = self._high != 0
         low, high, numbers = self._low[used], self._high[used], self._numbers[used]
-        self._set_slots(4 * len(used))
+        self._set_slots(2 * len(used))
         _, order = self._probe(low, high, np.arange(len(low)))
         used = self._high != 0
         self._numbers[used] = numbers[order[self._numbers[used]]]
