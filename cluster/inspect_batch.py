@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from cluster.recipe import Recipe, validate_recipe
 from data_prep import tokenizer
-from data_prep.manifest import MANIFEST, TOKENIZER, read_manifest
-from data_prep.pipeline import settings_of, sources_key
+from data_prep.identity import settings_of, sources_key
+from data_prep.manifest import MANIFEST, TokenizerInfo, read_manifest
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
 from pretrain.changes import differences
@@ -167,7 +167,7 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
         chosen.samples[share],
         phase.seq_len,
     )
-    to_piece = _piece_writer(data_folder, maker.data.manifest.tokenizer.special_ids)
+    to_piece = _piece_writer(data_folder, maker.data.manifest.tokenizer)
     found = []
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
@@ -208,14 +208,15 @@ def _second(documents: list[dict[str, Any]], is_random: bool) -> dict[str, Any]:
     return {"next_document": second["document"], "next_source": second["source"], "is_random_next": is_random}
 
 
-def _piece_writer(data_folder: Path, special_ids: dict[str, int]) -> Callable[[int], str]:
+def _piece_writer(data_folder: Path, info: TokenizerInfo) -> Callable[[int], str]:
     """A function from an id to its text: a blank before the start of a word, and around what stands between texts."""
-    model = tokenizer.load(data_folder / TOKENIZER)
-    between = {i for name, i in special_ids.items() if name not in ("mask", "unk")}
+    model = tokenizer.load(data_folder / info.file)
+    special = {i: name for name, i in info.special_ids.items()}
 
     def write(i: int) -> str:
-        piece: str = model.id_to_piece(i)
-        return f" {piece} " if i in between else piece.replace(_WORD_START, " ")
+        if i not in special:
+            return model.piece_text(i)
+        return model.id_to_piece(i) if special[i] in ("mask", "unk") else f" {model.id_to_piece(i)} "
 
     return write
 

@@ -50,11 +50,12 @@ class Recipe(TrainingConfig):
 
     @model_validator(mode="after")
     def _pieces_suit_the_objective(self) -> "Recipe":
-        wanted = "gpt2" if self.objective.name == "clm" else "bert"
-        if self.tokenizer.special_pieces != wanted:
+        wanted = ("gpt2",) if self.objective.name == "clm" else ("bert", "albert")
+        # Those of an existing tokenizer are known when it is read.
+        if self.tokenizer.path is None and self.tokenizer.special_pieces not in wanted:
             raise ValueError(
                 f"tokenizer.special_pieces={self.tokenizer.special_pieces} lacks the pieces that objective.name="
-                f"{self.objective.name} needs; set tokenizer.special_pieces={wanted}"
+                f"{self.objective.name} needs; set tokenizer.special_pieces={wanted[0]}"
             )
         return self
 

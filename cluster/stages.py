@@ -16,10 +16,12 @@ from cluster.run_folder import held, note_change, opened
 from cluster.session import check_answers, ray_session
 from cluster.summary import environment, read_summary, write_summary
 from cluster.tracking import is_behind, open_run
+from data_prep.identity import sources_key
 from data_prep.manifest import Manifest
-from data_prep.pipeline import already_prepared, sources_key
+from data_prep.pipeline import already_prepared
 from data_prep.rows import read_rows
 from data_prep.sources import list_files
+from data_prep.tokenizer_files import check_objective
 from eval.tasks import check_tasks
 from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps
@@ -139,6 +141,8 @@ def _prepare(run: _Run) -> Manifest:
 
     What stands there is hashed once more at each start, and what is damaged is rebuilt.
     """
+    if run.recipe.tokenizer.path is not None:
+        check_objective(run.recipe.tokenizer.path, run.recipe.tokenizer.lowercase, run.recipe.objective.name)
     run.store.mkdir(parents=True, exist_ok=True)
     with (
         held(run.store),

@@ -195,14 +195,36 @@ class DataConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The SentencePiece model that is trained on the documents."""
+    """The tokenizer: an existing one, or a SentencePiece model that is trained on the documents."""
 
+    path: str | None = None
+    """An existing one instead of training: a SentencePiece .model, a BERT vocab.txt, a folder with GPT-2's vocab.json
+    and merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. The other keys but `lowercase` are not set then."""
+    lowercase: bool = True
+    """Of a vocab.txt: small letters without accents, as BERT-uncased has them."""
     kind: Literal["unigram", "bpe"] = "unigram"
     vocab_size: int = Field(default=16_000, ge=64, le=2**31 - 1)
     """Pieces, the special ones included."""
-    special_pieces: Literal["bert", "gpt2"] = "bert"
-    """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; gpt2: <|endoftext|> and <unk> as ids 0 and 1."""
+    special_pieces: Literal["bert", "albert", "gpt2"] = "bert"
+    """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
+    gpt2: <|endoftext|> and <unk> as ids 0 and 1."""
+    byte_fallback: bool = False
+    """A character without a piece becomes the pieces of its UTF-8 bytes, 256 of the vocabulary, instead of <unk>."""
     sample_mb: float = Field(default=100.0, gt=0)
     """Megabytes of text it is trained on: the documents with the smallest hashes."""
     threads: int = Field(default=2, ge=1, le=128)
     """Training threads. Part of the recipe because unigram scores change with their number."""
+
+    @model_validator(mode="after")
+    def _is_given_or_trained(self) -> "TokenizerConfig":
+        fields = TokenizerConfig.model_fields
+        changed = [name for name in fields if name != "path" and getattr(self, name) != fields[name].default]
+        if self.path is None:
+            if not self.lowercase:
+                raise ValueError("tokenizer.lowercase=false is for an existing vocab.txt; give it as tokenizer.path")
+        elif trained := [name for name in changed if name != "lowercase"]:
+            raise ValueError(
+                f"tokenizer.{trained[0]} is a setting of training, and tokenizer.path={self.path} is trained already; "
+                "leave one of them out"
+            )
+        return self

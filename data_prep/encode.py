@@ -1,6 +1,6 @@
 """Stages 2 to 4: train the tokenizer, encode one split of the documents, put one shard together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import sentencepiece as spm
 
-from data_prep import tokenizer
 from data_prep.config import TokenizerConfig
 from data_prep.dedup import held_out
 from data_prep.documents import Kept, read_documents
@@ -18,15 +16,22 @@ from data_prep.sample import texts_of
 from data_prep.sentences import split_sentences
 from data_prep.shards import shard_schema, token_dtype, write_shard
 from data_prep.stages import Output, once, write_batches
+from data_prep.tokenizer import Tokenizer, load
+from data_prep.tokenizer_files import adopt
+from data_prep.tokenizer_training import train
 
 
 @dataclass(frozen=True)
 class TrainTokenizer:
-    """Train on the documents in `drawn`, outputs of `sample.draw_sample`."""
+    """Train on the documents in `drawn`, outputs of `sample.draw_sample`, or take over what `config.path` names."""
 
     key: str
     folder: str
     drawn: tuple[str, ...]
+    sample_bytes: int
+    """UTF-8 bytes of these documents."""
+    languages: tuple[str, ...]
+    """Of the sources."""
     config: TokenizerConfig
 
 
@@ -39,6 +44,8 @@ class EncodeSplit:
     split: Kept
     heldout_fraction: float
     model: str
+    languages: tuple[str, ...]
+    """Of the sources."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,18 @@ class AssembleShard:
 
 
 def train_tokenizer(item: TrainTokenizer) -> Output:
-    """Train the SentencePiece model; the output is FOLDER/KEY.model. Raises ValueError as `tokenizer.train`."""
+    """The tokenizer's file, trained or taken over, is FOLDER/KEY.model. Raises ValueError as `train` and `adopt`."""
+
+    def sentences() -> Iterator[str]:
+        for text, source in texts_of(item.drawn):
+            yield from split_sentences(text, item.languages[source])
 
     def write(path: Path) -> dict[str, Any]:
-        path.write_bytes(tokenizer.train(chain.from_iterable(map(split_sentences, texts_of(item.drawn))), item.config))
+        config = item.config
+        if config.path is not None:
+            path.write_bytes(adopt(config.path, config.lowercase))
+        else:
+            path.write_bytes(train(sentences(), config, item.sample_bytes))
         return {}
 
     folder = Path(item.folder)
@@ -69,8 +84,8 @@ def encode_split(item: EncodeSplit) -> Output:
     Train and held-out documents stand in batches of their own. Facts: "batches", a list with split, documents,
     sentences, tokens, text_bytes and bytes of each; "no tokens", how many documents nothing was left of.
     """
-    processor = tokenizer.load(item.model)
-    schema = shard_schema(token_dtype(processor.vocab_size()))
+    tokenizer = load(item.model)
+    schema = shard_schema(token_dtype(tokenizer.vocab_size))
     facts: dict[str, Any] = {"batches": [], "no tokens": 0}
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -78,7 +93,7 @@ def encode_split(item: EncodeSplit) -> Output:
             held = held_out(documents.column("second").to_numpy(), item.heldout_fraction)
             for split, rows in (("train", ~held), ("heldout", held)):
                 chosen = documents.filter(pa.array(rows))
-                batch, text_bytes = _encode(chosen, processor, schema)
+                batch, text_bytes = _encode(chosen, tokenizer, item.languages, schema)
                 facts["no tokens"] += chosen.num_rows - batch.num_rows
                 if batch.num_rows:
                     facts["batches"].append(
@@ -118,17 +133,15 @@ def assemble_shard(item: AssembleShard) -> Output:
 
 
 def _encode(
-    documents: pa.RecordBatch, processor: spm.SentencePieceProcessor, schema: pa.Schema
+    documents: pa.RecordBatch, tokenizer: Tokenizer, languages: Sequence[str], schema: pa.Schema
 ) -> tuple[pa.RecordBatch, int]:
     """`documents` as rows of `schema`, and the bytes of their sentences; those without any token are left out."""
-    per_document = [split_sentences(text) for text in documents.column("text").to_pylist()]
+    texts, sources = (documents.column(name).to_pylist() for name in ("text", "source"))
+    per_document = [tokenizer.split(text, languages[source]) for text, source in zip(texts, sources, strict=True)]
     sentences = list(chain.from_iterable(per_document))
     owner = np.repeat(np.arange(len(per_document)), [len(some) for some in per_document])
-    pieces = processor.encode(sentences, out_type=int, num_threads=1) if sentences else []
-    lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
-    total = int(lengths.sum())
-    values = np.fromiter(chain.from_iterable(pieces), dtype=schema.field("tokens").type.value_type.to_pandas_dtype(),
-                         count=total)  # fmt: skip
+    ids, lengths = tokenizer.encode(sentences)
+    values = ids.astype(schema.field("tokens").type.value_type.to_pandas_dtype())
 
     tokens = np.bincount(owner, weights=lengths, minlength=len(per_document)).astype(np.int64)
     token_offsets = np.concatenate([[0], np.cumsum(tokens)])
@@ -145,7 +158,7 @@ def _encode(
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if not tokens.all():
         batch = batch.filter(pa.array(tokens > 0))
-    return batch, sum(len(sentence.encode()) for sentence in sentences)
+    return batch, len("".join(sentences).encode())
 
 
 def _list_array(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:

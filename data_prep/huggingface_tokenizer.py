@@ -1,6 +1,7 @@
-"""A SentencePiece model as the files that transformers' AutoTokenizer reads, which give the same ids.
+"""A tokenizer as the files that transformers' AutoTokenizer reads, which give the same ids.
 
-Three of SentencePiece's habits are said in other words there:
+A tokenizer.json is there already, but for what stands around texts. Four of SentencePiece's habits are said in other
+words:
 
 - Its table of characters is applied to the longest match from left to right. The library's `Precompiled` applies it to
   a grapheme at once, loses what follows the first match in it, and leaves graphemes of six and more bytes unjoined. So
@@ -9,6 +10,7 @@ Three of SentencePiece's habits are said in other words there:
 - A blank before the text belongs to its first piece, and blanks at the end to none. After a special piece there is no
   such blank: in "[MASK]ing" and "[MASK]." the rest continues the masked word.
 - BPE joins the pair whose joint piece was learned first, wherever the cut is: each cut is a merge of its own.
+- A byte's piece, such as <0x41>, stands for a byte and never for these letters: to unigram it is most improbable.
 """
 
 import json
@@ -27,8 +29,9 @@ _BREAKS = r"(?!\A)(?=[\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{0E33}\x{0EB3}])"
 _BREAK = "\x01"
 # What the table removes. At the beginning the library would lose count of the characters; a blank is no change there.
 _REMOVED = r"\A[\x{1}-\x{8}\x{B}\x{E}-\x{1F}\x{7F}\x{8F}\x{9F}]+"
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _UNIGRAM = 1
+_IMPROBABLE = -1e6
 
 # transformers' names for ours.
 _ROLES = {
@@ -44,7 +47,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
     end and unk nothing is added.
 
     Args:
-        model: the SentencePiece model that `info` describes.
+        model: the file that `info` describes.
         has_segments: the second text of a pair is of token type 1; False: the model knows no token types.
         max_positions: the longest sequence of the model, in pieces.
 
@@ -66,22 +69,19 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
 
 
 def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
-    """The tokenizer of a SentencePiece model's bytes."""
-    from sentencepiece import sentencepiece_model_pb2
-
+    """The library's tokenizer for the bytes of a data set's file."""
     try:
-        from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+        from tokenizers import Tokenizer, processors
     except ImportError:
         raise ValueError("the package tokenizers is not installed; pip install 'multihop[huggingface]'") from None
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
-    _check_known(proto)
-    tokenizer = Tokenizer(_unigram(proto) if proto.trainer_spec.model_type == _UNIGRAM else _bpe(proto))
-    tokenizer.normalizer = _normalizer(proto.normalizer_spec.precompiled_charsmap)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme="first")
-    tokenizer.decoder = decoders.Metaspace(replacement=_BLANK, prepend_scheme="first")
-    names = {name: proto.pieces[number].piece for name, number in special_ids.items()}
-    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in names.values()])
+    if model.startswith(b"{"):
+        tokenizer = Tokenizer.from_str(model.decode())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    else:
+        tokenizer = _of_sentencepiece(model, special_ids)
+    names = {name: tokenizer.id_to_token(number) for name, number in special_ids.items()}
     if "cls" in special_ids:
         cls, sep = names["cls"], names["sep"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -89,6 +89,22 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
             pair=f"{cls}:0 $A:0 {sep}:0 $B:{int(has_segments)} {sep}:{int(has_segments)}",
             special_tokens=[(cls, special_ids["cls"]), (sep, special_ids["sep"])],
         )
+    return tokenizer
+
+
+def _of_sentencepiece(model: bytes, special_ids: dict[str, int]) -> "Tokenizer":
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    _check_known(proto)
+    tokenizer = Tokenizer(_unigram(proto) if proto.trainer_spec.model_type == _UNIGRAM else _bpe(proto))
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec.precompiled_charsmap)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme="first")
+    blanks = decoders.Metaspace(replacement=_BLANK, prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence([blanks, decoders.ByteFallback()]) if _has_bytes(proto) else blanks
+    pieces = [proto.pieces[number].piece for number in special_ids.values()]
+    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
     return tokenizer
 
 
@@ -101,7 +117,7 @@ def _check_known(proto: Any) -> None:
         and normal.escape_whitespaces
         and trained.split_by_whitespace
         and not trained.treat_whitespace_as_suffix
-        and {piece.type for piece in proto.pieces} <= {_NORMAL, _UNKNOWN, _CONTROL}
+        and {piece.type for piece in proto.pieces} <= {_NORMAL, _UNKNOWN, _CONTROL, _BYTE}
     )
     if not as_prepared:
         raise ValueError(
@@ -110,10 +126,15 @@ def _check_known(proto: Any) -> None:
         )
 
 
+def _has_bytes(proto: Any) -> bool:
+    return any(piece.type == _BYTE for piece in proto.pieces)
+
+
 def _unigram(proto: Any) -> Any:
     from tokenizers.models import Unigram
 
-    return Unigram([(piece.piece, piece.score) for piece in proto.pieces], proto.trainer_spec.unk_id, False)
+    scored = [(piece.piece, _IMPROBABLE if piece.type == _BYTE else piece.score) for piece in proto.pieces]
+    return Unigram(scored, proto.trainer_spec.unk_id, _has_bytes(proto))
 
 
 def _bpe(proto: Any) -> Any:
@@ -128,7 +149,9 @@ def _bpe(proto: Any) -> Any:
         if piece.piece[:cut] in normal and piece.piece[cut:] in normal
     ]
     vocabulary = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    return BPE(vocabulary, merges, unk_token=proto.trainer_spec.unk_piece, fuse_unk=True)
+    return BPE(
+        vocabulary, merges, unk_token=proto.trainer_spec.unk_piece, fuse_unk=True, byte_fallback=_has_bytes(proto)
+    )
 
 
 def _normalizer(table: bytes) -> Any:

@@ -10,7 +10,10 @@ from data_prep.files import sha256_json, write_atomically
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.model"
+TOKENIZER_JSON = "tokenizer.json"
 TOKEN_COUNTS = "token_counts.npy"
+
+TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
 
 
 class _Part(BaseModel):
@@ -33,11 +36,12 @@ class TokenizerInfo(_Part):
     """All that training needs to know of the tokenizer without loading it."""
 
     file: str = TOKENIZER
-    kind: Literal["unigram", "bpe"]
+    """tokenizer.model is SentencePiece's, tokenizer.json as the library tokenizers spells WordPiece and byte-bpe."""
+    kind: TokenizerKind
     vocab_size: int
     sha256: str
     special_ids: dict[str, int]
-    """bert: pad, unk, cls, sep, mask; gpt2: end, unk."""
+    """Masked models': pad, unk, cls, sep, mask; decoders': end, and unk if there is one."""
     word_start: str
     """One bit a piece in hex, the first piece in the highest bit, padded with zeros to whole bytes:
     set where a word begins with the piece."""

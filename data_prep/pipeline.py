@@ -22,35 +22,32 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep import clean, filters, inputs, tokenizer
+from data_prep import inputs, tokenizer
 from data_prep.accounts import account, without_broken
 from data_prep.choose import choose, kept_key
 from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.decontaminate import evaluation_sets
 from data_prep.documents import Kept, ReadSplit, read_split
 from data_prep.encode import (
-    AssembleShard,
     EncodeSplit,
     TrainTokenizer,
     assemble_shard,
     encode_split,
     train_tokenizer,
 )
-from data_prep.files import sha256_file, sha256_json, write_atomically
+from data_prep.files import sha256_file, write_atomically
+from data_prep.identity import existing, inputs_key, rules_depend_on, settings_of
 from data_prep.manifest import (
     MANIFEST,
     TOKEN_COUNTS,
-    TOKENIZER,
     Manifest,
-    Shard,
     TokenCounts,
-    Totals,
     data_fingerprint,
     read_manifest,
     write_manifest,
 )
 from data_prep.sample import Candidates, DrawSample, FindCandidates, draw_sample, find_candidates, merge
-from data_prep.shards import SHARD_BYTES, complaint, count_tokens, dataset_files, token_dtype
+from data_prep.shard_plan import plan_shards, shard_entry, shard_items, totals
+from data_prep.shards import complaint, count_tokens, dataset_files, token_dtype
 from data_prep.sources import InputFile, Part, group_into_splits, list_files, told
 from data_prep.stages import Output, stage_key
 
@@ -62,19 +59,6 @@ Progress = Callable[[str, int, int], None]
 _Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 """Runs a stage's function on items and yields the results in any order: (stage's name, function, items)."""
 _SPLITS: tuple[Literal["train"], Literal["heldout"]] = ("train", "heldout")
-_Batches = list[dict[str, Any]]
-"""Facts of `encode_split` on batches, each with the path, hash and number of where it stands."""
-
-
-def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
-    """What a prepared data set depends on. Weights are not part of it: they choose among samples when training."""
-    without_weights = data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
-    return {"data": without_weights, "tokenizer": tok.model_dump(mode="json")}
-
-
-def sources_key(data: DataConfig) -> str:
-    """16 hex digits that name the sources: preparations of the same ones share what they have read."""
-    return sha256_json(settings_of(data, TokenizerConfig())["data"]["sources"])[:16]
 
 
 def map_in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
@@ -143,22 +127,24 @@ def prepare(
     to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in used]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
-    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in used])
-    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, tok)])
-    encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, data) for split in used])
-    plan = {split: _plan_shards(encoded, split) for split in _SPLITS}
+    languages = tuple(source.language for source in data.sources)
+    to_draw = used if tok.path is None else []
+    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in to_draw])
+    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, languages, tok)])
+    encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, languages, data) for split in used])
+    plan = {split: plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
         raise ValueError("the tokenizer leaves no piece of the train or of the held-out documents; add text")
 
     # From here on files of the data set are replaced: it does not exist until its manifest is written again.
     (out_dir / MANIFEST).unlink(missing_ok=True)
-    items = [item for split in _SPLITS for item in _shard_items(work, out_dir, split, plan[split])]
+    items = [item for split in _SPLITS for item in shard_items(work, out_dir, split, plan[split])]
     assembled = run_once("shards", assemble_shard, items)
-    shards = [_shard(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
+    shards = [shard_entry(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
 
-    model = Path(trained.path).read_bytes()
-    write_atomically(out_dir / TOKENIZER, model)
-    info = tokenizer.describe(model, trained.sha256, tok)
+    content = Path(trained.path).read_bytes()
+    info = tokenizer.describe(content, trained.sha256)
+    write_atomically(out_dir / info.file, content)
     counts = np.zeros(info.vocab_size, dtype=np.int64)
     to_count = [(str(out_dir / shard.file), info.vocab_size) for shard in shards if shard.split == "train"]
     for of_shard in run("count", count_tokens, to_count):
@@ -174,7 +160,7 @@ def prepare(
         token_dtype=dtype,
         shards=shards,
         token_counts=TokenCounts(sha256=sha256_file(out_dir / TOKEN_COUNTS)),
-        totals={split: _totals(plan[split]) for split in _SPLITS},
+        totals={split: totals(plan[split]) for split in _SPLITS},
         settings=settings_of(data, tok),
         counts={
             **read_counts,
@@ -203,7 +189,7 @@ def already_prepared(
     hashes = inputs.recall((out_dir / "work" if work is None else work) / "inputs.json", files)
     if any(file.path not in hashes for file in files):
         return None
-    manifest = _made_from(out_dir, _inputs_key(data, tok, files, hashes))
+    manifest = _made_from(out_dir, inputs_key(data, tok, files, hashes))
     if manifest is None or any(not Path(path).exists() for path, _ in dataset_files(out_dir, manifest)):
         return None
     whole = all((out_dir / shard.file).stat().st_size == shard.bytes for shard in manifest.shards)
@@ -228,24 +214,7 @@ def _identify(
     for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
         hashes |= found
     inputs.remember(work / "inputs.json", files, hashes)
-    return _inputs_key(data, tok, files, hashes), inputs.identified(files, hashes)
-
-
-def _inputs_key(data: DataConfig, tok: TokenizerConfig, files: list[InputFile], hashes: dict[str, str]) -> str:
-    told_files = [[file.source, file.name, hashes[file.path]] for file in files]
-    return sha256_json([settings_of(data, tok), _rules_depend_on(data), _evaluation_texts(data), told_files])
-
-
-def _rules_depend_on(data: DataConfig) -> dict[str, str]:
-    """What cleaning and filters depend on besides the settings."""
-    return {**clean.depends_on(data.clean), **filters.depends_on(data.filters)}
-
-
-def _evaluation_texts(data: DataConfig) -> dict[str, str]:
-    """The hashes of the files that documents are compared with."""
-    if data.decontaminate is None:
-        return {}
-    return {name: sha256_file(path) for name, path in evaluation_sets(data.decontaminate).items()}
+    return inputs_key(data, tok, files, hashes), inputs.identified(files, hashes)
 
 
 def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
@@ -260,7 +229,7 @@ def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
 def _read_item(work: Path, parts: list[Part], data: DataConfig) -> ReadSplit:
     settings = [data.clean.model_dump(), data.filters.model_dump()]
     key = stage_key(
-        "read", [], unicodedata.unidata_version, [told(part) for part in parts], settings, _rules_depend_on(data)
+        "read", [], unicodedata.unidata_version, [told(part) for part in parts], settings, rules_depend_on(data)
     )
     return ReadSplit(key, str(work / "read"), parts, data.clean, data.filters)
 
@@ -271,60 +240,21 @@ def _draw_item(work: Path, split: Kept, sample: Candidates, data: DataConfig) ->
     return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest_id)
 
 
-def _tokenizer_item(work: Path, drawn: list[Output], tok: TokenizerConfig) -> TrainTokenizer:
-    hashes = [output.sha256 for output in drawn]
-    key = stage_key("tokenizer", ["sentencepiece", "sentencex"], hashes, tok.model_dump())
-    return TrainTokenizer(key, str(work / "tokenizer"), tuple(output.path for output in drawn), tok)
+def _tokenizer_item(
+    work: Path, drawn: list[Output], languages: tuple[str, ...], tok: TokenizerConfig
+) -> TrainTokenizer:
+    folder, paths = str(work / "tokenizer"), tuple(output.path for output in drawn)
+    if tok.path is not None:
+        return TrainTokenizer(stage_key("tokenizer", [], existing(tok)), folder, (), 0, languages, tok)
+    depends_on = ["rounded scores", [output.sha256 for output in drawn], languages, tok.model_dump()]
+    key = stage_key("tokenizer", ["sentencepiece", "sentencex"], *depends_on)
+    return TrainTokenizer(key, folder, paths, sum(output.facts["bytes"] for output in drawn), languages, tok)
 
 
-def _encode_item(work: Path, split: Kept, trained: Output, data: DataConfig) -> EncodeSplit:
-    key = stage_key("encode", ["sentencepiece", "sentencex"], kept_key(split), trained.sha256, data.heldout_fraction)
-    return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path)
-
-
-def _plan_shards(encoded: list[Output], split: str) -> list[_Batches]:
-    """The batches of each shard of `split`, in the order of the input, about SHARD_BYTES a shard."""
-    shards: list[_Batches] = []
-    room = 0
-    for output in encoded:
-        for number, facts in enumerate(output.facts["batches"]):
-            if facts["split"] != split:
-                continue
-            if not shards or facts["bytes"] > room:
-                shards.append([])
-                room = SHARD_BYTES
-            shards[-1].append({**facts, "path": output.path, "sha256": output.sha256, "number": number})
-            room -= facts["bytes"]
-    return shards
-
-
-def _shard_items(
-    work: Path, out_dir: Path, split: Literal["train", "heldout"], plan: list[_Batches]
-) -> list[AssembleShard]:
-    items = []
-    for number, batches in enumerate(plan):
-        target = out_dir / f"{split}-{number:05d}.arrow"
-        key = stage_key("shard", [], target.name, [[batch["sha256"], batch["number"]] for batch in batches])
-        chosen = [(batch["path"], batch["number"]) for batch in batches]
-        items.append(AssembleShard(key, str(work / "shards"), split, str(target), chosen))
-    return items
-
-
-def _shard(item: AssembleShard, batches: _Batches, output: Output) -> Shard:
-    return Shard(
-        file=Path(item.target).name,
-        split=item.split,
-        documents=sum(facts["documents"] for facts in batches),
-        tokens=sum(facts["tokens"] for facts in batches),
-        bytes=output.facts["bytes"],
-        sha256=output.sha256,
-    )
-
-
-def _totals(plan: list[_Batches]) -> Totals:
-    batches = list(chain(*plan))
-    names = ("documents", "sentences", "tokens", "text_bytes")
-    return Totals(**{name: sum(facts[name] for facts in batches) for name in names})
+def _encode_item(work: Path, split: Kept, trained: Output, languages: tuple[str, ...], data: DataConfig) -> EncodeSplit:
+    depends_on = [kept_key(split), trained.sha256, data.heldout_fraction, languages, unicodedata.unidata_version]
+    key = stage_key("encode", ["sentencepiece", "sentencex"], *depends_on)
+    return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path, languages)
 
 
 def _write_array(path: Path, array: np.ndarray) -> None:

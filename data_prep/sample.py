@@ -79,12 +79,15 @@ def draw_sample(item: DrawSample) -> Output:
     return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
-def texts_of(drawn: Iterable[str]) -> Iterator[str]:
-    """The sample's texts in the order of their ids, whichever splits they were drawn from; holds all of them."""
+def texts_of(drawn: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """The sample's texts, each with the number of its source, by their ids; holds all of them.
+
+    That order does not depend on the splits that they were drawn from.
+    """
     batches = [batch for path in drawn for batch in read_batches(path)]
     documents = pa.Table.from_batches(batches, SCHEMA).sort_by([("first", "ascending"), ("second", "ascending")])
     for batch in documents.to_batches(max_chunksize=1024):
-        yield from batch.column("text").to_pylist()
+        yield from zip(batch.column("text").to_pylist(), batch.column("source").to_pylist(), strict=True)
 
 
 def _smallest(documents: np.ndarray, sample_bytes: int) -> np.ndarray:

@@ -1,95 +1,84 @@
-"""The SentencePiece model: trained on sentences, the same bytes for the same sentences and settings."""
+"""A tokenizer as its users see it: `load` gives that of a file of any kind, `describe` what training must know."""
 
-import io
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-import sentencepiece as spm
 
-from data_prep.config import TokenizerConfig
-from data_prep.manifest import TokenizerInfo, pack_flags
-
-BERT_PIECES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-GPT2_PIECES = {"end": "<|endoftext|>", "unk": "<unk>"}
-
-# The trainer drops longer sentences without a word; text without stops has such, so they are cut.
-_MAX_SENTENCE_CHARS = 2**14
-_MAX_SENTENCE_BYTES = 4 * _MAX_SENTENCE_CHARS
+from data_prep.manifest import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
+from data_prep.special_pieces import find_special
+from data_prep.word_cache import Ids, Lengths
 
 
-def train(sentences: Iterable[str], config: TokenizerConfig) -> bytes:
-    """A SentencePiece model as the bytes of its .model file; no path or time stands in it.
+class Tokenizer(Protocol):
+    """Text to pieces and back. No text is a special piece: to it `[SEP]` is brackets and letters."""
 
-    Raises ValueError when the sentences cannot fill, or do not fit into, `config.vocab_size` pieces.
+    @property
+    def kind(self) -> TokenizerKind: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def split(self, document: str, language: str) -> list[str]:
+        """What of a document is encoded one by one: its sentences; for byte-bpe with all that stands between them.
+
+        `language` is the ISO 639 code of the rules that end sentences.
+        """
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        """The pieces of all texts one behind the other, int32, and how many each text has, int64 (texts,)."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of pieces, as far as they hold it."""
+
+    def id_to_piece(self, i: int) -> str:
+        """As the vocabulary spells it."""
+
+    def piece_text(self, i: int) -> str:
+        """As it stands in a text, with a blank before it where a word begins."""
+
+    def begins_word(self, i: int) -> bool:
+        """Whether a word, or the white space before it, begins with the piece."""
+
+
+def load(path: str | Path) -> Tokenizer:
+    """The tokenizer of a data set's file. Raises ValueError when the file holds none."""
+    try:
+        return parse(Path(path).read_bytes())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{path} is not a tokenizer ({error}); run `multihop prep` again") from None
+
+
+def parse(content: bytes) -> Tokenizer:
+    """The tokenizer of a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
+
+    Raises RuntimeError or ValueError when they are neither.
     """
-    model = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=_cut(sentences),
-            model_writer=model,
-            model_type=config.kind,
-            vocab_size=config.vocab_size,
-            num_threads=config.threads,
-            max_sentence_length=_MAX_SENTENCE_BYTES,
-            minloglevel=2,
-            **_special_settings(config),
-        )
-    except RuntimeError as error:
-        raise ValueError(_explain(str(error), config)) from error
-    return model.getvalue()
+    if content.startswith(b"{"):
+        from data_prep.tokenizer_json import parse_json
+
+        return parse_json(content)
+    from data_prep.sentencepiece_tokenizer import SentencePiece
+
+    return SentencePiece(content)
 
 
-def load(path: str | Path) -> spm.SentencePieceProcessor:
-    """The model at `path`. Raises ValueError when it is not one."""
-    try:
-        return spm.SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a SentencePiece model ({error}); run `multihop prep` again") from None
+def describe(content: bytes, sha256: str) -> TokenizerInfo:
+    """What training must know of the tokenizer with these bytes, without loading it.
 
-
-def describe(model: bytes, sha256: str, config: TokenizerConfig) -> TokenizerInfo:
-    """What training must know of the model without loading it."""
-    processor = spm.SentencePieceProcessor(model_proto=model)
-    pieces = BERT_PIECES if config.special_pieces == "bert" else GPT2_PIECES
-    special_ids = {name: processor.piece_to_id(piece) for name, piece in pieces.items()}
-    assert list(special_ids.values()) == list(range(len(pieces))), special_ids
-    starts = [processor.id_to_piece(i).startswith("▁") for i in range(processor.vocab_size())]
+    Raises ValueError when it lacks special pieces.
+    """
+    tokenizer = parse(content)
+    ids = range(tokenizer.vocab_size)
+    special_ids = find_special([tokenizer.id_to_piece(i) for i in ids])
+    starts = np.array([tokenizer.begins_word(i) for i in ids])
+    starts[list(special_ids.values())] = False
     return TokenizerInfo(
-        kind=config.kind,
-        vocab_size=processor.vocab_size(),
+        file=TOKENIZER_JSON if content.startswith(b"{") else TOKENIZER,
+        kind=tokenizer.kind,
+        vocab_size=tokenizer.vocab_size,
         sha256=sha256,
         special_ids=special_ids,
-        word_start=pack_flags(np.array(starts)),
+        word_start=pack_flags(starts),
     )
-
-
-def _cut(sentences: Iterable[str]) -> Iterator[str]:
-    for sentence in sentences:
-        for start in range(0, len(sentence), _MAX_SENTENCE_CHARS):
-            yield sentence[start : start + _MAX_SENTENCE_CHARS]
-
-
-def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
-    if config.special_pieces == "gpt2":
-        return {
-            "eos_id": 0, "eos_piece": GPT2_PIECES["end"], "unk_id": 1, "unk_piece": GPT2_PIECES["unk"],
-            "bos_id": -1, "pad_id": -1,
-        }  # fmt: skip
-    return {
-        "pad_id": 0, "pad_piece": BERT_PIECES["pad"], "unk_id": 1, "unk_piece": BERT_PIECES["unk"],
-        "bos_id": 2, "bos_piece": BERT_PIECES["cls"], "eos_id": 3, "eos_piece": BERT_PIECES["sep"],
-        "control_symbols": [BERT_PIECES["mask"]],
-    }  # fmt: skip
-
-
-def _explain(error: str, config: TokenizerConfig) -> str:
-    """SentencePiece's complaint as a sentence about the recipe."""
-    given = f"tokenizer.vocab_size={config.vocab_size}"
-    if most := re.search(r"value <= (\d+)", error):
-        return f"{given} is more than the text can support; set it to {most[1]} or less, or add text"
-    if least := re.search(r"required_chars\D*\d+ vs (\d+)", error):
-        return f"{given} is too small for the characters of the text; set it to {least[1]} or more"
-    return f"a tokenizer with {given} cannot be trained on this text: {error}"

@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
-from sentencepiece import SentencePieceProcessor
 
+from data_prep.tokenizer import Tokenizer
 from eval.tasks import Example, Kind
 from pretrain.keyed import key_of
 
@@ -30,7 +30,7 @@ class Encoded:
 def encode(
     examples: Sequence[Example],
     kind: Kind,
-    tokenizer: SentencePieceProcessor,
+    tokenizer: Tokenizer,
     special_ids: dict[str, int],
     seq_len: int,
 ) -> list[Encoded]:
@@ -42,12 +42,16 @@ def encode(
     before = [special_ids["cls"]] if "cls" in special_ids else []
     after = [special_ids["sep" if "cls" in special_ids else "end"]]
     room = seq_len - len(before) - len(after)
-    texts = list(chain.from_iterable(example.texts for example in examples))
-    pieces = iter(tokenizer.encode(texts))
+    # To a byte-bpe a word in a text has a blank before it; the others take any text for the beginning of a word.
+    blank = " " if tokenizer.kind == "byte-bpe" else ""
+    texts = [blank * (number > 0) + text for example in examples for number, text in enumerate(example.texts)]
+    ids_of_all, lengths = tokenizer.encode(texts)
+    pieces = iter(np.split(ids_of_all, np.cumsum(lengths)[:-1]))
+    nothing = [special_ids.get("unk", after[0])]
     encoded = []
     for example in examples:
         # A word that the tokenizer drops still has a label: it stands as the unknown piece.
-        words = [next(pieces) or [special_ids["unk"]] for _ in example.texts]
+        words = [next(pieces).tolist() or nothing for _ in example.texts]
         starts = np.cumsum([0, *(len(word) for word in words[:-1])])
         ids = [*before, *list(chain.from_iterable(words))[:room], *after]
         encoded.append(

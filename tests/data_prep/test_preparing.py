@@ -5,14 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import encode, pipeline, tokenizer
+from data_prep import encode, shard_plan, tokenizer
 from data_prep.clean import clean
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.dedup import content_hash
+from data_prep.identity import sources_key
 from data_prep.manifest import read_manifest
-from data_prep.pipeline import already_prepared, identify, map_in_process, prepare, sources_key
+from data_prep.pipeline import already_prepared, identify, map_in_process, prepare
 from data_prep.sentences import split_sentences
 from data_prep.shards import Documents, open_dataset, verify_dataset
+from data_prep.tokenizer_training import train
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -44,8 +46,8 @@ def test_every_document_is_there_once_with_its_tokens_and_sentences(tmp_path, da
         text = clean(document(number))
         source, tokens, ends = found[content_hash(text)[0]]
         sentences = split_sentences(text)
-        assert tokens == [piece for sentence in sentences for piece in processor.encode(sentence)]
-        assert np.diff([0, *ends]).tolist() == [len(processor.encode(sentence)) for sentence in sentences]
+        assert tokens == [piece for sentence in sentences for piece in processor.encode([sentence])[0].tolist()]
+        assert np.diff([0, *ends]).tolist() == processor.encode(sentences)[1].tolist()
         assert source == 0
 
 
@@ -180,7 +182,7 @@ def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok,
 def test_several_shards_are_seen_as_one(tmp_path, data, tok, monkeypatch):
     monkeypatch.setattr("data_prep.documents.BATCH_BYTES", 800)
     one = prepare(data, tok, tmp_path / "one")
-    monkeypatch.setattr(pipeline, "SHARD_BYTES", 2_000)
+    monkeypatch.setattr(shard_plan, "SHARD_BYTES", 2_000)
     many = prepare(data, tok, tmp_path / "many")
     assert len(one.of_split("train")) == 1 and len(many.of_split("train")) > 3
     a, b = open_dataset(tmp_path / "one").train, open_dataset(tmp_path / "many").train
@@ -217,7 +219,7 @@ def test_the_tokenizer_never_sees_held_out_text_and_a_smaller_sample_less(tmp_pa
         (folder / f"{number:03d}.txt").write_text(text)
     data = DataConfig(sources=[Source(path=str(folder))], heldout_fraction=0.1)
     whole = prepare(data, tok, tmp_path / "whole")
-    direct = tokenizer.train([s for text in marked for s in split_sentences(clean(text))], tok)
+    direct = train([s for text in marked for s in split_sentences(clean(text))], tok)
     assert (tmp_path / "whole" / "tokenizer.model").read_bytes() == direct
     small = prepare(data, tok.model_copy(update={"sample_mb": 0.005}), tmp_path / "small")
     assert small.tokenizer.sha256 != whole.tokenizer.sha256

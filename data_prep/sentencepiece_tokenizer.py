@@ -1,0 +1,152 @@
+"""A SentencePiece model as a tokenizer: its ids, with words kept where that provably changes none.
+
+A sentence's pieces are those of its words if no piece has a blank but at its beginning and no rule of normalisation
+looks past a blank. For BPE (merges inside a word) that is all. Unigram adds the scores of the sentence from its
+beginning in 32 bits, where rounding may choose between two ways to cut a word by what stands before it: unless all
+scores are multiples of SCORE_STEP. Then each sum is exact as long as it stays below 2^24 steps, ways that are equally
+probable are equally so everywhere, and a word is cut alike wherever it stands. Models that `multihop prep` trains have
+such scores. A model for which one of these does not hold encodes sentence by sentence.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import sentencepiece as spm
+
+from data_prep.sentences import split_sentences
+from data_prep.word_cache import Ids, Lengths, flat
+from data_prep.word_table import WordTable
+
+BLANK = "\u2581"
+_BLANK_BYTES = BLANK.encode()
+SCORE_STEP = 2.0**-6
+"""Of a unigram model's scores, which are natural logarithms of probabilities."""
+
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+_UNIGRAM, _BPE = 1, 2
+_UNKNOWN_PENALTY = 10.0  # below the lowest score: what SentencePiece gives a character without a piece
+
+
+class SentencePiece:
+    """The tokenizer of a SentencePiece model."""
+
+    def __init__(self, model: bytes) -> None:
+        """Raises RuntimeError when `model` is none, ValueError when it is neither unigram nor BPE."""
+        from sentencepiece import sentencepiece_model_pb2
+
+        self._processor = spm.SentencePieceProcessor(model_proto=model)
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+        kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
+        if proto.trainer_spec.model_type not in kinds:
+            raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
+        self.kind = kinds[proto.trainer_spec.model_type]
+        ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
+        # The most characters, after normalisation, of which the words may be looked up one by one; 0: of none.
+        self._most_chars = _most_chars(proto)
+        self._growth = _growth(proto.normalizer_spec.precompiled_charsmap)
+        self._words = WordTable(self._encode, b" \n" if ends_line else b" ")
+
+    @property
+    def vocab_size(self) -> int:
+        return self._processor.vocab_size()
+
+    @property
+    def keeps_words(self) -> bool:
+        """Whether words are looked up; otherwise each sentence is encoded anew."""
+        return self._most_chars > 0
+
+    def split(self, document: str, language: str) -> list[str]:
+        """Sentences; what stands between them has no piece."""
+        return split_sentences(document, language)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        if not self.keeps_words:
+            return flat(self._encode(list(texts)))
+        spelled = [text.encode() for text in texts]
+        chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
+        # A character that is not ASCII has two bytes at least, and becomes `_growth` at most. A blank that the text
+        # spells out is none to normalisation, and is one to the model.
+        long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._most_chars).tolist()
+        blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
+        return self._words.encode(spelled, sorted({*long, *blank}))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([int(i) for i in ids])
+
+    def id_to_piece(self, i: int) -> str:
+        return self._processor.id_to_piece(i)
+
+    def piece_text(self, i: int) -> str:
+        return self._processor.id_to_piece(i).replace(BLANK, " ")
+
+    def begins_word(self, i: int) -> bool:
+        return self._processor.id_to_piece(i).startswith(BLANK)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return self._processor.encode(texts, num_threads=1)
+
+
+def is_exact(scores: np.ndarray) -> bool:
+    """Whether scores, float32, are such that their sums are exact and fall."""
+    return bool((scores <= 0).all() and (scores % SCORE_STEP == 0).all())
+
+
+def _most_chars(proto: Any) -> int:
+    normal = proto.normalizer_spec
+    pieces = [piece.piece for piece in proto.pieces if piece.type == _NORMAL]
+    by_words = (
+        normal.add_dummy_prefix
+        and normal.remove_extra_whitespaces
+        and normal.escape_whitespaces
+        and not proto.trainer_spec.treat_whitespace_as_suffix
+        and {piece.type for piece in proto.pieces} <= {_NORMAL, _UNKNOWN, _CONTROL, _BYTE}
+        and BLANK in pieces
+        and not any(BLANK in piece[1:] for piece in pieces)
+        and _blanks_stand_alone(normal.precompiled_charsmap)
+    )
+    if not by_words:
+        return 0
+    if proto.trainer_spec.model_type == _BPE:
+        return 2**40
+    scores = np.array([piece.score for piece in proto.pieces if piece.type == _NORMAL], np.float32)
+    if not is_exact(scores):
+        return 0
+    # No best way to cut a text is worse than unknown characters all along, one for each character and blank.
+    return int(2**24 * SCORE_STEP / (2 * (_UNKNOWN_PENALTY - float(scores.min()))))
+
+
+def _table(charsmap: bytes) -> tuple[np.ndarray, bytes]:
+    """The rules of normalisation: the units of their trie, uint32, and the texts that replace, each before a NUL."""
+    size = int.from_bytes(charsmap[:4], "little")
+    return np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
+
+
+def _growth(charsmap: bytes) -> int:
+    """How many characters one becomes at most."""
+    return max((len(text.decode()) for text in _table(charsmap)[1].split(b"\0")), default=1) if charsmap else 1
+
+
+def _blanks_stand_alone(charsmap: bytes) -> bool:
+    """Whether no rule is about a blank, none about a line end with something else, and none gives two blanks.
+
+    The rules are a double-array trie as darts-clone lays it out: a unit has its label in the low byte and, from bit 10
+    on, an offset; its number and the offset give, exclusive-or, the number of its child with label 0, and exclusive-or
+    a label that of the child with that label.
+    """
+    if not charsmap:
+        return True
+    units, texts = _table(charsmap)
+    labels, first = units & 0x800000FF, np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
+    line_end = first[0] ^ ord("\n")
+    inside = [i for i in np.flatnonzero((labels == ord(" ")) | (labels == ord("\n"))) if i != line_end]
+    if line_end < len(units) and labels[line_end] == ord("\n"):
+        behind = first[line_end] ^ np.arange(1, 0x100)
+        inside += behind[(labels[behind % len(units)] == np.arange(1, 0x100)) & (behind < len(units))].tolist()
+    # Units that are in no use have labels too: whether one is in use tells the way up to the root, which is unit 0.
+    seen, above = set(), np.array(inside, np.int64)
+    while len(above):
+        seen |= {*above.tolist()}
+        above = np.flatnonzero(np.isin(first, above ^ (labels[above] & 0xFF)))
+        above = np.array([i for i in above if i not in seen], np.int64)
+    return 0 not in seen and b"  " not in texts

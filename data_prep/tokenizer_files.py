@@ -1,0 +1,79 @@
+"""Existing tokenizers: the files that they come in, as the one file that a data set keeps.
+
+A SentencePiece model stays as it is. A BERT vocab.txt, and GPT-2's vocab.json with its merges.txt, become a
+tokenizer.json, which holds all that decides the pieces.
+"""
+
+import json
+from pathlib import Path
+
+from data_prep.tokenizer import describe
+from data_prep.tokenizer_json import byte_bpe_json, wordpiece_json
+
+_FORMS = (
+    "a SentencePiece .model, a BERT vocab.txt, a folder with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
+)
+
+
+def adopt(path: str | Path, lowercase: bool = True) -> bytes:
+    """The tokenizer at `path` as the bytes that `data_prep.tokenizer.parse` reads; the same files, the same bytes.
+
+    Args:
+        path: a .model, a vocab.txt (or another .txt with a piece a line), a tokenizer.json, a folder with vocab.json
+            and merges.txt, or one of these two.
+        lowercase: of a vocab.txt.
+
+    Raises:
+        ValueError: there is no such file, it is not what its name says, or special pieces are missing.
+    """
+    path = Path(path)
+    try:
+        content = _read(path, lowercase)
+        describe(content, "")
+    except FileNotFoundError as error:
+        raise ValueError(f"tokenizer.path={path}: there is no {error.filename}; give {_FORMS}") from None
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"tokenizer.path={path} cannot be used: {error}") from None
+    return content
+
+
+def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
+    """Raises ValueError when the objective (`objective.name`) needs special pieces that the tokenizer lacks."""
+    special_ids = describe(adopt(path, lowercase), "").special_ids
+    if ("end" in special_ids) != (objective == "clm"):
+        has = "a decoder" if "end" in special_ids else "a masked model"
+        raise ValueError(
+            f"tokenizer.path={path} has the special pieces of {has}, and not those that objective.name={objective} "
+            "needs; set another of the two"
+        )
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_dir() or path.name in ("vocab.json", "merges.txt"):
+        folder = path if path.is_dir() else path.parent
+        return [folder / "vocab.json", folder / "merges.txt"]
+    return [path]
+
+
+def _read(path: Path, lowercase: bool) -> bytes:
+    if path.suffix == ".txt" and path.name != "merges.txt":
+        return wordpiece_json(_lines(path), lowercase)
+    if not lowercase:
+        raise ValueError("tokenizer.lowercase=false is for a vocab.txt; leave it out")
+    files = _files_of(path)
+    if len(files) == 2:
+        return byte_bpe_json(json.loads(files[0].read_bytes()), _merges(files[1]))
+    content = path.read_bytes()
+    if path.suffix not in (".model", ".json") or content.startswith(b"{") != (path.suffix == ".json"):
+        raise ValueError(f"it is none of the files that are known; give {_FORMS}")
+    return content
+
+
+def _lines(path: Path) -> list[str]:
+    """A piece a line; its number is the piece's id."""
+    return [line.strip() for line in path.read_text("utf-8").removesuffix("\n").split("\n")]
+
+
+def _merges(path: Path) -> list[list[str]]:
+    lines = path.read_text("utf-8").split("\n")
+    return [line.split() for line in lines[lines[0].startswith("#version") :] if line]

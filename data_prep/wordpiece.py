@@ -1,0 +1,118 @@
+"""BERT's WordPiece: text is cut at blanks and punctuation, and each word into the longest pieces that there are.
+
+Devlin et al. 2018, section 3, and the algorithm that was published with it (tokenization.py of google-research/bert).
+Its steps look at one character at a time, or at what stands between two blanks, so that words can be kept.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from data_prep.sentences import split_sentences
+from data_prep.word_cache import Ids, Lengths
+from data_prep.word_table import WordTable
+
+CONTINUES = "##"
+UNKNOWN = "[UNK]"
+MAX_WORD_CHARS = 200
+"""A longer word is one unknown piece: 200 in the published algorithm, 100 in Hugging Face's."""
+
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+_ASCII_WORDS = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
+
+
+class WordPiece:
+    """The tokenizer of a BERT vocabulary."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
+
+    def __init__(self, pieces: list[str], lowercase: bool, max_word_chars: int = MAX_WORD_CHARS) -> None:
+        """`pieces` in the order of their ids, none twice, [UNK] among them."""
+        self._pieces = pieces
+        self._ids = {piece: number for number, piece in enumerate(pieces)}
+        self._lowercase = lowercase
+        self._max_word_chars = max_word_chars
+        self._words = WordTable(lambda texts: map(self._encode, texts), b" \n")
+        self._longest = max(map(len, pieces))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    def split(self, document: str, language: str) -> list[str]:
+        """Sentences; what stands between them has no piece."""
+        return split_sentences(document, language)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        return self._words.encode([text.encode() for text in texts])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self._pieces[i] for i in ids).replace(" " + CONTINUES, "")
+
+    def id_to_piece(self, i: int) -> str:
+        return self._pieces[i]
+
+    def piece_text(self, i: int) -> str:
+        piece = self._pieces[i]
+        return piece.removeprefix(CONTINUES) if piece.startswith(CONTINUES) else " " + piece
+
+    def begins_word(self, i: int) -> bool:
+        return not self._pieces[i].startswith(CONTINUES)
+
+    def _encode(self, text: str) -> list[int]:
+        return [i for word in basic_words(text, self._lowercase) for i in self._cut(word)]
+
+    def _cut(self, word: str) -> list[int]:
+        """The longest piece that the word begins with, then the longest of the rest, and so on."""
+        unknown = [self._ids[UNKNOWN]]
+        if len(word) > self._max_word_chars:
+            return unknown
+        found: list[int] = []
+        start, continues = 0, ""
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest), start, -1):
+                i = self._ids.get(continues + word[start:end])
+                if i is not None:
+                    break
+            else:
+                return unknown
+            found.append(i)
+            start, continues = end, CONTINUES
+        return found
+
+
+def basic_words(text: str, lowercase: bool) -> list[str]:
+    """Words, punctuation marks and ideographs of a text; in small letters without accents if `lowercase`."""
+    if text.isascii() and text.isprintable():
+        return _ASCII_WORDS.findall(text.lower() if lowercase else text)
+    words = []
+    for word in "".join(map(_cleaned, text)).split():
+        if lowercase:
+            decomposed = unicodedata.normalize("NFD", word.lower())
+            word = "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
+        words += "".join(f" {each} " if _is_punctuation(each) else each for each in word).split()
+    return words
+
+
+@lru_cache(maxsize=2**14)
+def _cleaned(character: str) -> str:
+    """Nothing for a control character, a blank for any white space, blanks around an ideograph."""
+    code, category = ord(character), unicodedata.category(character)
+    if character in "\t\n\r" or category == "Zs":
+        return " "
+    if code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+        return ""
+    return f" {character} " if any(first <= code <= last for first, last in _IDEOGRAPHS) else character
+
+
+def _is_punctuation(character: str) -> bool:
+    """Of Unicode's punctuation, or any sign of ASCII."""
+    return unicodedata.category(character).startswith("P") or (character.isascii() and character in _ASCII_SIGNS)
+
+
+_ASCII_SIGNS = frozenset(map(chr, (*range(33, 48), *range(58, 65), *range(91, 97), *range(123, 127))))
