@@ -9,6 +9,7 @@ import lzma
 from collections.abc import Iterator
 
 from data_prep.failures import UnreadableFileError
+from data_prep.opening import OpenedFile
 
 PIECE = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
@@ -17,18 +18,17 @@ _XZ_MEMORY = 256 * 2**20
 """For its dictionary; xz -9 takes 64 MiB, and a file can ask for 4 GiB."""
 
 
-def pieces(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
-    """The bytes, unpacked, at most PIECE at once.
+def pieces(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
+    """The bytes from `start` on, unpacked (then all), at most PIECE or a block of the file at once.
 
     Raises UnreadableFileError, perhaps after some pieces, when the file is truncated or damaged.
     """
     if packing == "xz":
-        yield from _xz(stream)
+        yield from _xz(opened.stream())
     elif packing:
-        yield from _arrow(stream, packing)
+        yield from _arrow(opened.stream(), packing)
     else:
-        while piece := stream.read(PIECE):
-            yield piece
+        yield from opened.blocks(start)
 
 
 def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:

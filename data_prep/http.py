@@ -140,4 +140,4 @@ def _reason(error: Exception) -> str:
 def _wait(url: str, attempt: int, reason: str) -> None:
     if attempt == _ATTEMPTS - 1:
         raise ReadFailed(f"{url} cannot be read ({reason}); check the network and start again")
-    time.sleep(min(_LONGEST_WAIT_S, 0.1 * 2**attempt))
+    time.sleep(min(_LONGEST_WAIT_S, 0.5 * 2**attempt))

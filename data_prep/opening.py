@@ -6,6 +6,7 @@ below them is kept here, where it happens.
 
 import io
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +17,7 @@ from data_prep.sources import InputFile
 
 
 class OpenedFile:
-    """The first `file.size` bytes of a file, by position (`read_at`) and as a stream (`stream`)."""
+    """The first `file.size` bytes of a file, by position, in blocks, or as a stream."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
@@ -61,9 +62,15 @@ class OpenedFile:
             raise self._failure
         return data
 
-    def stream(self, start: int = 0) -> io.BufferedReader:
-        """From byte `start` on, read in blocks."""
-        return io.BufferedReader(_Stream(self, self._file.size, start), block_bytes(self._file.path))
+    def blocks(self, start: int) -> Iterator[bytes]:
+        """Its bytes from `start` on, as many at once as its place is asked for at once."""
+        while block := self.read_at(block_bytes(self._file.path), start):
+            start += len(block)
+            yield block
+
+    def stream(self) -> io.BufferedReader:
+        """The same for libraries, which read here and there and in pieces of their own."""
+        return io.BufferedReader(_Stream(self, self._file.size), block_bytes(self._file.path))
 
     def check_unchanged(self) -> None:
         """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
@@ -72,12 +79,12 @@ class OpenedFile:
 
 
 class _Stream(io.RawIOBase):
-    """What libraries read here and there. That they close it means nothing to the file."""
+    """That a library closes it means nothing to the file."""
 
-    def __init__(self, opened: OpenedFile, size: int, start: int) -> None:
+    def __init__(self, opened: OpenedFile, size: int) -> None:
         self._opened = opened
         self._size = size
-        self._at = start
+        self._at = 0
 
     def readinto(self, buffer: Any) -> int:
         data = self._opened.read_at(len(buffer), self._at)

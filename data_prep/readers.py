@@ -57,7 +57,7 @@ def read_part(part: Part) -> Iterator[str | Bad]:
 
 def _bytes_of(part: Part, opened: OpenedFile) -> Iterator[bytes]:
     """From the byte before the part on, which tells whether a line begins at the part's start."""
-    return pieces(opened.stream(max(0, part.start - 1)), part.file.packing)
+    return pieces(opened, part.file.packing, max(0, part.start - 1))
 
 
 def _stop(part: Part) -> float:
