@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby, pairwise
 from typing import Literal
 
-from data_prep.sentences import split_sentences
+from data_prep.sentences import LANGUAGE, split_sentences
 from data_prep.word_cache import Ids, Lengths, WordCache
 
 # Unicode's property White_Space; Python's \s has four control characters more.
@@ -36,7 +36,7 @@ class ByteBPE:
     def vocab_size(self) -> int:
         return len(self._pieces)
 
-    def split(self, document: str, language: str) -> list[str]:
+    def split(self, document: str, language: str = LANGUAGE) -> list[str]:
         """The document in parts that end where sentences end, and whose pieces together are the document's.
 
         A part begins with the white space that follows the sentence before. A sentence ends inside a part where a cut

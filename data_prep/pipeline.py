@@ -45,7 +45,7 @@ from data_prep.manifest import (
     read_manifest,
     write_manifest,
 )
-from data_prep.sample import Candidates, DrawSample, FindCandidates, draw_sample, find_candidates, merge
+from data_prep.sample import DrawSample, FindCandidates, draw_sample, find_candidates, largest_id, merge
 from data_prep.shard_plan import plan_shards, shard_entry, shard_items, totals
 from data_prep.shards import complaint, count_tokens, dataset_files, token_dtype
 from data_prep.sources import InputFile, Part, group_into_splits, list_files, told
@@ -129,7 +129,8 @@ def prepare(
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
     languages = tuple(source.language for source in data.sources)
     to_draw = used if tok.path is None else []
-    drawn = run_once("draw", draw_sample, [_draw_item(work, split, sample, data) for split in to_draw])
+    largest = largest_id(sample, sample_bytes)
+    drawn = run_once("draw", draw_sample, [_draw_item(work, split, largest, data) for split in to_draw])
     (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, languages, tok)])
     encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, languages, data) for split in used])
     plan = {split: plan_shards(encoded, split) for split in _SPLITS}
@@ -234,10 +235,9 @@ def _read_item(work: Path, parts: list[Part], data: DataConfig) -> ReadSplit:
     return ReadSplit(key, str(work / "read"), parts, data.clean, data.filters)
 
 
-def _draw_item(work: Path, split: Kept, sample: Candidates, data: DataConfig) -> DrawSample:
-    largest_id = int(sample.smallest["first"][-1])
-    key = stage_key("draw", [], kept_key(split), data.heldout_fraction, largest_id)
-    return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest_id)
+def _draw_item(work: Path, split: Kept, largest: int, data: DataConfig) -> DrawSample:
+    key = stage_key("draw", [], kept_key(split), data.heldout_fraction, largest)
+    return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest)
 
 
 def _tokenizer_item(

@@ -25,7 +25,8 @@ class Candidates:
     held: int
     """Of these, held out."""
     smallest: np.ndarray
-    """Of the others those with the smallest ids, ascending: first uint64 and bytes uint32."""
+    """Of the others those with the smallest ids, ascending: first uint64 and bytes uint32. The last one does not fit
+    into the sample any more: none behind it does, whatever other splits have."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,14 @@ def texts_of(drawn: Iterable[str]) -> Iterator[tuple[str, int]]:
         yield from zip(batch.column("text").to_pylist(), batch.column("source").to_pylist(), strict=True)
 
 
+def largest_id(found: Candidates, sample_bytes: int) -> int:
+    """The id up to which documents are in the sample: as many as fit, and at least one."""
+    fitting = np.searchsorted(np.cumsum(found.smallest["bytes"], dtype=np.int64), sample_bytes, side="right")
+    return int(found.smallest["first"][max(1, fitting) - 1])
+
+
 def _smallest(documents: np.ndarray, sample_bytes: int) -> np.ndarray:
-    """As many as fit into the sample, and at least one."""
+    """As many as fit, and the first that does not."""
     documents = documents[np.argsort(documents["first"], kind="stable")]
     fitting = np.searchsorted(np.cumsum(documents["bytes"], dtype=np.int64), sample_bytes, side="right")
-    return documents[: max(1, int(fitting))]
+    return documents[: fitting + 1]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece as spm
 
-from data_prep.sentences import split_sentences
+from data_prep.sentences import LANGUAGE, split_sentences
 from data_prep.word_cache import Ids, Lengths, flat
 from data_prep.word_table import WordTable
 
@@ -56,7 +56,7 @@ class SentencePiece:
         """Whether words are looked up; otherwise each sentence is encoded anew."""
         return self._most_chars > 0
 
-    def split(self, document: str, language: str) -> list[str]:
+    def split(self, document: str, language: str = LANGUAGE) -> list[str]:
         """Sentences; what stands between them has no piece."""
         return split_sentences(document, language)
 

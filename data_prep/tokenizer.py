@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from data_prep.manifest import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
+from data_prep.sentences import LANGUAGE
 from data_prep.special_pieces import find_special
 from data_prep.word_cache import Ids, Lengths
 
@@ -20,7 +21,7 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def split(self, document: str, language: str) -> list[str]:
+    def split(self, document: str, language: str = LANGUAGE) -> list[str]:
         """What of a document is encoded one by one: its sentences; for byte-bpe with all that stands between them.
 
         `language` is the ISO 639 code of the rules that end sentences.

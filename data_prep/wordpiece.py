@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from data_prep.sentences import split_sentences
+from data_prep.sentences import LANGUAGE, split_sentences
 from data_prep.word_cache import Ids, Lengths
 from data_prep.word_table import WordTable
 
@@ -44,7 +44,7 @@ class WordPiece:
     def vocab_size(self) -> int:
         return len(self._pieces)
 
-    def split(self, document: str, language: str) -> list[str]:
+    def split(self, document: str, language: str = LANGUAGE) -> list[str]:
         """Sentences; what stands between them has no piece."""
         return split_sentences(document, language)
 

@@ -42,7 +42,10 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
     ("override", "complaint"),
     [
         ("model.layer=3", "model.layer is not a key of a recipe; known here: dropout, embedding, family"),
-        ("data.sources=[{pth: x}]", r"data.sources\[0\].pth is not a key of a recipe; known here: field, path"),
+        (
+            "data.sources=[{pth: x}]",
+            r"data.sources\[0\].pth is not a key of a recipe; known here: documents, field",
+        ),
         ("seed=-1", "seed=-1: input should be greater than or equal to 0"),
         ("seed=one", 'seed="one": input should be a valid integer'),
         ("model.preset=bert-huge", "not known; there are: bert-tiny"),

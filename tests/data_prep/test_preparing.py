@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import encode, shard_plan, tokenizer
+from data_prep import encode, pipeline, shard_plan, tokenizer
 from data_prep.clean import clean
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.dedup import content_hash
