@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from data_prep.failures import ReadFailed
+
 app = typer.Typer(
     help="Pretrain language models on your own text, and see which run is better.",
     no_args_is_help=True,
@@ -218,6 +220,9 @@ def main() -> None:
     except ValueError as error:
         print(f"multihop: {error}", file=sys.stderr)
         sys.exit(2)
+    except ReadFailed as error:
+        print(f"multihop: {error}; the same command goes on from here", file=sys.stderr)
+        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -94,7 +94,7 @@ def texts_of(drawn: Iterable[str]) -> Iterator[tuple[str, int]]:
 def largest_id(found: Candidates, sample_bytes: int) -> int:
     """The id up to which documents are in the sample: as many as fit, and at least one."""
     fitting = np.searchsorted(np.cumsum(found.smallest["bytes"], dtype=np.int64), sample_bytes, side="right")
-    return int(found.smallest["first"][max(1, fitting) - 1])
+    return int(found.smallest["first"][max(1, int(fitting)) - 1])
 
 
 def _smallest(documents: np.ndarray, sample_bytes: int) -> np.ndarray:
