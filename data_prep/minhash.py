@@ -108,7 +108,8 @@ def _throw(
     permutations = sketch.shape[1]
     bins = sketch.reshape(-1)
     factors = _factors(2 * permutations)
-    at = np.flatnonzero(np.bincount(documents, minlength=1))
+    elements = np.bincount(documents, minlength=len(sketch))
+    at = np.flatnonzero(elements)
     bases = documents * permutations
     look = rounds.start
     for number in rounds:
@@ -128,8 +129,10 @@ def _throw(
         np.minimum.at(bins, chosen, thrown)
         if number == look or number + 1 == rounds.stop:
             look += max(1, number // 4)
+            ripe = at[elements[at] * (number + 1) > 3 * permutations]  # with fewer throws hardly any fills its bins
             is_open = np.zeros(len(sketch), dtype=bool)
-            is_open[at] = sketch[at].max(axis=1) >= np.uint64((number + 1) << 32)
+            is_open[at] = True
+            is_open[ripe] = sketch[ripe].max(axis=1) >= np.uint64((number + 1) << 32)
             if is_open[at].mean() < _WORTH_COPYING or number + 1 == rounds.stop:
                 again = np.flatnonzero(is_open[documents])
                 at = np.flatnonzero(is_open)
