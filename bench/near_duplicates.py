@@ -6,9 +6,10 @@
     python bench/near_duplicates.py texts/ --peers /tmp/peers/bin/python
 
 `texts/` holds .jsonl or .jsonl.gz files with a field `text`. Every peer is a process of its own that reads the texts
-first and times what comes then: signatures are all from text to 128 values of a document (rensa: from words or from
-shingles that stand ready, its hashing alone), the whole stage is until it is known which documents to drop. Ours and
-datatrove's whole stages write and sync files, datasketch's works in memory.
+first and times what comes then: signatures are all from text to 128 values of a document (rensa's, where it says so,
+from words or shingles that stand ready: its hashing alone), the whole stage is until it is known which documents to
+drop. Ours and datatrove's whole stages write files (ours syncs them), datasketch's works in memory. datatrove's words
+are spaCy's; it is measured with words split at blanks, too.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = ("ours",)
-PEERS = ("datatrove", "datatrove-split", "datasketch", "rensa", "rensa-shingles")
+PEERS = ("datatrove", "datatrove-split", "datasketch", "rensa", "rensa-shingles", "rensa-text")
 NAMES = {
     "ours": "multihop",
     "datatrove": "datatrove",
@@ -33,6 +34,7 @@ NAMES = {
     "datasketch": "datasketch, MinHash and MinHashLSH",
     "rensa": "rensa RMinHash, words ready",
     "rensa-shingles": "rensa RMinHash, shingles ready",
+    "rensa-text": "rensa RMinHash, shingles by Python",
 }
 
 

@@ -122,14 +122,14 @@ def datasketch(texts: list[str], folder: Path) -> Measured:
     return {"seconds": watch.seconds, "dropped": dropped, "versions": {"datasketch": version("datasketch")}}
 
 
-def rensa(texts: list[str], folder: Path, of: Callable[[str], list[str]] = str.split) -> Measured:
+def rensa(texts: list[str], folder: Path, of: Callable[[str], list[str]] = str.split, ready: bool = True) -> Measured:
     from rensa import RMinHash
 
-    tokens = [of(text) for text in texts]
+    tokens = [of(text) for text in texts] if ready else texts
     watch = Watch()
-    for words in tokens:
+    for document in tokens:
         sketch = RMinHash(num_perm=PERMUTATIONS, seed=1)
-        sketch.update(words)
+        sketch.update(document if ready else of(document))
         sketch.digest()
     watch.lap("signatures")
     return {"seconds": watch.seconds, "dropped": None, "versions": {"rensa": version("rensa")}}
@@ -147,6 +147,7 @@ RUN: dict[str, Callable[[list[str], Path], Measured]] = {
     "datasketch": datasketch,
     "rensa": rensa,
     "rensa-shingles": lambda texts, folder: rensa(texts, folder, shingles),
+    "rensa-text": lambda texts, folder: rensa(texts, folder, shingles, ready=False),
 }
 
 

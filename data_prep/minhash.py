@@ -21,6 +21,8 @@ RECALL = 0.98
 _EMPTY = np.uint64(2**64 - 1)
 _LOW = np.uint64(2**32 - 1)
 _HALF = np.uint64(32)
+_WORTH_COPYING = 0.5
+"""Elements are left out of the next rounds when no more than this share of the documents still needs them."""
 _FEW_ROUNDS = 8
 """What is done piece by piece; the many rounds of short documents are done for many documents at once."""
 
@@ -51,8 +53,11 @@ def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
 
 
 def low_bytes(values: np.ndarray) -> np.ndarray:
-    """uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size."""
-    return (values & np.uint32(0xFF)).astype(np.uint8)
+    """uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size.
+
+    Of each value the low bits after a multiplication that lets all of its bits decide on them.
+    """
+    return (values * np.uint32(0x9E3779B1) >> np.uint32(24)).astype(np.uint8)
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -103,33 +108,36 @@ def _throw(
     permutations = sketch.shape[1]
     bins = sketch.reshape(-1)
     factors = _factors(2 * permutations)
-    at = np.flatnonzero(np.bincount(documents, minlength=1))
+    elements = np.bincount(documents, minlength=len(sketch))
+    at = np.flatnonzero(elements)
     bases = documents * permutations
     look = rounds.start
     for number in rounds:
         if not len(at):
             break
         thrown = hashes * factors[number]
-        if number < permutations:
-            chosen = thrown >> _HALF
-            chosen *= np.uint64(permutations)
-            chosen >>= _HALF
-            chosen = chosen.view(np.int64)
-            chosen += bases
-        else:  # what the first half left empty gets the smallest of all elements, one bin a round
+        if number >= permutations:  # what the first half left empty gets the smallest of all elements, a bin a round
             chosen = bases + (number - permutations)
-        thrown ^= thrown >> _HALF
+        elif permutations & (permutations - 1) == 0:  # the same bin as below, by fewer operations
+            chosen = (thrown >> np.uint64(65 - permutations.bit_length())).view(np.int64)
+            chosen += bases
+        else:
+            chosen = ((thrown >> _HALF) * np.uint64(permutations) >> _HALF).view(np.int64)
+            chosen += bases
         thrown &= _LOW
         thrown |= np.uint64(number << 32)
         np.minimum.at(bins, chosen, thrown)
         if number == look or number + 1 == rounds.stop:
             look += max(1, number // 4)
+            ripe = at[elements[at] * (number + 1) > 3 * permutations]  # with fewer throws hardly any fills its bins
             is_open = np.zeros(len(sketch), dtype=bool)
-            is_open[at] = sketch[at].max(axis=1) >= np.uint64((number + 1) << 32)
-            if is_open[at].mean() < 0.8 or number + 1 == rounds.stop:  # or it is not worth the copies
-                again = is_open[documents]
+            is_open[at] = True
+            is_open[ripe] = sketch[ripe].max(axis=1) >= np.uint64((number + 1) << 32)
+            if is_open[at].mean() < _WORTH_COPYING or number + 1 == rounds.stop:
+                again = np.flatnonzero(is_open[documents])
                 at = np.flatnonzero(is_open)
-                hashes, documents, bases = hashes[again], documents[again], bases[again]
+                hashes, documents = hashes[again], documents[again]
+                bases = documents * permutations
     return hashes, documents
 
 

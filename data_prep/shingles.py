@@ -78,6 +78,7 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
     before: with n - 1 of them every n-gram stands whole in a part. Memory beside the texts: about 50 bytes a byte
     of a piece, 13 MB.
     """
+    assert texts.type == pa.string(), texts.type
     _keep_freed_memory()
     _, offsets, data = texts.buffers()
     if not len(texts):
@@ -179,7 +180,7 @@ def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
         starts = np.repeat(starts, pieces) + MAX_WORD_BYTES * within
         stops = np.minimum(starts + MAX_WORD_BYTES, np.repeat(stops, pieces))
     # A polynomial of the bytes modulo 2^64; prefix sums give every word's, times the power of where it begins.
-    powers, inverses = _powers()
+    powers, inverses = _powers(PIECE_BYTES)
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(lower.astype(np.uint64) * powers[: len(data)], out=sums[1:])
     hashes = (sums[stops] - sums[starts]) * inverses[starts]
@@ -254,10 +255,10 @@ def _characters() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def _powers() -> tuple[np.ndarray, np.ndarray]:
-    """uint64 (PIECE_BYTES + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 (count + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
     base = 0xD1342543DE82EF95
-    both = np.ones((2, PIECE_BYTES + 1), np.uint64)
+    both = np.ones((2, count + 1), np.uint64)
     for powers, factor in zip(both, (base, pow(base, -1, 2**64)), strict=True):
         powers[1:] = np.uint64(factor)
         np.multiply.accumulate(powers, out=powers)

@@ -20,7 +20,7 @@ from data_prep.minhash import band_hashes, choose_bands, low_bytes, signatures
 from data_prep.stages import Output, once, write_batches
 
 RUN_DOCUMENTS = 2**18
-"""Documents of a sorted run; a split of more has several. Signing holds about 1 KB for each: 270 MB."""
+"""Documents of a sorted run; a split of more has several. Signing holds about 1.7 KB for each: 450 MB."""
 _SIGNED_AT_ONCE = 8192
 """Documents whose signatures are made at once; each takes 2.5 KB while they are."""
 
