@@ -62,8 +62,15 @@ def prep(
     runs: Runs = Path("runs"),
     address: Address = None,
     allow_change: Allow = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and how large.")] = False,
 ) -> None:
     """Text to token shards."""
+    if dry_run:
+        from cluster.data_sets import show_forecast
+        from cluster.recipe import load_recipe
+
+        show_forecast(load_recipe(recipe, overrides or []), runs)
+        return
     _run(recipe, overrides, runs, address, allow_change, "prep")
 
 

@@ -6,10 +6,15 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
+from cluster.prep import work_of
 from cluster.progress import progress_line
+from cluster.recipe import Recipe
 from data_prep.files import replacing
+from data_prep.forecast import forecast
+from data_prep.identity import sources_key
 from data_prep.manifest import MANIFEST, read_manifest
 from data_prep.shards import complaint, dataset_files
 from data_prep.statistics import QUANTILES, Statistics, gather
@@ -65,6 +70,34 @@ def show_stats(place: Path, picture: Path, as_json: bool) -> None:
             console.print(table)
         draw(found, picture)
         print(f"picture   {picture}")
+
+
+def show_forecast(recipe: Recipe, runs: Path) -> None:
+    """Print what preparing the recipe's text would do and take; nothing is written.
+
+    Raises:
+        ValueError: a source is missing.
+    """
+    store, standing = runs / ".prepared" / sources_key(recipe.data), runs / recipe.name / "data"
+    found = forecast(recipe.data, recipe.tokenizer, standing if standing.exists() else None, work_of(store))
+    for number, source in enumerate(found.sources):
+        print(
+            f"source {number}  {source.path}: {source.files:,} files, {decimal(source.bytes)}, "
+            f"about {decimal(source.text_bytes)} of text in {source.documents:,} documents"
+        )
+    print(f"splits    {found.splits:,}, of which {found.splits_read:,} are read already")
+    if found.sample_bytes:
+        print(
+            f"tokenizer trained on {decimal(found.sample_bytes)}, which takes about {decimal(found.training_bytes)} "
+            "of memory"
+        )
+    else:
+        print(f"tokenizer {recipe.tokenizer.path}")
+    print(
+        f"disk      about {decimal(found.work_bytes)} for the stages in {work_of(store)}, which may go afterwards, and "
+        f"{decimal(found.data_bytes)} for the data set"
+    )
+    print("done      the data set is there" if found.stands else "done      not yet; leave --dry-run out to begin")
 
 
 def draw(found: Statistics, path: Path) -> None:

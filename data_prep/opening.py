@@ -22,6 +22,8 @@ class OpenedFile:
     def __init__(self, file: InputFile) -> None:
         self._file = file
         self._failure: Exception | None = None
+        self.furthest = 0
+        """Bytes up to the last one that was read."""
         try:
             self._place = open_location(file.path)
         except ReadFailed:
@@ -60,6 +62,7 @@ class OpenedFile:
         if not data:
             self._failure = _changed()
             raise self._failure
+        self.furthest = max(self.furthest, offset + len(data))
         return data
 
     def blocks(self, start: int) -> Iterator[bytes]:

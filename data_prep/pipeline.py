@@ -116,10 +116,10 @@ def prepare(
         return standing
 
     splits = group_into_splits(files)
-    read = run_once("read", read_split, [_read_item(work, parts, data) for parts in splits])
+    read = run_once("read", read_split, [read_item(work, parts, data) for parts in splits])
     if (again := without_broken(splits, read)) != splits:
         splits = again
-        read = run_once("read", read_split, [_read_item(work, parts, data) for parts in splits])
+        read = run_once("read", read_split, [read_item(work, parts, data) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
     used, chosen, chosen_counts = choose(work, read, data, run_once)
@@ -227,7 +227,8 @@ def _made_from(out_dir: Path, inputs_key: str) -> Manifest | None:
     return manifest if manifest.inputs == inputs_key else None
 
 
-def _read_item(work: Path, parts: list[Part], data: DataConfig) -> ReadSplit:
+def read_item(work: Path, parts: list[Part], data: DataConfig) -> ReadSplit:
+    """The first stage's work on the parts of a split, whose files have their identities."""
     settings = [data.clean.model_dump(), data.filters.model_dump()]
     key = stage_key(
         "read", [], unicodedata.unidata_version, [told(part) for part in parts], settings, rules_depend_on(data)

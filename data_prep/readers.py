@@ -42,17 +42,23 @@ def read_part(part: Part) -> Iterator[str | Bad]:
     if file.problem:
         raise UnreadableFileError(file.problem)
     with OpenedFile(file) as opened:
-        if file.format in ("parquet", "arrow"):
-            yield from _read_table(part, opened)
-        elif file.format == "jsonl":
-            yield from _read_jsonl(part, opened)
-        elif file.format == "json":
-            yield from _read_json(part, opened)
-        elif file.documents == "file":
-            yield _read_txt(part, opened)
-        else:
-            yield from _read_texts(part, opened)
+        yield from read_opened(part, opened)
         opened.check_unchanged()
+
+
+def read_opened(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
+    """The same of a file that is open, which may have changed since it was listed."""
+    file = part.file
+    if file.format in ("parquet", "arrow"):
+        yield from _read_table(part, opened)
+    elif file.format == "jsonl":
+        yield from _read_jsonl(part, opened)
+    elif file.format == "json":
+        yield from _read_json(part, opened)
+    elif file.documents == "file":
+        yield _read_txt(part, opened)
+    else:
+        yield from _read_texts(part, opened)
 
 
 def _bytes_of(part: Part, opened: OpenedFile) -> Iterator[bytes]:

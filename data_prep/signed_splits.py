@@ -42,6 +42,11 @@ def bands_of(config: NearDuplicatesConfig) -> int:
     return config.bands or choose_bands(config.threshold, config.permutations)
 
 
+def bytes_of_signed(config: NearDuplicatesConfig) -> int:
+    """Bytes on the disk of a signed document: row, bytes, document, signature, and of each band a hash and a place."""
+    return 4 + 4 + 8 + config.permutations + (8 + 4) * bands_of(config)
+
+
 def sign_split(item: SignSplit) -> Output:
     """Sign a split. Facts: "documents" that have a signature, and "no words": those that have none and are kept."""
     folder = Path(item.folder)
