@@ -16,6 +16,15 @@ from typing import Any
 Result = dict[str, Any]
 
 
+def _import_all(number: int) -> None:
+    """What the work needs; pyarrow brings pandas in with the first array."""
+    import pyarrow as pa
+
+    import data_prep.pipeline
+
+    assert data_prep.pipeline and len(pa.array(["a"])) == 1
+
+
 def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
     """`prepare` as `multihop prep` runs it, with processes in place of Ray's: reading, cleaning, copies, shards."""
     from multiprocessing import get_context
@@ -25,7 +34,8 @@ def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
 
     data = DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.0)
     with get_context("spawn").Pool(workers) as pool:
-        pool.map(len, [()] * workers)  # they have started
+        pool.map(_import_all, range(4 * workers))
+        _import_all(0)
         started = time.perf_counter()
         spread = map_in_process if workers == 1 else pool.imap_unordered
         manifest = prepare(data, TokenizerConfig(path=str(tokenizer / "tokenizer.model")), out, spread)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -84,7 +85,7 @@ def encode_split(item: EncodeSplit) -> Output:
     Train and held-out documents stand in batches of their own. Facts: "batches", a list with split, documents,
     sentences, tokens, text_bytes and bytes of each; "no tokens", how many documents nothing was left of.
     """
-    tokenizer = load(item.model)
+    tokenizer = _load(item.model)
     schema = shard_schema(token_dtype(tokenizer.vocab_size))
     facts: dict[str, Any] = {"batches": [], "no tokens": 0}
 
@@ -130,6 +131,12 @@ def assemble_shard(item: AssembleShard) -> Output:
         return {"bytes": path.stat().st_size}
 
     return once(Path(item.folder) / f"{item.key}.json", Path(item.target), write)
+
+
+@lru_cache(maxsize=1)
+def _load(model: str) -> Tokenizer:
+    """Kept from split to split, with the words that it has met."""
+    return load(model)
 
 
 def _encode(
