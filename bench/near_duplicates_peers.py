@@ -31,11 +31,11 @@ def ours(texts: list[str], folder: Path) -> Measured:
     import pyarrow as pa
 
     from data_prep.config import NearDuplicatesConfig
-    from data_prep.dedup import content_hash
+    from data_prep.content import content_hash
     from data_prep.documents import SCHEMA
-    from data_prep.minhash import signatures
-    from data_prep.near_duplicates import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
-    from data_prep.signed_splits import SignSplit, bands_of, sign_split
+    from data_prep.duplicates.minhash import signatures
+    from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
+    from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
     from data_prep.stages import write_batches
 
     config = NearDuplicatesConfig(shingle_words=SHINGLE_WORDS, permutations=PERMUTATIONS, threshold=THRESHOLD)

@@ -76,12 +76,12 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path:
     """FOLDER/tokenizer.model and FOLDER/tokenizer.json of the same pieces."""
-    from data_prep.clean import clean
     from data_prep.config import TokenizerConfig
-    from data_prep.huggingface_tokenizer import build_tokenizer
-    from data_prep.sentences import split_sentences
-    from data_prep.tokenizer import describe
-    from data_prep.tokenizer_training import train
+    from data_prep.rules.clean import clean
+    from data_prep.rules.sentences import split_sentences
+    from data_prep.tokenizers.huggingface import build_tokenizer
+    from data_prep.tokenizers.tokenizer import describe
+    from data_prep.tokenizers.training import train
 
     sentences, size = [], 0
     for text in read_texts(texts):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from data_prep.failures import ReadFailed
+from data_prep.reading.failures import ReadFailed
 
 app = typer.Typer(
     help="Pretrain language models on your own text, and see which run is better.",

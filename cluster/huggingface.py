@@ -14,7 +14,7 @@ import torch
 from cluster.checkpoints import checkpoints_at
 from data_prep import manifest as data_manifest
 from data_prep.files import sha256_file
-from data_prep.huggingface_tokenizer import export_tokenizer
+from data_prep.tokenizers.huggingface import export_tokenizer
 from pretrain.checkpoint import MANIFEST, CheckpointManifest, folder_of_step, newest_good, read_manifest
 from pretrain.checkpoint_writer import CheckpointWriter
 from pretrain.config import ModelConfig

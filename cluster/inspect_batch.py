@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.recipe import Recipe, validate_recipe
-from data_prep import tokenizer
 from data_prep.identity import settings_of, sources_key
 from data_prep.manifest import MANIFEST, TokenizerInfo, read_manifest
 from data_prep.shards import open_dataset
+from data_prep.tokenizers import tokenizer
 from pretrain.batches import BatchMaker
 from pretrain.changes import differences
 from pretrain.objectives import objective_of

@@ -19,9 +19,9 @@ from cluster.tracking import is_behind, open_run
 from data_prep.identity import sources_key
 from data_prep.manifest import Manifest
 from data_prep.pipeline import already_prepared
+from data_prep.reading.sources import list_files
 from data_prep.rows import read_rows
-from data_prep.sources import list_files
-from data_prep.tokenizer_files import check_objective
+from data_prep.tokenizers.existing import check_objective
 from eval.tasks import check_tasks
 from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 
 from data_prep.manifest import SetAside
-from data_prep.sources import Part
+from data_prep.reading.sources import Part
 from data_prep.stages import Output
 
 NAMED_PER_FILE = 20

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig
-from data_prep.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
-from data_prep.decontaminate import (
+from data_prep.documents import Kept
+from data_prep.duplicates.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
+from data_prep.duplicates.decontaminate import (
     DecontaminateSplit,
     EvaluationNgrams,
     FindCommon,
@@ -27,9 +28,7 @@ from data_prep.decontaminate import (
     find_common,
     find_overlaps,
 )
-from data_prep.documents import Kept
-from data_prep.files import sha256_file
-from data_prep.near_duplicates import (
+from data_prep.duplicates.near import (
     CandidatePairs,
     FindClusters,
     candidate_pairs,
@@ -37,7 +36,8 @@ from data_prep.near_duplicates import (
     dropped_rows,
     find_clusters,
 )
-from data_prep.signed_splits import SignSplit, bands_of, sign_split
+from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
+from data_prep.files import sha256_file
 from data_prep.stages import Output, stage_key
 
 RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]

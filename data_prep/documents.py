@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import clean
 from data_prep.config import CleanConfig, FilterConfig
-from data_prep.dedup import content_hash
-from data_prep.failures import UnreadableFileError
-from data_prep.filters import Dropped, make_filter
-from data_prep.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
-from data_prep.sources import Part
+from data_prep.content import content_hash
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
+from data_prep.reading.sources import Part
+from data_prep.rules.clean import clean
+from data_prep.rules.filters import Dropped, make_filter
 from data_prep.stages import Output, once, read_batch, read_batches, read_entry, write_batches
 
 BATCH_BYTES = 4 * 2**20

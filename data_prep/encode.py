@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.config import TokenizerConfig
-from data_prep.dedup import held_out
+from data_prep.content import held_out
 from data_prep.documents import Kept, read_documents
+from data_prep.rules.sentences import split_sentences
 from data_prep.sample import texts_of
-from data_prep.sentences import split_sentences
 from data_prep.shards import shard_schema, token_dtype, write_shard
 from data_prep.stages import Output, once, write_batches
-from data_prep.tokenizer import Tokenizer, load
-from data_prep.tokenizer_files import adopt
-from data_prep.tokenizer_training import train
+from data_prep.tokenizers.existing import adopt
+from data_prep.tokenizers.tokenizer import Tokenizer, load
+from data_prep.tokenizers.training import train
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep import inputs
 from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.failures import UnreadableFileError
-from data_prep.opening import OpenedFile
+from data_prep.duplicates.signed_splits import bytes_of_signed
 from data_prep.pipeline import already_prepared, read_item
-from data_prep.readers import Bad, read_opened
+from data_prep.reading import inputs
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.opening import OpenedFile
+from data_prep.reading.readers import Bad, read_opened
+from data_prep.reading.sources import InputFile, Part, group_into_splits, list_files
 from data_prep.shards import token_dtype
-from data_prep.signed_splits import bytes_of_signed
-from data_prep.sources import InputFile, Part, group_into_splits, list_files
-from data_prep.tokenizer_training import training_memory
+from data_prep.tokenizers.training import training_memory
 
 _LOOKED_AT = 8 * 2**20
 """Bytes of text that are read of each source."""

@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any
 
-from data_prep import clean, filters
 from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.decontaminate import evaluation_sets
+from data_prep.duplicates.decontaminate import evaluation_sets
 from data_prep.files import sha256_file, sha256_json
-from data_prep.sources import InputFile
-from data_prep.tokenizer_files import adopt
+from data_prep.reading.sources import InputFile
+from data_prep.rules import clean, filters
+from data_prep.tokenizers.existing import adopt
 
 
 def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:

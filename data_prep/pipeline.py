@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep import inputs, tokenizer
 from data_prep.accounts import account, without_broken
 from data_prep.choose import choose, kept_key
 from data_prep.config import DataConfig, TokenizerConfig
@@ -45,11 +44,13 @@ from data_prep.manifest import (
     read_manifest,
     write_manifest,
 )
+from data_prep.reading import inputs
+from data_prep.reading.sources import InputFile, Part, group_into_splits, list_files, told
 from data_prep.sample import DrawSample, FindCandidates, draw_sample, find_candidates, largest_id, merge
 from data_prep.shard_plan import plan_shards, shard_entry, shard_items, totals
 from data_prep.shards import complaint, count_tokens, dataset_files, token_dtype
-from data_prep.sources import InputFile, Part, group_into_splits, list_files, told
 from data_prep.stages import Output, stage_key
+from data_prep.tokenizers import tokenizer
 
 MapSplits = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Runs a pure, picklable function on every item, anywhere, and yields the results in any order."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.dedup import held_out
+from data_prep.content import held_out
 from data_prep.documents import SCHEMA, Kept, read_hashes, read_rows
 from data_prep.stages import Output, once, read_batches, write_batches
 

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizers.tokenizer import Tokenizer
 from eval.tasks import Example, Kind
 from pretrain.keyed import key_of
 

@@ -171,7 +171,7 @@ def _identity(trial: Trial, task: Task) -> Row:
 
 
 def _finetuned(trial: Trial, task: Task, config: EvalConfig) -> Row:
-    from data_prep.tokenizer import load
+    from data_prep.tokenizers.tokenizer import load
     from eval.encode import encode
     from eval.finetune import finetune
     from eval.heads import TaskModel

@@ -17,7 +17,7 @@ from typing import Protocol
 from pyarrow import fs, py_buffer
 
 from data_prep.files import replacing
-from data_prep.locations import s3_filesystem
+from data_prep.reading.locations import s3_filesystem
 
 Bytes = bytes | memoryview
 

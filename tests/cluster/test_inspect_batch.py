@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.recipe import load_recipe
-from data_prep import tokenizer
 from data_prep.identity import sources_key
 from data_prep.manifest import TOKENIZER
 from data_prep.pipeline import prepare
 from data_prep.shards import open_dataset
+from data_prep.tokenizers import tokenizer
 from pretrain.batches import BatchMaker
 from pretrain.config import ObjectiveConfig
 from pretrain.presets import OBJECTIVES as FAMILY_OBJECTIVES

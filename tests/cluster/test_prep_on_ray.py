@@ -75,7 +75,7 @@ def test_mistakes_and_a_full_disk_are_told_as_they_are():
 
 
 def test_ray_prepares_the_same_bytes_as_one_process(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.group_into_splits.__defaults__", (5_000,))
+    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
     told = []
     folder, manifest = prepare_on_ray(data, TOKENIZER, tmp_path / "ray", lambda *step: told.append(step))
     assert prepare(data, TOKENIZER, tmp_path / "here") == manifest

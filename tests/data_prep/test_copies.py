@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
 from data_prep.documents import SCHEMA, Kept
+from data_prep.duplicates.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
 from data_prep.sample import FindCandidates, find_candidates, largest_id, merge
 from data_prep.stages import write_batches
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dedup import content_hash, first_copies, held_out
+from data_prep.content import content_hash, first_copies, held_out
 
 WORDS = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1), max_size=60)
 

@@ -11,7 +11,9 @@ import pytest
 from read_splits import write_read_split
 
 from data_prep.config import DecontaminateConfig
-from data_prep.decontaminate import (
+from data_prep.content import content_hash
+from data_prep.documents import SCHEMA, read_documents
+from data_prep.duplicates.decontaminate import (
     DecontaminateSplit,
     EvaluationNgrams,
     FindCommon,
@@ -24,8 +26,6 @@ from data_prep.decontaminate import (
     find_common,
     find_overlaps,
 )
-from data_prep.dedup import content_hash
-from data_prep.documents import SCHEMA, read_documents
 from data_prep.stages import Output
 
 NO_ROWS = np.empty(0, np.int64)

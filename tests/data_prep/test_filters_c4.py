@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import c4
-from data_prep.clean import clean
 from data_prep.config import C4
-from data_prep.rules import Document
+from data_prep.rules import c4
+from data_prep.rules.clean import clean
+from data_prep.rules.rule import Document
 
 OFF = C4(
     citations=False,

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from data_prep import sources, tokenizer
 from data_prep.config import Source, TokenizerConfig
-from data_prep.huggingface_tokenizer import build_tokenizer, export_tokenizer
-from data_prep.readers import Bad, read_part
-from data_prep.sentences import split_sentences
-from data_prep.tokenizer_files import adopt
-from data_prep.tokenizer_training import train
+from data_prep.reading import sources
+from data_prep.reading.readers import Bad, read_part
+from data_prep.rules.sentences import split_sentences
+from data_prep.tokenizers import tokenizer
+from data_prep.tokenizers.existing import adopt
+from data_prep.tokenizers.huggingface import build_tokenizer, export_tokenizer
+from data_prep.tokenizers.training import train
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"

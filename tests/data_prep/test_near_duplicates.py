@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_splits import write_read_split
 
-from data_prep import near_duplicates, signed_splits
 from data_prep.config import NearDuplicatesConfig
-from data_prep.dedup import content_hash
-from data_prep.minhash import accepted_probability, candidate_probability
-from data_prep.near_duplicates import (
+from data_prep.content import content_hash
+from data_prep.duplicates import near as near_duplicates
+from data_prep.duplicates import signed_splits
+from data_prep.duplicates.minhash import accepted_probability, candidate_probability
+from data_prep.duplicates.near import (
     CandidatePairs,
     FindClusters,
     candidate_pairs,
@@ -28,7 +29,7 @@ from data_prep.near_duplicates import (
     dropped_rows,
     find_clusters,
 )
-from data_prep.signed_splits import SignSplit, bands_of, rows_left, sign_split
+from data_prep.duplicates.signed_splits import SignSplit, bands_of, rows_left, sign_split
 from data_prep.stages import Output
 
 NO_ROWS = np.empty(0, np.int64)

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep import minhash, shingles
-from data_prep.minhash import (
+from data_prep.duplicates import minhash, shingles
+from data_prep.duplicates.minhash import (
     accepted_probability,
     band_hashes,
     candidate_probability,

@@ -5,16 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import encode, pipeline, shard_plan, tokenizer
-from data_prep.clean import clean
+from data_prep import encode, pipeline, shard_plan
 from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dedup import content_hash
+from data_prep.content import content_hash
 from data_prep.identity import sources_key
 from data_prep.manifest import read_manifest
 from data_prep.pipeline import already_prepared, identify, map_in_process, prepare
-from data_prep.sentences import split_sentences
+from data_prep.rules.clean import clean
+from data_prep.rules.sentences import split_sentences
 from data_prep.shards import Documents, open_dataset, verify_dataset
-from data_prep.tokenizer_training import train
+from data_prep.tokenizers import tokenizer
+from data_prep.tokenizers.training import train
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -84,7 +85,7 @@ def test_sentence_ends_climb_to_the_length_and_tokens_are_views(tmp_path, data, 
 
 
 def test_the_order_of_the_work_changes_no_byte(tmp_path, data, tok, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.group_into_splits.__defaults__", (3_000,))
+    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
 
     def shuffled(seed):
         def run(function, items):
@@ -113,7 +114,7 @@ def test_what_is_done_is_not_done_again(tmp_path, data, tok):
 
 
 def test_only_what_hangs_on_a_changed_file_is_done_again(tmp_path, data, tok, corpus, document, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.group_into_splits.__defaults__", (3_000,))
+    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
     old = prepare(data, tok, tmp_path / "out")
     read = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/work/read").iterdir()}
     (corpus / "b.jsonl").write_text(json.dumps({"text": document(999)}) + "\n")

@@ -210,7 +210,7 @@ def test_bad_files_and_documents_are_set_aside_named_and_counted(tmp_path, data,
 
 
 def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
-    monkeypatch.setattr("data_prep.sources.group_into_splits.__defaults__", (500,))
+    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (500,))
     lines = (corpus / "b.jsonl").read_text().splitlines()
     bad = list(range(5, 65, 2))
     for place in bad:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep.config import C4, DataConfig, DecontaminateConfig, FilterConfig, NearDuplicatesConfig, Source
-from data_prep.dedup import content_hash
+from data_prep.content import content_hash
 from data_prep.pipeline import already_prepared, prepare
 from data_prep.shards import open_dataset
 

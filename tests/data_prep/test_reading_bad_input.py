@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import inputs
 from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.failures import UnreadableFileError
 from data_prep.manifest import Manifest
 from data_prep.pipeline import already_prepared, prepare
-from data_prep.readers import MAX_DOCUMENT_BYTES, Bad, read_part
+from data_prep.reading import inputs
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import MAX_DOCUMENT_BYTES, Bad, read_part
+from data_prep.reading.sources import InputFile, Part, list_files
 from data_prep.shards import open_dataset
-from data_prep.sources import InputFile, Part, list_files
 
 
 def zstd(data: bytes) -> bytes:
@@ -106,10 +106,10 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
 def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("data_prep.reading.sources.LEAST_SPLIT", 4_000)
     table = pa.table({"text": [document(number) for number in range(1_000, 1_200)]})
     pq.write_table(table, corpus / "c.parquet", row_group_size=20, compression="none", use_dictionary=False)
-    monkeypatch.setattr("data_prep.sources._SPLITS", 10**6)
+    monkeypatch.setattr("data_prep.reading.sources._SPLITS", 10**6)
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
     assert prepare(data, tok, tmp_path / "whole").counts["read"] == {"kept": 320}
     damaged = bytearray((corpus / "c.parquet").read_bytes())
@@ -139,9 +139,9 @@ DAMAGES = """
 import random, sys
 from pathlib import Path
 from data_prep.config import Source
-from data_prep.failures import UnreadableFileError
-from data_prep.readers import read_part
-from data_prep.sources import Part, list_files
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import read_part
+from data_prep.reading.sources import Part, list_files
 
 path, rng, broken = Path(sys.argv[1]), random.Random(0), 0
 good = path.read_bytes()
@@ -288,11 +288,11 @@ def test_what_may_not_be_read_is_set_aside_until_it_may(readable: Path) -> None:
     (readable / "closed").chmod(0)
     program = """
 import os, sys
-from data_prep import inputs
+from data_prep.reading import inputs
 from data_prep.config import Source
-from data_prep.failures import UnreadableFileError
-from data_prep.readers import read_part
-from data_prep.sources import group_into_splits, list_files
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import read_part
+from data_prep.reading.sources import group_into_splits, list_files
 if os.geteuid() == 0:  # root may read everything
     "".encode("utf-8-sig")  # the codec is imported by who may
     os.setgroups([])
@@ -403,7 +403,7 @@ def test_what_was_set_aside_for_now_is_read_the_next_time(
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
 
     def prepared(hashed: Callable[[list[InputFile]], dict[str, str]]) -> Manifest:
-        monkeypatch.setattr("data_prep.inputs.hash_files", hashed)
+        monkeypatch.setattr("data_prep.reading.inputs.hash_files", hashed)
         return prepare(data, tok, tmp_path / "out")
 
     whole, text, hash_files = corpus / "a.jsonl", (corpus / "a.jsonl").read_text(), inputs.hash_files

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import readers
 from data_prep.config import Source
-from data_prep.failures import UnreadableFileError
-from data_prep.lines import blocks, lines
-from data_prep.readers import Bad, read_part
-from data_prep.sources import LEAST_SPLIT, MOST_SPLIT, InputFile, group_into_splits, list_files, split_bytes_of
+from data_prep.reading import readers
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.lines import blocks, lines
+from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.sources import LEAST_SPLIT, MOST_SPLIT, InputFile, group_into_splits, list_files, split_bytes_of
 
 
 def read(path: Path, split_bytes: int | None = None, **source: Any) -> list[str | Bad]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import readers
 from data_prep.config import Source
-from data_prep.readers import Bad, UnreadableFileError, read_part
-from data_prep.sources import InputFile, Part, group_into_splits, list_files
+from data_prep.reading import readers
+from data_prep.reading.readers import Bad, UnreadableFileError, read_part
+from data_prep.reading.sources import InputFile, Part, group_into_splits, list_files
 
 ROWS = [{"text": "one"}, {"text": "zwei €"}, {"text": "three"}]
 TEXTS = [row["text"] for row in ROWS]

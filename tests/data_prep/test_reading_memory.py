@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 READ = """
 import sys
 from data_prep.config import Source
-from data_prep.failures import UnreadableFileError
-from data_prep.readers import Bad, read_part
-from data_prep.sources import group_into_splits, list_files
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.sources import group_into_splits, list_files
 import pyarrow.parquet
 
 def peak():  # getrusage's begins with that of the process that started this one

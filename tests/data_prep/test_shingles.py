@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import shingles
-from data_prep.shingles import MAX_WORD_BYTES, ngrams, read_words
+from data_prep.duplicates import shingles
+from data_prep.duplicates.shingles import MAX_WORD_BYTES, ngrams, read_words
 
 NO_BLANKS = ["THAI", "LAO", "MYANMAR", "KHMER", "CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "HIRAGANA", "KATAKANA"]
 ALPHABET = (

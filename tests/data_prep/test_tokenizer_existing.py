@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from reference_tokenizers import bert_ids, gpt2_ids, gpt2_letters
 
-from data_prep import sources
-from data_prep.clean import clean
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.manifest import word_start_flags
 from data_prep.pipeline import already_prepared, prepare
-from data_prep.readers import Bad, read_part
-from data_prep.sentences import split_sentences
+from data_prep.reading import sources
+from data_prep.reading.readers import Bad, read_part
+from data_prep.rules.clean import clean
+from data_prep.rules.sentences import split_sentences
 from data_prep.shards import open_dataset, verify_dataset
-from data_prep.tokenizer import Tokenizer, describe, load, parse
-from data_prep.tokenizer_files import adopt, check_objective
-from data_prep.tokenizer_training import train
+from data_prep.tokenizers.existing import adopt, check_objective
+from data_prep.tokenizers.tokenizer import Tokenizer, describe, load, parse
+from data_prep.tokenizers.training import train
 
 BERT_PIECES = [
     *["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "!", "'", "(", ")", ",", ".", "-", "[", "]", "#", "1"],

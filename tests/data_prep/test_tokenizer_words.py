@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, SentencePieceTrainer
 
-from data_prep import sources, word_table
 from data_prep.config import Source, TokenizerConfig
-from data_prep.readers import Bad, read_part
-from data_prep.sentencepiece_tokenizer import SCORE_STEP, SentencePiece, is_exact
-from data_prep.sentences import split_sentences
-from data_prep.tokenizer_training import train
+from data_prep.reading import sources
+from data_prep.reading.readers import Bad, read_part
+from data_prep.rules.sentences import split_sentences
+from data_prep.tokenizers import word_table
+from data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
+from data_prep.tokenizers.training import train
 
 KINDS = ["unigram", "bpe"]
 ODD = ["naïve", "日本語", "-----", "...", "aaaa", "3.14", "(x)", "don't", "É", "🙂", "ガ", "Ж", "ﷺ"]
@@ -201,7 +202,7 @@ def test_words_are_forgotten_when_they_are_many(
 
 
 def test_rounded_scores_are_close(document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep import tokenizer_training
+    from data_prep.tokenizers import training as tokenizer_training
 
     texts, config = [document(n) for n in range(200)], TokenizerConfig(vocab_size=200, threads=1)
     rounded = SentencePieceProcessor(model_proto=train(texts, config))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import word_cache, word_table
-from data_prep.word_cache import WordCache
-from data_prep.word_table import WordTable
+from data_prep.tokenizers import word_cache, word_table
+from data_prep.tokenizers.word_cache import WordCache
+from data_prep.tokenizers.word_table import WordTable
 
 
 def spell(words: list[str]) -> Iterable[list[int]]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reference_tokenizers import gpt2_letters
 
 from data_prep.shards import open_dataset
-from data_prep.tokenizer import Tokenizer, load, parse
-from data_prep.tokenizer_json import byte_bpe_json
+from data_prep.tokenizers.tokenizer import Tokenizer, load, parse
+from data_prep.tokenizers.tokenizer_json import byte_bpe_json
 from eval.encode import batches, encode
 from eval.tasks import Example
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_prep.shards import open_dataset
-from data_prep.tokenizer import load
+from data_prep.tokenizers.tokenizer import load
 from eval.config import EvalConfig
 from eval.encode import Encoded, encode
 from eval.finetune import FineTuned, NonFiniteLossError, TargetScale, finetune, predict, rate, score_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_prep.dedup import content_hash
+from data_prep.content import content_hash
 from data_prep.documents import SCHEMA
 from data_prep.stages import write_batches
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.dedup import first_copies
+from data_prep.content import first_copies
 from data_prep.documents import read_hashes
 from data_prep.stages import Output, once, write_batches
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from data_prep.compression import pieces
-from data_prep.failures import UnreadableFileError
-from data_prep.lines import blocks, lines
-from data_prep.opening import OpenedFile
-from data_prep.sources import Part
+from data_prep.reading.compression import pieces
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.lines import blocks, lines
+from data_prep.reading.opening import OpenedFile
+from data_prep.reading.sources import Part
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 MAX_JSON_BYTES = 256 * 2**20
@@ -168,7 +168,7 @@ def _text(value: Any, field: str, place: int) -> str | Bad:
 
 def _read_table(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
     # pyarrow's readers of tables are imported where there are some: it takes longer than a small preparation.
-    from data_prep.tables import arrow_values, parquet_values
+    from data_prep.reading.tables import arrow_values, parquet_values
 
     values = parquet_values if part.file.format == "parquet" else arrow_values
     for place, value in enumerate(values(part, opened), start=1):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from data_prep.failures import ReadFailed, UnreadableFileError
-from data_prep.inputs import UNREADABLE, has_changed
-from data_prep.locations import block_bytes, is_remote, open_location, refused
-from data_prep.sources import InputFile
+from data_prep.reading.failures import ReadFailed, UnreadableFileError
+from data_prep.reading.inputs import UNREADABLE, has_changed
+from data_prep.reading.locations import block_bytes, is_remote, open_location, refused
+from data_prep.reading.sources import InputFile
 
 
 class OpenedFile:

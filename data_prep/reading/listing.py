@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from data_prep import http
-from data_prep.failures import ReadFailed
-from data_prep.http import is_http
-from data_prep.locations import filesystem_of, is_remote, reason_of
+from data_prep.reading import http
+from data_prep.reading.failures import ReadFailed
+from data_prep.reading.http import is_http
+from data_prep.reading.locations import filesystem_of, is_remote, reason_of
 
 _MAGIC = re.compile(r"[*?[]")
 _Seen = tuple[tuple[int, int], ...]

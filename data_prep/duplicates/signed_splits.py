@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from data_prep.config import NearDuplicatesConfig
 from data_prep.documents import read_documents
-from data_prep.minhash import band_hashes, choose_bands, low_bytes, signatures
+from data_prep.duplicates.minhash import band_hashes, choose_bands, low_bytes, signatures
 from data_prep.stages import Output, once, write_batches
 
 RUN_DOCUMENTS = 2**18

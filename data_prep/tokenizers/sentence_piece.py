@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece as spm
 
-from data_prep.sentences import LANGUAGE, split_sentences
-from data_prep.word_cache import Ids, Lengths, flat
-from data_prep.word_table import WordTable
+from data_prep.rules.sentences import LANGUAGE, split_sentences
+from data_prep.tokenizers.word_cache import Ids, Lengths, flat
+from data_prep.tokenizers.word_table import WordTable
 
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()

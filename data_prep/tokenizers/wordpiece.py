@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from data_prep.sentences import LANGUAGE, split_sentences
-from data_prep.word_cache import Ids, Lengths
-from data_prep.word_table import WordTable
+from data_prep.rules.sentences import LANGUAGE, split_sentences
+from data_prep.tokenizers.word_cache import Ids, Lengths
+from data_prep.tokenizers.word_table import WordTable
 
 CONTINUES = "##"
 UNKNOWN = "[UNK]"

@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from typing import Any
 
-from data_prep.byte_bpe import LETTERS, ByteBPE
-from data_prep.special_pieces import find_special
-from data_prep.wordpiece import CONTINUES, MAX_WORD_CHARS, UNKNOWN, WordPiece
+from data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
+from data_prep.tokenizers.special_pieces import find_special
+from data_prep.tokenizers.wordpiece import CONTINUES, MAX_WORD_CHARS, UNKNOWN, WordPiece
 
 _WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUES}
 _BERT_NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}

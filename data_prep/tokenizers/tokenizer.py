@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from data_prep.manifest import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
-from data_prep.sentences import LANGUAGE
-from data_prep.special_pieces import find_special
-from data_prep.word_cache import Ids, Lengths
+from data_prep.rules.sentences import LANGUAGE
+from data_prep.tokenizers.special_pieces import find_special
+from data_prep.tokenizers.word_cache import Ids, Lengths
 
 
 class Tokenizer(Protocol):
@@ -57,10 +57,10 @@ def parse(content: bytes) -> Tokenizer:
     Raises RuntimeError or ValueError when they are neither.
     """
     if content.startswith(b"{"):
-        from data_prep.tokenizer_json import parse_json
+        from data_prep.tokenizers.tokenizer_json import parse_json
 
         return parse_json(content)
-    from data_prep.sentencepiece_tokenizer import SentencePiece
+    from data_prep.tokenizers.sentence_piece import SentencePiece
 
     return SentencePiece(content)
 

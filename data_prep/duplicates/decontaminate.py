@@ -6,7 +6,7 @@
     decontaminate_split    what is left of the documents that have others                a split
 
 Documents that `contaminated_rows` names are dropped; what `decontaminate_split` leaves of them are documents of their
-own, in a file like that of a read split. An n-gram is one of words as `data_prep.shingles` finds them: case,
+own, in a file like that of a read split. An n-gram is one of words as `data_prep.duplicates.shingles` finds them: case,
 punctuation and line ends make no difference.
 """
 
@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.config import DecontaminateConfig
-from data_prep.dedup import content_hash
+from data_prep.content import content_hash
 from data_prep.documents import SCHEMA, read_documents
-from data_prep.shingles import ngrams, read_words
-from data_prep.signed_splits import rows_left
+from data_prep.duplicates.shingles import ngrams, read_words
+from data_prep.duplicates.signed_splits import rows_left
 from data_prep.stages import Output, once, read_batches, write_batches
 
 MIN_WORDS = 8

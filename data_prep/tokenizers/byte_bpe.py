@@ -13,8 +13,8 @@ from functools import cache
 from itertools import groupby, pairwise
 from typing import Literal
 
-from data_prep.sentences import LANGUAGE, split_sentences
-from data_prep.word_cache import Ids, Lengths, WordCache
+from data_prep.rules.sentences import LANGUAGE, split_sentences
+from data_prep.tokenizers.word_cache import Ids, Lengths, WordCache
 
 # Unicode's property White_Space; Python's \s has four control characters more.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"

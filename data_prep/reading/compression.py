@@ -8,8 +8,8 @@ import io
 import lzma
 from collections.abc import Iterator
 
-from data_prep.failures import UnreadableFileError
-from data_prep.opening import OpenedFile
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.opening import OpenedFile
 
 PIECE = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data_prep.failures import ReadFailed
 from data_prep.files import canonical_json, write_atomically
-from data_prep.locations import block_bytes, is_remote, open_location, version_of
-from data_prep.sources import InputFile, group_into_splits, printable
+from data_prep.reading.failures import ReadFailed
+from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
+from data_prep.reading.sources import InputFile, group_into_splits, printable
 
 UNREADABLE = "unreadable"
 """Stands for the identity of a file that cannot be opened."""

@@ -7,8 +7,8 @@ tokenizer.json, which holds all that decides the pieces.
 import json
 from pathlib import Path
 
-from data_prep.tokenizer import describe
-from data_prep.tokenizer_json import byte_bpe_json, wordpiece_json
+from data_prep.tokenizers.tokenizer import describe
+from data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
 _FORMS = (
     "a SentencePiece .model, a BERT vocab.txt, a folder with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
@@ -16,7 +16,7 @@ _FORMS = (
 
 
 def adopt(path: str | Path, lowercase: bool = True) -> bytes:
-    """The tokenizer at `path` as the bytes that `data_prep.tokenizer.parse` reads; the same files, the same bytes.
+    """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files, the same bytes.
 
     Args:
         path: a .model, a vocab.txt (or another .txt with a piece a line), a tokenizer.json, a folder with vocab.json

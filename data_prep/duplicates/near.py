@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.minhash import similarity
-from data_prep.signed_splits import RUN_DOCUMENTS, Signed, column_of
+from data_prep.duplicates.minhash import similarity
+from data_prep.duplicates.signed_splits import RUN_DOCUMENTS, Signed, column_of
 from data_prep.stages import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23

@@ -9,9 +9,9 @@ import numpy as np
 import sentencepiece as spm
 
 from data_prep.config import TokenizerConfig
-from data_prep.memory import available_memory
-from data_prep.sentencepiece_tokenizer import SCORE_STEP
-from data_prep.special_pieces import TRAINED
+from data_prep.tokenizers.memory import available_memory
+from data_prep.tokenizers.sentence_piece import SCORE_STEP
+from data_prep.tokenizers.special_pieces import TRAINED
 
 # The trainer drops longer sentences without a word; text without stops has such, so they are cut.
 _MAX_SENTENCE_CHARS = 2**14

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.word_cache import MAX_BYTES, Ids, Lengths, Pieces
+from data_prep.tokenizers.word_cache import MAX_BYTES, Ids, Lengths, Pieces
 
 UInt64 = NDArray[np.uint64]
 

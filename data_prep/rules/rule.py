@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
-from data_prep.languages import identify
-from data_prep.repetition import RepeatedNgrams
+from data_prep.rules.languages import identify
+from data_prep.rules.repetition import RepeatedNgrams
 
 MOST = 1_000_000
 """So many words, lines and paragraphs are looked at, which bounds the memory; Gopher drops longer documents."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.config import Source
-from data_prep.http import is_http
-from data_prep.listing import Entry, find
-from data_prep.locations import is_remote
+from data_prep.reading.http import is_http
+from data_prep.reading.listing import Entry, find
+from data_prep.reading.locations import is_remote
 
 FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 PACKINGS = ("gz", "zst", "bz2", "xz")

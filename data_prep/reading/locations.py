@@ -13,8 +13,8 @@ from typing import Protocol
 
 from pyarrow import fs
 
-from data_prep.failures import ReadFailed
-from data_prep.http import HttpFile, describe, is_http
+from data_prep.reading.failures import ReadFailed
+from data_prep.reading.http import HttpFile, describe, is_http
 
 _ATTEMPTS = 8
 """How often a request is made before its failure counts; the waits between grow to 20 s."""

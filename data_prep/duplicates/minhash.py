@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from data_prep.shingles import mix, ngrams, read_words
+from data_prep.duplicates.shingles import mix, ngrams, read_words
 
 RECALL = 0.98
 """With what probability a pair at the threshold is to be a candidate."""
@@ -30,8 +30,8 @@ _FEW_ROUNDS = 8
 def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> tuple[np.ndarray, np.ndarray]:
     """uint32 (documents, permutations), and bool (documents,): false for those without a word, whose row means nothing.
 
-    A document's shingles are its runs of `shingle_words` words as a set (`data_prep.shingles`); a row depends on that
-    set alone. Memory: 20 MB, and 20 bytes a permutation and document.
+    A document's shingles are its runs of `shingle_words` words as a set (see shingles.py); a row depends on that set
+    alone. Memory: 20 MB, and 20 bytes a permutation and document.
     """
     sketch = np.full((len(texts), permutations), _EMPTY)
     later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]

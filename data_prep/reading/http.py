@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
 
-from data_prep.failures import ReadFailed
+from data_prep.reading.failures import ReadFailed
 
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 20.0

@@ -1,6 +1,6 @@
 """Gopher's filters: Rae et al. 2021 (arXiv:2112.11446), section A.1.1 and table A1.
 
-A word is what stands between white space. Texts are cleaned (`data_prep.clean`): lines end with "\\n", paragraphs with
+A word is what stands between white space. Texts are cleaned (clean.py): lines end with "\\n", paragraphs with
 an empty line; blank lines are none.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 from operator import gt, lt
 
 from data_prep.config import GopherQuality, GopherRepetition
-from data_prep.rules import ELLIPSES, Document, Rule
+from data_prep.rules.rule import ELLIPSES, Document, Rule
 
 _BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 

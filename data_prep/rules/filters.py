@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from data_prep import c4, gopher, languages
 from data_prep.config import FilterConfig, LanguageFilter
-from data_prep.rules import Document, Rule
+from data_prep.rules import c4, gopher, languages
+from data_prep.rules.rule import Document, Rule
 
 
 @dataclass(frozen=True)

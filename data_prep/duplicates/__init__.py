@@ -1,0 +1,1 @@
+"""What documents share with each other, and with evaluation texts."""

@@ -1,0 +1,1 @@
+"""Documents out of files of many kinds in many places."""
