@@ -14,7 +14,7 @@ from data_prep.reading.sources import InputFile, Part, group_into_splits, list_f
 from data_prep.shards import token_dtype
 from data_prep.tokenizers.training import training_memory
 
-_LOOKED_AT = 8 * 2**20
+_LOOKED_AT = 32 * 2**20
 """Bytes of text that are read of each source."""
 _BYTES_A_TOKEN = 4.0
 """English has 4 to 5 bytes a piece with 8,000 to 32,000 pieces."""
