@@ -67,7 +67,7 @@ def ranks_of(torchrun: Torchrun) -> list[psutil.Process]:
         children = psutil.Process(torchrun.pid).children()
     except psutil.NoSuchProcess:
         return []
-    return sorted((child for child in children if _is_rank(child)), key=lambda child: child.pid)
+    return sorted((child for child in children if run_of_rank(child)), key=lambda child: child.pid)
 
 
 def kill(torchrun: Torchrun) -> None:
@@ -126,8 +126,10 @@ def log_of(run_dir: Path, rank: int = 0) -> str:
     return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
 
-def _is_rank(process: psutil.Process) -> bool:
+def run_of_rank(process: psutil.Process) -> str:
+    """The run directory that a rank's process was started with; empty for every other process."""
     try:
-        return "pretrain.worker" in process.cmdline()
+        command = process.cmdline()
     except psutil.NoSuchProcess:
-        return False
+        return ""
+    return command[-1] if "pretrain.worker" in command else ""

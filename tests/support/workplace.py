@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import yaml
+from runs import run_of_rank
 
 Command = subprocess.Popen[str]
 ROOT = Path(__file__).parents[2]
@@ -75,15 +76,7 @@ def wait_for(condition: Callable[[], Any], workplace: Path, command: Command) ->
 
 def ranks_of(run: Path) -> list[psutil.Process]:
     """The training processes of a run on this machine, without their data workers, in the order of their start."""
-
-    def is_rank(process: psutil.Process) -> bool:
-        try:
-            command = process.cmdline()
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            return False
-        return "pretrain.worker" in command and str(run) in command[-1]
-
-    found = [process for process in psutil.process_iter() if is_rank(process)]
+    found = [process for process in psutil.process_iter() if str(run) in run_of_rank(process)]
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
 
 
