@@ -203,6 +203,7 @@ def _run(
     allowed: list[str] | None,
     last: str,
 ) -> None:
+    from cluster.prep import WorkersDied
     from cluster.recipe import load_recipe
     from cluster.stages import run_stages
     from cluster.train import TrainingFailed
@@ -213,7 +214,7 @@ def _run(
     except KeyboardInterrupt:
         print("\nmultihop: stopped; the same command goes on from here", file=sys.stderr)
         code = 75
-    except TrainingFailed as error:
+    except (TrainingFailed, WorkersDied) as error:
         print(f"multihop: {error}", file=sys.stderr)
         code = 1
     raise typer.Exit(code)

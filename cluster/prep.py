@@ -11,6 +11,10 @@ from data_prep.pipeline import Progress, identify, prepare
 _RETRIES = 3
 
 
+class WorkersDied(Exception):
+    """A task took its worker with it each time; the message is for the user."""
+
+
 def prepare_on_ray(
     data: DataConfig, tokenizer: TokenizerConfig, store: Path, progress: Progress
 ) -> tuple[Path, Manifest]:
@@ -19,6 +23,8 @@ def prepare_on_ray(
     Its folder is named by settings and contents, so a data set that runs use is never replaced by another. `store` and
     the sources must be seen under the same paths on every node. A task whose worker dies is run again; what a task
     raises ends the preparation as it would without Ray.
+
+    Raises WorkersDied for a task that nobody survives, and what `prepare` raises.
     """
     folder = store / identify(data, tokenizer, work_of(store), map_on_ray, progress)[:16]
     return folder, prepare(data, tokenizer, folder, map_on_ray, progress, work_of(store))
@@ -65,3 +71,9 @@ def _result(reference: Any) -> Any:
         if isinstance(error.cause, ValueError | OSError):
             raise error.cause from None
         raise
+    except ray.exceptions.RayError as error:
+        reason = next(line.strip() for line in str(error).splitlines() if line.strip())
+        raise WorkersDied(
+            f"a task of the preparation died {_RETRIES + 1} times with its worker, probably for want of memory "
+            f"({reason}); give the nodes more or tell Ray of fewer CPUs; the same command goes on from here"
+        ) from error

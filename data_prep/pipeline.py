@@ -1,14 +1,14 @@
 """`prepare`: the stages one after the other, from a recipe's sources to a data set with its manifest.
 
-    hash       SHA-256 of the input files; when nothing changed, verify and end   a group of files
-    read       documents, cleaned and hashed; what is bad set aside               a split
-    sort       the documents' hashes                                              a split
-    copies     all but the first of equal documents dropped                       a range of the hash
-    sample     held-out documents counted, the smallest ids found                 a split, hashes only
-    draw       the documents with these ids                                       a split
-    tokenizer  SentencePiece trained on them                                      once
-    encode     tokens and sentence ends                                           a split
-    shards     batches of encoded splits, in order, and then the manifest         a shard
+    hash       identities of the input files; when nothing changed, verify and end   a group of files
+    read       documents, cleaned, filtered and hashed; what is bad set aside        a split
+    choose     copies, near duplicates, evaluation texts: see `data_prep.choose`
+    sample     held-out documents counted, the smallest ids found                    a split, hashes only
+    draw       the documents with these ids                                          a split
+    tokenizer  SentencePiece trained on them, or an existing one taken over          once
+    encode     tokens and sentence ends                                              a split
+    shards     batches of encoded splits, in order                                   a shard
+    count      how often each piece occurs, and then the manifest                    a shard
 
 `work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from cluster.prep import map_on_ray, prepare_on_ray
+from cluster.prep import WorkersDied, map_on_ray, prepare_on_ray
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline import prepare
 from data_prep.shards import verify_dataset
@@ -42,6 +42,10 @@ def die_once(flag: Path) -> int:
     return os.getpid()
 
 
+def die_always(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def refuse(sentence: str) -> None:
     raise ValueError(sentence)
 
@@ -62,6 +66,11 @@ def test_every_item_gives_its_result_once():
 def test_a_task_whose_worker_is_killed_runs_again(tmp_path):
     pids = list(map_on_ray(die_once, [tmp_path / str(number) for number in range(3)]))
     assert len(pids) == 3 and os.getpid() not in pids
+
+
+def test_a_task_that_nobody_survives_is_told_in_a_sentence():
+    with pytest.raises(WorkersDied, match=r"died 4 times with its worker, .* goes on from here"):
+        list(map_on_ray(die_always, [1]))
 
 
 def test_mistakes_and_a_full_disk_are_told_as_they_are():

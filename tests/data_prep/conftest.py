@@ -2,13 +2,21 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from s3_endpoint import bucket, s3, s3_server
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.config import (
+    C4,
+    DataConfig,
+    DecontaminateConfig,
+    FilterConfig,
+    NearDuplicatesConfig,
+    Source,
+    TokenizerConfig,
+)
 
 __all__ = ["bucket", "s3", "s3_server"]
 
@@ -54,3 +62,44 @@ def data(corpus: Path) -> DataConfig:
 @pytest.fixture
 def tok() -> TokenizerConfig:
     return TokenizerConfig(vocab_size=150, threads=1)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> tuple[DataConfig, dict[str, str]]:
+    """What `planted_in` makes, in a folder of the test's own."""
+    return _planted(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def planted_in() -> Callable[[Path], tuple[DataConfig, dict[str, str]]]:
+    """folder -> recipe, texts by name: see `_planted`."""
+    return _planted
+
+
+def _planted(folder: Path) -> tuple[DataConfig, dict[str, str]]:
+    """A corpus in two sources with documents of each fate, by name, and a recipe with all that drops some."""
+    texts = {f"plain {n}": _text(range(10 * n, 10 * n + 10)) for n in range(30)}
+    texts["copy"] = texts["plain 3"]
+    texts["near"] = texts["plain 4"] + " Bamo."
+    exam = _text(range(1_000, 1_004))
+    texts["contaminated"] = _text(range(2_000, 2_030)) + " " + exam + " " + texts["plain 5"][:900].strip()
+    texts["filtered"] = _text(range(3_000, 3_010)) + " Lorem ipsum."
+    (folder / "exam.txt").write_text(exam + "\n")
+    texts_folder = folder / "texts"
+    texts_folder.mkdir()
+    rows = [json.dumps({"text": text}) + "\n" for text in texts.values()]
+    (texts_folder / "a.jsonl").write_text("".join(rows[:17]))
+    (texts_folder / "b.jsonl").write_text("".join(rows[17:]))
+    config = DataConfig(
+        sources=[Source(path=str(texts_folder / "a.jsonl")), Source(path=str(texts_folder / "b.jsonl"))],
+        heldout_fraction=0.1,
+        filters=FilterConfig(c4=C4(terminal_punctuation=False)),
+        near_duplicates=NearDuplicatesConfig(shingle_words=2, threshold=0.7),
+        decontaminate=DecontaminateConfig(against=[str(folder / "exam.txt")], action="cut"),
+    )
+    return config, texts
+
+
+def _text(numbers: Iterable[int]) -> str:
+    """Long enough for signatures and for pieces of 200 characters."""
+    return " ".join(_document(number) for number in numbers)

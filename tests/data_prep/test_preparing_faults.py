@@ -18,93 +18,120 @@ from data_prep.manifest import SetAside, read_manifest, write_manifest
 from data_prep.pipeline import already_prepared, prepare
 from data_prep.shards import open_dataset, verify_dataset
 
-# Prepares SOURCE into OUT and kills itself, as the kernel would, when the file of that number is about to be renamed.
-KILLED = """
-import os, signal, sys
+# Prepares what CONFIG.json says into OUT; at the rename of that number something happens: "kill" is what the kernel
+# does, before it, "full" is a disk that is full from then on, "list" prints every rename.
+CHILD = """
+import json, os, resource, signal, sys
 from pathlib import Path
-from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.pipeline import prepare
 
-source, out, deadly = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+config, out, fault, number = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 rename, renamed = os.replace, 0
 
 def replace(old, new):
     global renamed
     renamed += 1
-    if renamed == deadly:
+    if fault == "list":
+        print(f"{Path(new).parent.name}/{Path(new).suffix}")
+    elif fault == "kill" and renamed == number:
         os.kill(os.getpid(), signal.SIGKILL)
     rename(old, new)
+    if fault == "full" and renamed == number:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
 os.replace = replace
-prepare(DataConfig(sources=[Source(path=source)], heldout_fraction=0.1),
-        TokenizerConfig(vocab_size=150, threads=1), out)
-"""
-
-# The same, where no file may grow over a limit: what a full disk does to a write.
-FULL = """
-import resource, sys
-from pathlib import Path
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline import prepare
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-prepare(DataConfig(sources=[Source(path=sys.argv[1])], heldout_fraction=0.1),
-        TokenizerConfig(vocab_size=150, threads=1), Path(sys.argv[2]))
+data, tok = json.loads(config.read_text())
+prepare(DataConfig.model_validate(data), TokenizerConfig.model_validate(tok), out)
 """
 
 
-def python(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def in_a_child(config: Path, out: Path, fault: str, number: int = 0) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+    command = [sys.executable, "-c", CHILD, str(config), str(out), fault, str(number)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def write_config(path: Path, data: DataConfig, tok: TokenizerConfig) -> Path:
+    path.write_text(json.dumps([data.model_dump(mode="json"), tok.model_dump(mode="json")]))
+    return path
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-# Renames: 1 the inputs' hashes; 2 and 3 documents and their entry; 4 and 5 sorted hashes; 6 and 7 copies; 8 and 9 the
-# sample; 10 and 11 tokenizer; 12 and 13 encoded; 14 to 17 two shards; 18 tokenizer.model; 19 token_counts.npy;
-# 20 the manifest.
-@pytest.mark.parametrize("deadly", [2, 3, 5, 8, 11, 13, 15, 17, 20])
-def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, data, tok, corpus, deadly):
-    killed = python(KILLED, corpus, tmp_path / "out", deadly)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert any(path.name.endswith(".tmp") for path in (tmp_path / "out").rglob(".*"))
+@pytest.fixture(scope="module")
+def every_stage(tmp_path_factory, planted_in) -> tuple[Path, DataConfig, TokenizerConfig, Path, list[str]]:
+    """A recipe with every stage as a file and as settings, what it gives undisturbed, and where each rename goes."""
+    folder = tmp_path_factory.mktemp("every-stage")
+    data, _ = planted_in(folder)
+    tok = TokenizerConfig(vocab_size=150, threads=1)
+    config = write_config(folder / "config.json", data, tok)
+    listed = in_a_child(config, folder / "out", "list")
+    assert listed.returncode == 0, listed.stderr
+    return config, data, tok, folder / "out", listed.stdout.split()
+
+
+def survives(every_stage, out: Path, fault: str, number: int) -> None:
+    """The fault leaves no data set and nothing half-done; the next start goes on to the bytes of one undisturbed."""
+    config, data, tok, undisturbed, _ = every_stage
+    child = in_a_child(config, out, fault, number)
+    if fault == "kill":
+        assert child.returncode == -signal.SIGKILL, child.stderr
+        assert any(path.name.endswith(".tmp") for path in out.rglob(".*"))
+    else:
+        assert child.returncode == 1 and "[Errno 27]" in child.stderr.splitlines()[-1], child.stderr
+        assert not [path for path in out.rglob(".*") if path.name.endswith(".tmp")]
     with pytest.raises(ValueError, match="no prepared data set"):
-        open_dataset(tmp_path / "out")
-    assert already_prepared(data, tok, tmp_path / "out") is None
-    standing = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("*/[!.]*")}
+        open_dataset(out)
+    assert already_prepared(data, tok, out) is None
+    standing = {path: path.stat().st_mtime_ns for path in (out / "work").glob("*/[!.]*")}
     done = {path for path in standing if path.suffix == ".json" or path.with_suffix(".json") in standing}
 
-    prepare(data, tok, tmp_path / "out")
-    prepare(data, tok, tmp_path / "fresh")
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+    prepare(data, tok, out)
+    assert bytes_of(out) == bytes_of(undisturbed)
     assert all(path.stat().st_mtime_ns == standing[path] for path in done), "what was entered is not done again"
-    assert not [path for path in (tmp_path / "out").rglob(".*") if path.name.endswith(".tmp")]
+    assert not [path for path in out.rglob(".*") if path.name.endswith(".tmp")]
+
+
+STAGES = ["read", "sort", "copies", "near", "decontaminate", "draw", "tokenizer", "encode", "shards"]
+
+
+def test_every_stage_is_among_those_that_are_disturbed(every_stage):
+    renames = every_stage[-1]
+    assert {place.split("/")[0] for place in renames} == {*STAGES, "work", "out"}
+    assert renames[-1] == "out/.json"
+
+
+@pytest.mark.parametrize("fault", ["kill", "full"])
+@pytest.mark.parametrize("stage", [*STAGES, "out"])
+def test_killed_or_without_room_in_any_stage_it_goes_on_to_the_same_bytes(tmp_path, every_stage, stage, fault):
+    renames = every_stage[-1]
+    of_stage = [number for number, place in enumerate(renames, start=1) if place.startswith(f"{stage}/")]
+    survives(every_stage, tmp_path / "out", fault, of_stage[len(of_stage) // 2] - (fault == "full"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "full"])
+def test_killed_or_without_room_at_any_file_it_goes_on_to_the_same_bytes(tmp_path, every_stage, fault):
+    renames = every_stage[-1]
+    for number in range(1, len(renames) + (fault == "kill")):
+        survives(every_stage, tmp_path / str(number), fault, number)
+        print(f"{fault} at rename {number} of {len(renames)} ({renames[number - 1]}): the same bytes")
 
 
 def test_killed_while_being_remade_it_is_no_data_set_until_it_is_whole(tmp_path, data, tok, corpus, document):
     prepare(data, tok, tmp_path / "out")
     (corpus / "new.txt").write_text(document(1_000))
-    killed = python(KILLED, corpus, tmp_path / "out", 15)
+    killed = in_a_child(write_config(tmp_path / "config.json", data, tok), tmp_path / "out", "kill", 15)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with pytest.raises(ValueError, match="no prepared data set"):
         open_dataset(tmp_path / "out")
     prepare(data, tok, tmp_path / "out")
     prepare(data, tok, tmp_path / "fresh")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
-
-
-def test_a_full_disk_is_a_clear_error_and_leaves_no_temporary(tmp_path, data, tok, corpus):
-    full = python(FULL, corpus, tmp_path / "out", 3_000)
-    assert full.returncode == 1
-    assert "OSError: [Errno 27]" in full.stderr.splitlines()[-1]
-    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.endswith(".tmp")]
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    prepare(data, tok, tmp_path / "out")
-    assert verify_dataset(tmp_path / "out") == []
 
 
 @pytest.fixture(scope="module")

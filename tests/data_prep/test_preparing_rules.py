@@ -1,47 +1,13 @@
 """All that a recipe can ask of the preparation at once: filters, near duplicates, evaluation texts."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from data_prep.config import C4, DataConfig, DecontaminateConfig, FilterConfig, NearDuplicatesConfig, Source
+from data_prep.config import DataConfig, FilterConfig
 from data_prep.content import content_hash
 from data_prep.pipeline import already_prepared, prepare
 from data_prep.shards import open_dataset
-
-NEAR = NearDuplicatesConfig(shingle_words=2, threshold=0.7)
-
-
-def sentences(document, numbers) -> str:
-    """A text long enough for signatures and for pieces of 200 characters."""
-    return " ".join(document(number) for number in numbers)
-
-
-@pytest.fixture
-def planted(tmp_path: Path, document) -> tuple[DataConfig, dict[str, str]]:
-    """A corpus in two sources with documents of each fate, by name."""
-    texts = {f"plain {n}": sentences(document, range(10 * n, 10 * n + 10)) for n in range(30)}
-    texts["copy"] = texts["plain 3"]
-    texts["near"] = texts["plain 4"] + " Bamo."
-    exam = sentences(document, range(1_000, 1_004))
-    texts["contaminated"] = sentences(document, range(2_000, 2_030)) + " " + exam + " " + texts["plain 5"][:900].strip()
-    texts["filtered"] = sentences(document, range(3_000, 3_010)) + " Lorem ipsum."
-    (tmp_path / "exam.txt").write_text(exam + "\n")
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    rows = [json.dumps({"text": text}) + "\n" for text in texts.values()]
-    (folder / "a.jsonl").write_text("".join(rows[:17]))
-    (folder / "b.jsonl").write_text("".join(rows[17:]))
-    config = DataConfig(
-        sources=[Source(path=str(folder / "a.jsonl")), Source(path=str(folder / "b.jsonl"))],
-        heldout_fraction=0.1,
-        filters=FilterConfig(c4=C4(terminal_punctuation=False)),
-        near_duplicates=NEAR,
-        decontaminate=DecontaminateConfig(against=[str(tmp_path / "exam.txt")], action="cut"),
-    )
-    return config, texts
 
 
 def ids_in(folder: Path) -> set[int]:
@@ -91,7 +57,8 @@ def test_a_changed_rule_redoes_only_what_follows_it(tmp_path, planted, tok):
     prepare(data, tok, tmp_path / "first", work=work)
     drop = data.model_copy(update={"decontaminate": data.decontaminate.model_copy(update={"action": "drop"})})
     assert redone(drop, "drop") <= {"decontaminate", "draw", "tokenizer", "encode", "shards"}
-    loose = drop.model_copy(update={"near_duplicates": NEAR.model_copy(update={"threshold": 0.99})})
+    stricter = data.near_duplicates.model_copy(update={"threshold": 0.99})
+    loose = drop.model_copy(update={"near_duplicates": stricter})
     after = redone(loose, "loose")
     assert "near" in after and not {"read", "sort", "copies"} & after
     assert {"read", "sort"} <= redone(loose.model_copy(update={"filters": FilterConfig()}), "unfiltered")

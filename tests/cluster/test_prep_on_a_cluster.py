@@ -1,0 +1,113 @@
+"""Preparation on several nodes: any number of workers, workers and nodes that die, and always the same bytes."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.prep import prepare_on_ray
+from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig, Source, TokenizerConfig
+from data_prep.pipeline import prepare
+from data_prep.shards import verify_dataset
+
+ROOT = str(Path(__file__).parents[2])
+TOKENIZER = TokenizerConfig(vocab_size=100, threads=1)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A cluster whose head has one CPU."""
+    path = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    exam = tmp_path_factory.mktemp("exam") / "exam.txt"
+    exam.write_text((texts / "0007.txt").read_text() + "\n")
+    return DataConfig(
+        sources=[Source(path=str(texts))],
+        heldout_fraction=0.1,
+        near_duplicates=NearDuplicatesConfig(shingle_words=2, threshold=0.7),
+        decontaminate=DecontaminateConfig(against=[str(exam)]),
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(data: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one process makes of it."""
+    out = tmp_path_factory.mktemp("here") / "data"
+    prepare(data, TOKENIZER, out)
+    return bytes_of(out)
+
+
+@pytest.fixture(autouse=True)
+def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def at_the_first_of_each_stage(act: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """A progress function that acts when the first of many items of a stage is done: others are on their way."""
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if done == 1 and total > 2:
+            act(stage)
+
+    return progress
+
+
+def test_any_number_of_workers_gives_the_same_bytes(nodes: Any, data, expected, tmp_path):
+    assert ray.cluster_resources()["CPU"] == 1
+    one, _ = prepare_on_ray(data, TOKENIZER, tmp_path / "1", lambda *step: None)
+    assert bytes_of(one) == expected
+    for workers, more in ((2, 1), (4, 2)):
+        nodes.add_node(num_cpus=more)
+        assert ray.cluster_resources()["CPU"] == workers
+        folder, _ = prepare_on_ray(data, TOKENIZER, tmp_path / str(workers), lambda *step: None)
+        assert bytes_of(folder) == expected
+
+
+def test_workers_that_are_killed_in_every_stage_change_nothing(nodes: Any, data, expected, tmp_path):
+    killed = []
+
+    def kill(stage: str) -> None:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                name = process.name()
+                if name.startswith("ray::") and not re.search("IDLE|Agent", " ".join(process.cmdline())):
+                    process.send_signal(signal.SIGKILL)
+                    killed.append((stage, name))
+
+    folder, _ = prepare_on_ray(data, TOKENIZER, tmp_path / "store", at_the_first_of_each_stage(kill))
+    assert {stage for stage, _ in killed} >= {"read", "sort", "sign", "search", "encode"}, killed
+    assert bytes_of(folder) == expected and verify_dataset(folder) == []
+
+
+def test_nodes_that_die_change_nothing(nodes: Any, data, expected, tmp_path):
+    died = []
+
+    def lose_a_node(stage: str) -> None:
+        if stage in ("read", "sign", "encode"):
+            died.append(stage)
+            nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+            nodes.add_node(num_cpus=1)
+
+    folder, _ = prepare_on_ray(data, TOKENIZER, tmp_path / "store", at_the_first_of_each_stage(lose_a_node))
+    assert died == ["read", "sign", "encode"]
+    assert bytes_of(folder) == expected and verify_dataset(folder) == []
