@@ -9,7 +9,8 @@ from workplace import begin, ended, json_lines, losses, make_workplace, ranks_of
 
 from pretrain.checkpoint import folder_of_step, newest_step, verify
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+# The short one, without Ray, is in tests/pretrain/test_training.py.
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 160
 TIMEOUT_S = 12
 
