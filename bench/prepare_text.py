@@ -1,6 +1,6 @@
 """Text to tokens on the disk, ours beside the peers: `python bench/prepare_text.py --texts FOLDER --peers PYTHON`.
 
-FOLDER holds `.jsonl.gz` files with a `text` in each line. All use one vocabulary: a SentencePiece unigram model that is
+FOLDER holds `.jsonl.gz` files, at any depth, with a `text` in each line. All use one vocabulary: a SentencePiece unigram model that is
 trained on the first of them, and the same as Hugging Face's fast tokenizer. PYTHON is that of an environment with the
 peers, which must not be ours, for one of them may bring another torch:
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 def read_texts(folder: Path) -> Iterator[str]:
     """The texts of all files, one after the other."""
-    for path in sorted(folder.glob("*.jsonl.gz")):
+    for path in sorted(folder.rglob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)["text"]

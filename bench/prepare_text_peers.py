@@ -50,7 +50,7 @@ def sentencepiece(texts: Path, tokenizer: Path, out: Path, workers: int) -> Resu
     from sentencepiece import SentencePieceProcessor
 
     documents = []
-    for path in sorted(texts.glob("*.jsonl.gz")):
+    for path in sorted(texts.rglob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             documents += [json.loads(line)["text"] for line in lines]
     processor = SentencePieceProcessor(model_file=str(tokenizer / "tokenizer.model"))
@@ -72,7 +72,7 @@ def datasets(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
         return {"input_ids": fast(batch["text"], add_special_tokens=False)["input_ids"]}
 
     started = time.perf_counter()
-    files = sorted(map(str, texts.glob("*.jsonl.gz")))
+    files = sorted(map(str, texts.rglob("*.jsonl.gz")))
     rows = load_dataset("json", data_files=files, split="train", cache_dir=str(out / "cache"))
     encoded = rows.map(encode, batched=True, num_proc=workers, remove_columns=rows.column_names)
     encoded.save_to_disk(str(out / "tokens"))
@@ -90,12 +90,12 @@ def datatrove(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
     started = time.perf_counter()
     LocalPipelineExecutor(
         pipeline=[
-            JsonlReader(str(texts), glob_pattern="*.jsonl.gz"),
+            JsonlReader(str(texts), glob_pattern="**/*.jsonl.gz"),
             DocumentTokenizer(
                 str(out / "tokens"), tokenizer_name_or_path=str(tokenizer / "tokenizer.json"), eos_token=None
             ),
         ],
-        tasks=len(list(texts.glob("*.jsonl.gz"))),
+        tasks=len(list(texts.rglob("*.jsonl.gz"))),
         workers=workers,
         logging_dir=str(out / "logs"),
     ).run()

@@ -13,7 +13,7 @@ RUN = 500
 
 _PARTINGS = ("\n\n", ".\n", "\n", ". ", " ")
 """Where a long text is parted: only the first ends a sentence for sure, the next most probably, and so on."""
-_PARAGRAPH_LINE = re.compile(r"([^\n]{100}[.!?:。！？])\n(?!\n)")  # noqa: RUF001
+_PARAGRAPH_END = re.compile(r"\n(?<=[^\n]{100}[.!?:。！？]\n)(?!\n)")  # noqa: RUF001
 """A line this long that ends with a stop is a paragraph, also where no empty line follows: sentencex takes what
 stands below an item of a list, up to the next empty line, for one sentence with it."""
 _LAST_STOP = re.compile(r".*[!?。！？｡؟۔।॥၊။።][!?。！？\"'”’»）」』》]*", re.DOTALL)  # noqa: RUF001
@@ -41,7 +41,7 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
     spans = []
     for first, last in _pieces(text):
         end = first
-        for sentence in sentencex.segment(language, _PARAGRAPH_LINE.sub(r"\1\n\n", text[first:last])):
+        for sentence in sentencex.segment(language, _PARAGRAPH_END.sub("\n\n", text[first:last])):
             bare = sentence.strip()
             start = text.find(bare, end, last)  # not where the last one ended: long texts come without empty lines
             if bare and start >= 0:

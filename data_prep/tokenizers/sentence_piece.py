@@ -41,6 +41,7 @@ class SentencePiece:
         if proto.trainer_spec.model_type not in kinds:
             raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
+        self._pieces = [piece.piece for piece in proto.pieces]
         ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
         # The most characters, after normalisation, of which the words may be looked up one by one; 0: of none.
         self._most_chars = _most_chars(proto)
@@ -49,7 +50,7 @@ class SentencePiece:
 
     @property
     def vocab_size(self) -> int:
-        return self._processor.vocab_size()
+        return len(self._pieces)
 
     @property
     def keeps_words(self) -> bool:
@@ -75,13 +76,13 @@ class SentencePiece:
         return self._processor.decode([int(i) for i in ids])
 
     def id_to_piece(self, i: int) -> str:
-        return self._processor.id_to_piece(i)
+        return self._pieces[i]
 
     def piece_text(self, i: int) -> str:
-        return self._processor.id_to_piece(i).replace(BLANK, " ")
+        return self._pieces[i].replace(BLANK, " ")
 
     def begins_word(self, i: int) -> bool:
-        return self._processor.id_to_piece(i).startswith(BLANK)
+        return self._pieces[i].startswith(BLANK)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._processor.encode(texts, num_threads=1)
