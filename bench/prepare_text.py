@@ -1,8 +1,8 @@
 """Text to tokens on the disk, ours beside the peers: `python bench/prepare_text.py --texts FOLDER --peers PYTHON`.
 
-FOLDER holds `.jsonl.gz` files, at any depth, with a `text` in each line. All use one vocabulary: a SentencePiece unigram model that is
-trained on the first of them, and the same as Hugging Face's fast tokenizer. PYTHON is that of an environment with the
-peers, which must not be ours, for one of them may bring another torch:
+FOLDER holds `.jsonl.gz` files, at any depth, with a `text` in each line. All use one vocabulary: a SentencePiece
+unigram model that is trained on the first of them, and the same as Hugging Face's fast tokenizer. PYTHON is that of an
+environment with the peers, which must not be ours, for one of them may bring another torch:
 
     python -m venv peers && peers/bin/pip install datasets transformers datatrove[io] orjson
 

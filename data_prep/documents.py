@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from data_prep.config import CleanConfig, FilterConfig
 from data_prep.content import content_hash
+from data_prep.host_memory import keep_freed_blocks
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
 from data_prep.reading.sources import Part
@@ -79,6 +80,7 @@ def read_split(split: ReadSplit) -> Output:
 
     Facts: "parts", a list as long as `split.parts` of documents, places, unreadable, for_now, filtered, bad and named.
     """
+    keep_freed_blocks()
     folder = Path(split.folder)
     entry = folder / f"{split.key}.json"
 

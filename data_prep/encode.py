@@ -13,6 +13,7 @@ import pyarrow as pa
 from data_prep.config import TokenizerConfig
 from data_prep.content import held_out
 from data_prep.documents import Kept, read_documents
+from data_prep.host_memory import keep_freed_blocks
 from data_prep.rules.sentences import split_sentences
 from data_prep.sample import texts_of
 from data_prep.shards import shard_schema, token_dtype, write_shard
@@ -85,6 +86,7 @@ def encode_split(item: EncodeSplit) -> Output:
     Train and held-out documents stand in batches of their own. Facts: "batches", a list with split, documents,
     sentences, tokens, text_bytes and bytes of each; "no tokens", how many documents nothing was left of.
     """
+    keep_freed_blocks()
     tokenizer = _load(item.model)
     schema = shard_schema(token_dtype(tokenizer.vocab_size))
     facts: dict[str, Any] = {"batches": [], "no tokens": 0}

@@ -14,6 +14,8 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from data_prep.host_memory import keep_freed_blocks
+
 PIECE_BYTES = 2**18
 """Text worked at once: enough to spread the cost of a call, and arrays (8 bytes a byte of text) that stay in caches."""
 MAX_WORD_BYTES = 256
@@ -79,7 +81,7 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
     of a piece, 13 MB.
     """
     assert texts.type == pa.string(), texts.type
-    _keep_freed_memory()
+    keep_freed_blocks()
     _, offsets, data = texts.buffers()
     if not len(texts):
         return
@@ -137,16 +139,6 @@ def mix(hashes: np.ndarray) -> np.ndarray:
         hashes *= np.uint64(factor)
     hashes ^= hashes >> np.uint64(33)
     return hashes
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Let the C library keep what a piece frees for the next one: fresh pages take as long as half of the work.
-
-    glibc maps and gives back blocks from a size on that grows to that of any such block that was freed
-    (mallopt(3), M_MMAP_THRESHOLD); it keeps twice as much, here 64 MB. No page of this one is ever touched.
-    """
-    np.empty(2**25 - 2**14, np.uint8)
 
 
 def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
