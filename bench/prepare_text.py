@@ -7,7 +7,7 @@ environment with the peers, which must not be ours, for one of them may bring an
     python -m venv peers && peers/bin/pip install datasets transformers datatrove[io] orjson
 
 Each run is a process of its own that times its work after its imports; the peers take turns, the memory is the largest
-sum of the proportional set sizes of its processes, looked at ten times a second.
+sum of the proportional set sizes of its processes, looked at twice a second: looking takes time from the workers.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def run(python: str, name: str, texts: Path, tokenizer: Path, out: Path, workers
         peak = 0
         while process.poll() is None:
             peak = max(peak, _memory(process.pid))
-            time.sleep(0.1)
+            time.sleep(0.5)
     printed = (out / "output.txt").read_text()
     if process.returncode:
         raise SystemExit(f"{name} failed:\n{printed[-4000:]}")

