@@ -84,7 +84,8 @@ def run_stages(recipe: Recipe, runs: Path, last: str = "eval", allowed: Sequence
             console.print(f"{run.folder}: nothing left to do")
             _tell_where(run)
             return DONE
-        with ray_session(recipe.cluster.address, recipe.cluster.workers):
+        ranks = recipe.cluster.workers if "train" in wanted else 1
+        with ray_session(recipe.cluster.address, ranks):
             return _do(run, wanted)
 
 

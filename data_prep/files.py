@@ -1,5 +1,6 @@
 """Files that are either whole or absent, their hashes, and JSON with one spelling."""
 
+import errno
 import hashlib
 import json
 import os
@@ -32,6 +33,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`: synced and renamed to it when the block ends well, removed when it does not.
 
     Whoever looks at `path` sees the old file or the whole new one, also after a power cut.
+
+    Raises OSError with the path where the disk is full, which Arrow's own does not name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -39,6 +42,10 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -46,6 +53,12 @@ def replacing(path: Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left of `replacing` in a folder into which nobody writes now."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

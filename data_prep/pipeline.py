@@ -33,7 +33,7 @@ from data_prep.encode import (
     encode_split,
     train_tokenizer,
 )
-from data_prep.files import sha256_file, write_atomically
+from data_prep.files import remove_temporaries, sha256_file, write_atomically
 from data_prep.identity import existing, inputs_key, rules_depend_on, settings_of
 from data_prep.manifest import (
     MANIFEST,
@@ -112,6 +112,7 @@ def prepare(
 
     inputs_key, files = _identify(data, tok, work, list_files(data.sources), run)
     out_dir.mkdir(parents=True, exist_ok=True)
+    remove_temporaries(out_dir)
     standing = _made_from(out_dir, inputs_key)
     if standing is not None and not any(run("verify", complaint, dataset_files(out_dir, standing))):
         return standing
@@ -212,6 +213,9 @@ def _identify(
     data: DataConfig, tok: TokenizerConfig, work: Path, files: list[InputFile], run: _Run
 ) -> tuple[str, list[InputFile]]:
     work.mkdir(parents=True, exist_ok=True)
+    # First of all, for they may be what fills the disk.
+    for folder in (work, *work.glob("*/")):
+        remove_temporaries(folder)
     hashes = inputs.recall(work / "inputs.json", files)
     for found in run("hash", inputs.hash_files, inputs.groups([file for file in files if file.path not in hashes])):
         hashes |= found
@@ -282,7 +286,7 @@ def _check_heldout(documents: int, held: int, fraction: float) -> None:
 def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output]) -> None:
     """Remove what earlier input, other settings and killed processes left behind."""
     current = {shard.file for shard in manifest.shards}
-    for pattern in ("train-*.arrow", "heldout-*.arrow", ".*.tmp"):
+    for pattern in ("train-*.arrow", "heldout-*.arrow"):
         for path in out_dir.glob(pattern):
             if path.name not in current:
                 path.unlink()

@@ -1,5 +1,6 @@
 """What a fault does to preparation: nothing half-done is taken for whole, and the same command mends it."""
 
+import errno
 import gzip
 import json
 import os
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep import documents
 from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.files import replacing
 from data_prep.manifest import SetAside, read_manifest, write_manifest
 from data_prep.pipeline import already_prepared, prepare
 from data_prep.shards import open_dataset, verify_dataset
@@ -124,6 +126,27 @@ def test_killed_or_without_room_at_any_file_it_goes_on_to_the_same_bytes(tmp_pat
     for number in range(1, len(renames) + (fault == "kill")):
         survives(every_stage, tmp_path / str(number), fault, number)
         print(f"{fault} at rename {number} of {len(renames)} ({renames[number - 1]}): the same bytes")
+
+
+def test_what_killed_processes_left_goes_before_anything_is_written(tmp_path, data, tok):
+    left = [
+        tmp_path / "out" / name for name in (".a.arrow.1-0.tmp", "work/.b.json.1-0.tmp", "work/read/.c.arrow.1-0.tmp")
+    ]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(100))
+    with pytest.raises(ValueError, match="more than the text can support"):
+        prepare(data, tok.model_copy(update={"vocab_size": 50_000}), tmp_path / "out")
+    assert not any(path.exists() for path in left)
+
+
+def test_a_full_disk_is_told_with_the_file_that_has_no_room(tmp_path):
+    with (
+        pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/a.arrow'"),
+        replacing(tmp_path / "a.arrow"),
+    ):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+    assert not list(tmp_path.iterdir())
 
 
 def test_killed_while_being_remade_it_is_no_data_set_until_it_is_whole(tmp_path, data, tok, corpus, document):
