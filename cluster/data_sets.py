@@ -78,8 +78,9 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
     Raises:
         ValueError: a source is missing.
     """
-    store, standing = runs / ".prepared" / sources_key(recipe.data), runs / recipe.name / "data"
-    found = forecast(recipe.data, recipe.tokenizer, standing if standing.exists() else None, work_of(store))
+    store = runs / ".prepared" / sources_key(recipe.data)
+    standing = [path.parent for path in store.glob(f"*/{MANIFEST}")]
+    found = forecast(recipe.data, recipe.tokenizer, standing, work_of(store))
     for number, source in enumerate(found.sources):
         print(
             f"source {number}  {source.path}: {source.files:,} files, {decimal(source.bytes)}, "

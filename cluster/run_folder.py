@@ -49,7 +49,7 @@ def held(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         who = holder.read_text().strip() if holder.exists() else "another process"
-        raise ValueError(f"{folder} is in use by {who}; wait for it, end it, or choose another name") from None
+        raise ValueError(f"{folder} is in use by {who}; wait for it, or end it") from None
     try:
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         yield

@@ -1,5 +1,6 @@
 """What a preparation would do, and about how large it gets, before it is started; nothing is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +58,11 @@ class Forecast:
     """Disk for the data set."""
 
 
-def forecast(data: DataConfig, tok: TokenizerConfig, out_dir: Path | None, work: Path) -> Forecast:
+def forecast(data: DataConfig, tok: TokenizerConfig, out_dirs: Sequence[Path], work: Path) -> Forecast:
     """Look at the sources, and read some text of each.
 
     Args:
-        out_dir: where the data set would stand, if that is known.
+        out_dirs: the data sets that there are of these sources.
         work: of the stages.
 
     Raises ValueError for a missing source, ReadFailed when a server does not answer.
@@ -80,7 +81,7 @@ def forecast(data: DataConfig, tok: TokenizerConfig, out_dir: Path | None, work:
     near = 0 if data.near_duplicates is None else bytes_of_signed(data.near_duplicates) * documents
     return Forecast(
         sources=sources,
-        stands=out_dir is not None and already_prepared(data, tok, out_dir, work) is not None,
+        stands=any(already_prepared(data, tok, out_dir, work) is not None for out_dir in out_dirs),
         splits=len(splits),
         splits_read=sum(entry.exists() for entry in entries),
         sample_bytes=sample,

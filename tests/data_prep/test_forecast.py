@@ -18,17 +18,17 @@ def files_below(folder: Path) -> set[Path]:
 def test_it_writes_nothing_and_tells_what_is_done(tmp_path, data, tok):
     out, work = tmp_path / "out", tmp_path / "work"
     before = files_below(tmp_path)
-    first = forecast(data, tok, None, work)
+    first = forecast(data, tok, [], work)
     assert files_below(tmp_path) == before
     assert not first.stands and first.splits_read == 0 < first.splits
     manifest = prepare(data, tok, out, work=work)
-    then = forecast(data, tok, out, work)
+    then = forecast(data, tok, [out], work)
     assert then.stands and then.splits_read == then.splits == first.splits
     assert then.sources == first.sources
     text = sum(source.text_bytes for source in first.sources)
     measured = sum(totals.text_bytes for totals in manifest.totals.values())
     assert measured == pytest.approx(text, rel=0.2)
-    assert not forecast(data, tok.model_copy(update={"vocab_size": 151}), out, work).stands
+    assert not forecast(data, tok.model_copy(update={"vocab_size": 151}), [out], work).stands
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -39,7 +39,7 @@ def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, documen
     path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
     path.write_bytes(gzip.compress(content) if packed else content)
     config = DataConfig(sources=[Source(path=str(path))])
-    (source,) = forecast(config, tok, None, tmp_path / "work").sources
+    (source,) = forecast(config, tok, [], tmp_path / "work").sources
     assert source.bytes == path.stat().st_size and source.files == 1
     # Of a packed file a block is read at once, so that more of it than is unpacked may have been read.
     assert source.documents == pytest.approx(1_000, rel=0.15 if not packed else 0.9)
@@ -48,5 +48,5 @@ def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, documen
 
 def test_files_that_cannot_be_read_count_as_empty(tmp_path, tok):
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
-    (source,) = forecast(DataConfig(sources=[Source(path=str(tmp_path))]), tok, None, tmp_path / "work").sources
+    (source,) = forecast(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
     assert (source.bytes, source.text_bytes, source.documents) == (7, 0, 0)
