@@ -36,14 +36,12 @@ ALL = [
 ]
 SHORT = {
     ("lamb", "fp32", 1, 0, "none"),
-    ("lamb", "fp32", 1, 3, "optimizer"),
     ("lamb", "fp32", 2, 0, "none"),
     ("lamb", "fp32", 2, 1, "none"),
     ("lamb", "fp32", 2, 2, "optimizer"),
     ("lamb", "fp32", 2, 3, "none"),
     ("lamb", "fp32", 4, 1, "optimizer"),
     ("lamb", "fp32", 4, 2, "none"),
-    ("lamb", "fp32", 4, 3, "optimizer+weights"),
     ("lamb", "bf16", 2, 1, "none"),
     ("lamb", "bf16", 2, 3, "optimizer"),
     ("lamb", "fp16", 2, 2, "none"),

@@ -231,7 +231,10 @@ def test_dropout_scales_what_it_keeps_and_is_off_in_evaluation() -> None:
 
 
 # The last two are of several chunks; in the last one the rows do not fill them.
-@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (50, 100), (0, 7), (400, 100_000), (437, 100_001)])
+@pytest.mark.parametrize(
+    ("rows", "vocabulary"),
+    [(1, 7), (50, 100), (0, 7), pytest.param(400, 100_000, marks=pytest.mark.long), (437, 100_001)],
+)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype) -> None:
