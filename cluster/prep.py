@@ -71,7 +71,11 @@ def _result(reference: Any) -> Any:
         if isinstance(error.cause, ValueError | OSError):
             raise error.cause from None
         raise
-    except ray.exceptions.RayError as error:
+    except (
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.OutOfMemoryError,
+    ) as error:
         reason = next(line.strip() for line in str(error).splitlines() if line.strip())
         raise WorkersDied(
             f"a task of the preparation died {_RETRIES + 1} times with its worker, probably for want of memory "

@@ -285,6 +285,7 @@ def _check_heldout(documents: int, held: int, fraction: float) -> None:
 
 def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output]) -> None:
     """Remove what earlier input, other settings and killed processes left behind."""
+    remove_temporaries(out_dir)
     current = {shard.file for shard in manifest.shards}
     for pattern in ("train-*.arrow", "heldout-*.arrow"):
         for path in out_dir.glob(pattern):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep import documents
 from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.encode import assemble_shard
 from data_prep.files import replacing
 from data_prep.manifest import SetAside, read_manifest, write_manifest
 from data_prep.pipeline import already_prepared, prepare
@@ -138,6 +139,18 @@ def test_what_killed_processes_left_goes_before_anything_is_written(tmp_path, da
     with pytest.raises(ValueError, match="more than the text can support"):
         prepare(data, tok.model_copy(update={"vocab_size": 50_000}), tmp_path / "out")
     assert not any(path.exists() for path in left)
+
+
+def test_what_a_worker_that_was_killed_meanwhile_left_goes_at_the_end(tmp_path, data, tok):
+    left = tmp_path / "out" / ".train-00000.arrow.1-0.tmp"
+
+    def lose_a_worker(function, items):
+        if function is assemble_shard:
+            left.write_bytes(bytes(100))
+        return map(function, items)
+
+    prepare(data, tok, tmp_path / "out", lose_a_worker)
+    assert not left.exists() and verify_dataset(tmp_path / "out") == []
 
 
 def test_a_full_disk_is_told_with_the_file_that_has_no_room(tmp_path):
