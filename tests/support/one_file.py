@@ -1,0 +1,31 @@
+"""A file read as one part, and what is said of it when it cannot be."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import Source
+from data_prep.reading import inputs
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import read_part
+from data_prep.reading.sources import Part, list_files
+
+
+def rows(count: int) -> bytes:
+    """JSON lines that do not compress well, so that a file of them is unpacked in several pieces."""
+    rng = random.Random(0)
+    return b"".join(json.dumps({"text": str(rng.getrandbits(4000))}).encode() + b"\n" for _ in range(count))
+
+
+def one_part(path: Path) -> Part:
+    files = list_files([Source(path=str(path))])
+    (file,) = inputs.identified(files, inputs.hash_files(files))
+    return Part(file, 0, file.size)
+
+
+def fails(part: Part) -> str:
+    with pytest.raises(UnreadableFileError) as failed:
+        list(read_part(part))
+    return str(failed.value)
