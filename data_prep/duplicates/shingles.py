@@ -28,6 +28,7 @@ _WITHOUT_BLANKS = (
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
     (0x3005, 0x3007),  # Han's iteration mark and zero
+    (0x303B, 0x303B),  # the same mark in columns
     (0x3040, 0x30FF),  # kana
     (0x31F0, 0x31FF),
     (0x3400, 0x4DBF),  # Han
@@ -36,6 +37,7 @@ _WITHOUT_BLANKS = (
     (0xAA60, 0xAA7F),
     (0xF900, 0xFAFF),  # Han
     (0xFF66, 0xFF9F),  # kana
+    (0x1AFF0, 0x1B16F),
 )
 _HAN_PLANES = 0x20000
 """From here on every character is taken for Han."""
@@ -235,7 +237,7 @@ def _characters() -> tuple[np.ndarray, np.ndarray]:
         character = chr(code)
         category = unicodedata.category(character)
         kinds[code] = of_category.get(category[0], _SEPARATOR)
-        if category in ("Lu", "Lt"):
+        if category in ("Lu", "Lt", "Nl"):  # Nl: Roman numerals
             small = character.lower()
             if len(small) == 1 and len(small.encode()) == len(character.encode()):
                 lower[code] = ord(small)

@@ -13,6 +13,8 @@ from data_prep.duplicates import shingles
 from data_prep.duplicates.shingles import MAX_WORD_BYTES, ngrams, read_words
 
 NO_BLANKS = ["THAI", "LAO", "MYANMAR", "KHMER", "CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "HIRAGANA", "KATAKANA"]
+NO_BLANKS += ["IDEOGRAPHIC " + rest for rest in ("ITERATION MARK", "CLOSING MARK", "NUMBER ZERO")]
+NO_BLANKS += ["HENTAIGANA", "VERTICAL IDEOGRAPHIC ITERATION MARK"]
 ALPHABET = (
     "ab Z9_.\n-\u00e9\u00c9\u00df\u1e9e\u0130\u023a\u212a\u03a3\u03c2\u0416\u0436\u0301\u0e44\u0e25\u0e49"
     "\u4e2d\u3042\u30fc\uac00\u201c\u2014\u00a0\U0001f600\U00020000\U00010400\u0660"
@@ -69,6 +71,25 @@ def hashes_of(texts: list[str], n: int) -> list[list[int]]:
             place = int(words.starts[first] - origin), int(words.stops[last - 1] - origin)
             assert found[words.first_document + document].setdefault(place, int(value)) == value
     return [list(dict(sorted(each.items())).values()) for each in found]
+
+
+def test_every_character_is_of_the_kind_that_its_name_says() -> None:
+    characters = [chr(code) for code in range(0x30000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    texts = [f"a{character}a" for character in characters]
+    found: list[list[tuple[int, int]]] = []
+    for words in read_words(pa.array(texts), carried=0):
+        places = np.stack([words.starts, words.stops], axis=1)
+        for document, origin in enumerate(words.origins):
+            inside = places[words.bounds[document] : words.bounds[document + 1]] - origin
+            found.append([(int(start), int(stop)) for start, stop in inside])
+    expected = [[(at, at + len(word.encode())) for at, word in reference_words(text)] for text in texts]
+    assert {c: a for c, a, b in zip(characters, found, expected, strict=True) if a != b} == {}
+
+
+def test_every_letter_is_as_its_lower_case() -> None:
+    texts = [chr(code) for code in range(0x30000) if kind(chr(code)) in ("letter", "alone")]
+    lowered = hashes_of([lower(text) for text in texts], 1)
+    assert [text for text, a, b in zip(texts, hashes_of(texts, 1), lowered, strict=True) if a != b] == []
 
 
 @given(TEXTS)
