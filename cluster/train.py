@@ -1,16 +1,12 @@
 """Pretraining under Ray Train, which places the ranks and restarts them, and nothing more.
 
-Each of its actors runs the worker (`python -m pretrain.worker RUN_DIR`) as a child process that dies with it. What
-the ranks have to say they write to the run directory; no checkpoint is reported to Ray, which would copy it.
+What the ranks have to say they write to the run directory; no checkpoint is reported to Ray, which would copy it.
 """
 
-import ctypes
 import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.rank import run_rank
 from cluster.rows import RowFollower
 from pretrain.checkpoint import newest_step
 from pretrain.run_files import GAVE_UP
@@ -26,7 +23,6 @@ from pretrain.run_files import GAVE_UP
 _POLL_S = 0.5
 _RESTARTS = 3
 """How often in a row the ranks may die without a new checkpoint before the run is given up."""
-_STOPPED = 75
 
 
 class TrainingFailed(Exception):
@@ -104,82 +100,6 @@ class _Gang(threading.Thread):
             trainer.fit()
         except Exception as error:
             self.error = error
-
-
-def run_rank(config: dict[str, Any]) -> None:
-    """One Ray Train actor's part: run this rank's worker as a child process until it ends.
-
-    Raises:
-        RuntimeError: it did not end well; Ray Train restarts all ranks.
-    """
-    from ray import train
-    from ray.train.collective import broadcast_from_rank_zero
-    from ray.util import get_node_ip_address
-
-    gave_up = Path(config["run_dir"]) / GAVE_UP
-    if gave_up.exists():
-        return
-    context = train.get_context()
-    rank, local_rank = context.get_world_rank(), context.get_local_rank()
-    host = get_node_ip_address()
-    endpoint = broadcast_from_rank_zero({"host": host, "port": _free_port(host)} if rank == 0 else None)
-    assert endpoint is not None
-    cores = len(os.sched_getaffinity(0))
-    sees_one_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    environment = {
-        **os.environ,
-        **config["environment"],
-        "MULTIHOP_SUPERVISED": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(context.get_world_size()),
-        "LOCAL_RANK": "0" if sees_one_gpu else str(local_rank),
-        "MASTER_ADDR": endpoint["host"],
-        "MASTER_PORT": str(endpoint["port"]),
-        "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
-        "GLOO_SOCKET_IFNAME": _interface_of(host),
-    }
-    child = subprocess.Popen(
-        # -P: not from a folder `pretrain` of another version in which the command happened to be given.
-        [sys.executable, "-P", "-m", "pretrain.worker", config["run_dir"]],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=_die_with_parent,
-    )
-    assert child.stdout is not None
-    last_line = ""
-    for line in child.stdout:
-        last_line = line.strip() or last_line
-    code = child.wait()
-    if code not in (0, _STOPPED) and not gave_up.exists():
-        what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {last_line}"
-        raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill the child when the thread that started it is gone, however that came about."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    # Ray blocks SIGINT in its processes, and a child inherits that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _interface_of(host: str) -> str:
-    """The network interface with this address: gloo would take the first one, which others may not reach."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == host for address in addresses):
-            return name
-    raise RuntimeError(f"no network interface has Ray's address {host}")
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from data_prep.rows import read_rows
 from pretrain.checkpoint import folder_of_step, newest_step, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
-STEPS = 160
-CHECKPOINTS_EVERY = 20
+STEPS = 80
+CHECKPOINTS_EVERY = 10
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
         "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
-        "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 80},
+        "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 40},
         "checkpoint": {"every_steps": CHECKPOINTS_EVERY, "keep": 2},
         "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64},
     }
@@ -193,14 +193,12 @@ def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) ->
 
 
 MISTAKES: list[tuple[list[str], str]] = [
-    (["model.layer=3"], "model.layer is not a key of a recipe"),
     (["phases[0].steps=many"], 'phases[0].steps="many"'),
     (["data.sources=[{path: /no/such/folder}]"], "/no/such/folder"),
     (["data.sources=[{path: 'package:no_such_package/x.txt'}]"], "no_such_package"),
     (["data.sources=[{path: EMPTY}]"], "EMPTY"),
     (["data.sources=[{path: BLANK}]"], "1 of 1 documents cannot be used"),
     (["tokenizer.vocab_size=50000"], "more than the text can support"),
-    (["phases[0].seq_len=128"], "longer than model.max_positions=64"),
     (["cluster.address=127.0.0.1:1"], "nothing answers there"),
     (["cluster.address=nonsense"], "is not an address"),
     (["eval.tasks=[no-such-task]"], "no-such-task"),

@@ -101,10 +101,10 @@ SAME = [
 
 
 def in_short(parts: tuple[Any, ...]) -> bool:
-    """Two ranks in each stage, for each objective with one of the optimizers; stage 2 in bf16 for two objectives."""
+    """Two ranks in each stage, for each objective with one of the optimizers; stage 2 in bf16 for one objective."""
     objective, ranks, stage, optimizer, precision = parts
     wanted = ("adamw", "lamb")[(stage + OBJECTIVES.index(objective)) % 2]
-    in_bf16 = stage == 2 and objective in ("mlm+nsp", "clm")
+    in_bf16 = stage == 2 and objective == "clm"
     return ranks == 2 and optimizer == wanted and precision == ("bf16" if in_bf16 else "fp32")
 
 

@@ -12,21 +12,15 @@ from pretrain.checkpoint import folder_of_step, list_steps, newest_good, verify
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def on_disk(bert_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run with its checkpoints in its own folder."""
-    return finish(tmp_path_factory.mktemp("on-disk") / "run", bert_data, 2)
-
-
-def assert_same_run(run: Path, checkpoints: str, on_disk: Path) -> None:
-    assert losses(run) == losses(on_disk)
+def assert_same_run(run: Path, checkpoints: str, in_one_go: Path) -> None:
+    assert losses(run) == losses(in_one_go)
     assert not (run / "checkpoints").exists()
-    ours, theirs = verify(folder_of_step(checkpoints, STEPS)), verify(checkpoint(on_disk))
+    ours, theirs = verify(folder_of_step(checkpoints, STEPS)), verify(checkpoint(in_one_go))
     assert ours.files == theirs.files and ours.content_hash() == theirs.content_hash()
 
 
 def test_stopped_and_cut_off_it_goes_on_bit_for_bit(
-    on_disk: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_one_go: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, checkpoints = tmp_path / "run", f"{bucket}/some/prefix/run"
     torchrun = start(run, bert_data, 2, checkpoint__location=f"{bucket}/some/prefix")
@@ -49,12 +43,12 @@ def test_stopped_and_cut_off_it_goes_on_bit_for_bit(
     finish(run, bert_data, 2)
     starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
     assert [row["step"] for row in starts] == [0, 1]
-    assert_same_run(run, checkpoints, on_disk)
+    assert_same_run(run, checkpoints, in_one_go)
 
 
 @pytest.mark.long
 def test_an_endpoint_that_refuses_every_fifth_request_is_borne(
-    on_disk: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path
+    in_one_go: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path
 ) -> None:
     run, before = tmp_path / "run", len(s3.requests)
     s3.failing_every = 5
@@ -62,5 +56,5 @@ def test_an_endpoint_that_refuses_every_fifth_request_is_borne(
     refused = (len(s3.requests) - before) // 5
     s3.failing_every = 0
     assert refused >= 5
-    assert_same_run(run, f"{bucket}/run", on_disk)
+    assert_same_run(run, f"{bucket}/run", in_one_go)
     assert list_steps(f"{bucket}/run") == [STEPS - 2, STEPS]

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,11 +25,6 @@ from runs import (
 from pretrain.checkpoint import newest_good, read_manifest, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def in_one_go(bert_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finish(tmp_path_factory.mktemp("whole") / "run", bert_data, 2)
 
 
 def test_a_run_leaves_what_the_design_names(in_one_go: Path) -> None:
@@ -59,22 +53,6 @@ def test_killed_without_warning_it_goes_on_bit_for_bit(in_one_go: Path, bert_dat
     for step in range(1, STEPS + 1):  # what was done twice was done alike
         assert len(losses_of_step(run_dir, step)) == 1
     assert_same_state(checkpoint(run_dir), checkpoint(in_one_go))
-
-
-def stopped_after_a_step(run_dir: Path, data: Path, **changes: Any) -> Path:
-    """A run of two ranks that was asked to stop before its first step."""
-    process = start(run_dir, data, 2, **changes)
-    (run_dir / "stop").touch()
-    process.wait(timeout=300)
-    (run_dir / "stop").unlink()
-    assert newest(run_dir) == 1
-    return run_dir
-
-
-def test_asked_to_stop_it_saves_and_goes_on_bit_for_bit(in_one_go: Path, bert_data: Path, tmp_path: Path) -> None:
-    run_dir = stopped_after_a_step(tmp_path / "run", bert_data)
-    finish(run_dir, bert_data, 2)
-    assert losses(run_dir) == losses(in_one_go)
 
 
 def test_a_changed_recipe_is_refused_by_the_worker_itself(in_one_go: Path, bert_data: Path, tmp_path: Path) -> None:
