@@ -6,10 +6,10 @@
     python bench/near_duplicates.py texts/ --peers /tmp/peers/bin/python
 
 `texts/` holds .jsonl or .jsonl.gz files with a field `text`. Every peer is a process of its own that reads the texts
-first and times what comes then: signatures are all from text to 128 values of a document (rensa's, where it says so,
-from words or shingles that stand ready: its hashing alone), the whole stage is until it is known which documents to
-drop. Ours and datatrove's whole stages write files (ours syncs them), datasketch's works in memory. datatrove's words
-are spaCy's; it is measured with words split at blanks, too.
+first and times what comes then: signatures are all from text to 128 values of a document (hashing alone where words or
+shingles stand ready, ours as hashes, rensa's as strings), the whole stage is until it is known which documents to drop.
+Ours and datatrove's whole stages write files (ours syncs them), datasketch's works in memory. datatrove's words are
+spaCy's; it is measured with words split at blanks, too.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-OURS = ("ours",)
+OURS = ("ours", "ours-words")
 PEERS = ("datatrove", "datatrove-split", "datasketch", "rensa", "rensa-shingles", "rensa-text")
 NAMES = {
     "ours": "multihop",
+    "ours-words": "multihop, words ready as hashes",
     "datatrove": "datatrove",
     "datatrove-split": "datatrove, words split at blanks",
     "datasketch": "datasketch, MinHash and MinHashLSH",
@@ -130,17 +131,17 @@ def show(result: dict[str, Any], repeats: int) -> None:
         dropped = "" if row["dropped"] is None else str(row["dropped"])
         versions = ", ".join(f"{key} {value}" for key, value in row["versions"].items())
         print(f"{NAMES[name]:36}{rates[0]:>17}{rates[1]:>17}{100 * row['spread']:>7.0f}%{dropped:>9}  {versions}")
-    ours = result["peers"]["ours"]
-    for name in PEERS:
+    compared = [("ours", name) for name in PEERS] + [("ours-words", "rensa"), ("ours-words", "rensa-shingles")]
+    for one, name in compared:
         if name in result["peers"]:
-            theirs = result["peers"][name]
+            ours, theirs = result["peers"][one], result["peers"][name]
             ratios = [
                 f"{part} {ours['mb_per_s'][part] / rate:.2f} ({ours['mb_per_cpu_s'][part] / cpu_rate:.2f})"
                 for (part, rate), cpu_rate in zip(
                     theirs["mb_per_s"].items(), theirs["mb_per_cpu_s"].values(), strict=True
                 )
             ]
-            print(f"ours of {NAMES[name]}: {', '.join(ratios)} times")
+            print(f"{NAMES[one]}, of {NAMES[name]}: {', '.join(ratios)} times")
 
 
 if __name__ == "__main__":

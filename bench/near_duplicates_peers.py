@@ -71,6 +71,22 @@ def ours(texts: list[str], folder: Path) -> Measured:
     }
 
 
+def ours_words(texts: list[str], folder: Path) -> Measured:
+    import pyarrow as pa
+
+    from data_prep.duplicates.minhash import signatures_of_words
+    from data_prep.duplicates.shingles import read_words
+
+    batches = [texts[start : start + 3000] for start in range(0, len(texts), 3000)]
+    words = [list(read_words(pa.array(batch), SHINGLE_WORDS - 1)) for batch in batches]
+    signatures_of_words(words[0], len(batches[0]), SHINGLE_WORDS, PERMUTATIONS)  # the tables, once a process
+    watch = Watch()
+    for parts, batch in zip(words, batches, strict=True):
+        signatures_of_words(parts, len(batch), SHINGLE_WORDS, PERMUTATIONS)
+    watch.lap("signatures")
+    return {"seconds": watch.seconds, "dropped": None, "versions": {"numpy": version("numpy")}}
+
+
 def datatrove(texts: list[str], folder: Path, split_at_blanks: bool = False) -> Measured:
     from datatrove.data import Document
     from datatrove.pipeline.dedup.minhash import (
@@ -142,6 +158,7 @@ def shingles(text: str) -> list[str]:
 
 RUN: dict[str, Callable[[list[str], Path], Measured]] = {
     "ours": ours,
+    "ours-words": ours_words,
     "datatrove": datatrove,
     "datatrove-split": lambda texts, folder: datatrove(texts, folder, split_at_blanks=True),
     "datasketch": datasketch,

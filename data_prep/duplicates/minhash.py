@@ -8,12 +8,13 @@ estimate is as concentrated; but where MinHash hashes n elements k times each, a
 """
 
 import math
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.duplicates.shingles import mix, ngrams, read_words
+from data_prep.duplicates.shingles import Words, mix, ngrams, read_words
 
 RECALL = 0.98
 """With what probability a pair at the threshold is to be a candidate."""
@@ -33,13 +34,20 @@ def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> 
     A document's shingles are its runs of `shingle_words` words as a set (see shingles.py); a row depends on that set
     alone. Memory: 20 MB, and 20 bytes a permutation and document.
     """
-    sketch = np.full((len(texts), permutations), _EMPTY)
+    return signatures_of_words(read_words(texts, shingle_words - 1), len(texts), shingle_words, permutations)
+
+
+def signatures_of_words(
+    parts: Iterable[Words], documents: int, shingle_words: int, permutations: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`signatures` of documents whose words are found already; each part carries `shingle_words - 1` words."""
+    sketch = np.full((documents, permutations), _EMPTY)
     later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
-    for words in read_words(texts, carried=shingle_words - 1):
+    for words in parts:
         found = ngrams(words, shingle_words)
         later.append(_throw(sketch, found.hashes, found.documents + words.first_document, range(_FEW_ROUNDS)))
-    hashes, documents = (np.concatenate(parts) for parts in zip(*later, strict=True))
-    _throw(sketch, hashes, documents, range(_FEW_ROUNDS, 2 * permutations))
+    hashes, of_documents = (np.concatenate(each) for each in zip(*later, strict=True))
+    _throw(sketch, hashes, of_documents, range(_FEW_ROUNDS, 2 * permutations))
     return (sketch & _LOW).astype(np.uint32), (sketch != _EMPTY).all(axis=1)
 
 
