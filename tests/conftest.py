@@ -5,10 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from rank_pool import RankPool
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline import prepare
+
+# What a busy machine makes slow is no failure.
+settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("multihop")
 
 _WORDS = [
     "river",

@@ -36,7 +36,7 @@ def write_split(path: Path, documents: list[Document]) -> str:
     return str(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(corpus=corpora, range_documents=st.integers(1, 80))
 def test_all_but_the_first_of_equal_documents_are_found(corpus: list[list[Document]], range_documents: int) -> None:
     with TemporaryDirectory() as name:
@@ -65,7 +65,7 @@ def test_ranges_cover_every_hash_once(number: int) -> None:
     assert all(one[1] + 1 == other[0] for one, other in pairwise(ranges))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(corpus=corpora, sample_bytes=st.integers(0, 400), order=st.randoms(use_true_random=False))
 def test_the_sample_is_the_smallest_of_all_in_any_order(
     corpus: list[list[Document]], sample_bytes: int, order: random.Random

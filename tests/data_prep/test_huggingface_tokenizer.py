@@ -122,7 +122,7 @@ HARD = st.lists(
 
 
 @pytest.mark.parametrize(("kind", "pieces"), KINDS)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HARD.filter(is_comparable))
 @example("")
 @example("\x01\x02a\x01")

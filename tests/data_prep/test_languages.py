@@ -2,7 +2,7 @@
 """Languages are told apart, with the scores of py3langid."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.rules.languages import CHARACTERS, identify, labels
@@ -57,7 +57,6 @@ def test_text_without_a_language_has_no_probable_one():
 mixed = st.lists(st.sampled_from([word for text in SENTENCES.values() for word in text.split()]), max_size=40)
 
 
-@settings(deadline=None)
 @given(text=mixed.map(" ".join) | st.text())
 def test_scores_are_those_of_py3langid(reference, text):
     found, score = identify(text)

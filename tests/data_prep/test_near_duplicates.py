@@ -236,7 +236,7 @@ def test_outputs_have_the_same_bytes_whoever_makes_them_and_stand(tmp_path: Path
     st.lists(st.lists(st.tuples(st.integers(0, 39), st.integers(0, 39)), max_size=25), min_size=1, max_size=4),
     st.permutations(range(40)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_pairs_join_is_a_cluster(
     signed_forty: tuple[list[str], list[str]], files: list[list[tuple[int, int]]], names: list[int]
 ) -> None:

@@ -185,7 +185,7 @@ def whole(tmp_path_factory, document) -> tuple[DataConfig, TokenizerConfig, Path
     return data, tok, folder / "out"
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_flipped_bit_is_found_and_named(whole, draw):
     _, _, folder = whole

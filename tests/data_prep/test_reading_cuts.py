@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config import Source
@@ -105,7 +105,6 @@ def test_a_line_that_is_too_long_is_not_read_further_than_its_part(
     assert len(taken) <= 12
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 20), st.integers(50, 5_000))
 def test_every_row_group_and_record_batch_is_in_one_part(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], rows: int, split_bytes: int
@@ -160,7 +159,6 @@ def test_a_document_of_a_txt_file_is_the_file_a_line_or_a_block(tmp_path: Path) 
         read(path)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab \n\r€", max_size=12), max_size=12), st.integers(1, 40))
 def test_a_txt_file_cut_anywhere_gives_the_same(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], split_bytes: int

@@ -93,14 +93,14 @@ def test_every_letter_is_as_its_lower_case() -> None:
 
 
 @given(TEXTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_words_start_and_stop_where_the_reference_says(text: str) -> None:
     expected = [(start, start + len(word.encode())) for start, word in reference_words(text)]
     assert found_words(text) == expected
 
 
 @given(st.lists(TEXTS, max_size=6), st.integers(1, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ngrams_are_equal_where_their_words_are(texts: list[str], n: int) -> None:
     by_words: dict[tuple[str, ...], int] = {}
     for text, hashes in zip(texts, hashes_of(texts, n), strict=True):
@@ -113,7 +113,7 @@ def test_ngrams_are_equal_where_their_words_are(texts: list[str], n: int) -> Non
 
 
 @given(TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_case_punctuation_and_blanks_make_no_difference(text: str) -> None:
     words = "".join(c if c.isascii() and c.isalnum() else " " for c in text).split()
     assert hashes_of([" ".join(words)], 3) == hashes_of(["\n\u201c" + " \u2014, ".join(words).upper() + "!"], 3)

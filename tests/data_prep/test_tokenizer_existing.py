@@ -84,7 +84,7 @@ def one(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 @example(SNIPPETS)
 def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list[str]) -> None:
@@ -95,7 +95,7 @@ def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list
     assert ids.tolist() == list(chain.from_iterable(want)) and lengths.tolist() == list(map(len, want))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT)
 @example("".join(SNIPPETS))
 def test_byte_bpe_is_the_published_one_and_loses_nothing(gpt2: Path, text: str) -> None:

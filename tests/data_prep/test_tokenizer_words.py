@@ -92,7 +92,7 @@ TEXT = st.lists(
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXT, min_size=1, max_size=4))
 @example(["", " ", "\n", "\u2581", "a \u2581", "\u2581 a", "a\u2581b", "\x01", "a \x01 b", "a \u3000b", "¨ a", "a ¨"])
 @example(["lo mi" * 900, "ﷺ lo " * 200, "..... " * 2000, "-" * 6000])

@@ -154,7 +154,7 @@ def phase_lists(draw: st.DrawFn) -> list[dict[str, typing.Any]]:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     phases=phase_lists(),
     weights=st.sampled_from(WEIGHTS),

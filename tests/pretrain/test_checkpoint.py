@@ -84,7 +84,7 @@ def test_a_checkpoints_whole_life(place: str) -> None:
 PART = st.tuples(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=5))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 4),
     parameters=st.lists(PART, min_size=1, max_size=4),

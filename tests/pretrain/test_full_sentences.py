@@ -53,7 +53,7 @@ def laid_out(documents: Documents, seq_len: int, objective: ObjectiveConfig) -> 
     return [full_sentences.spans(documents, row, seq_len, objective) for row in rows]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sentences=st.lists(
         st.lists(st.one_of(st.integers(1, 12), st.integers(1, 90)), min_size=1, max_size=8), min_size=1, max_size=10

@@ -214,7 +214,7 @@ def cut_worlds(draw: st.DrawFn) -> tuple[Tensors, list[Rank]]:
     return weights, place(weights, shares, lambda: draw(st.integers(0, 3)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cut_worlds())
 def test_however_tensors_are_cut_the_ranks_follow_the_paper(world: tuple[Tensors, list[Rank]]) -> None:
     weights, ranks = world

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_shards import BERT, tokenizer_of
 
@@ -67,7 +67,6 @@ def test_pieces_are_masked_as_they_always_were() -> None:
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
-@settings(deadline=None)
 @given(
     sequences=st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=60), min_size=1, max_size=6),
     rate=st.sampled_from([0.05, 0.15, 0.4]),

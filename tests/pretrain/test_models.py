@@ -64,7 +64,7 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=Lengths, data=st.data())
 def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: list[int], data: st.DataObject) -> None:
     model = rough(family)
@@ -143,7 +143,7 @@ def dense(parts: list[Tensor], lengths: list[int], causal: bool, masks: list[Ten
     return torch.cat(out)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=Lengths, causal=st.booleans())
 def test_attention_stays_within_each_sequence(lengths: list[int], causal: bool) -> None:
     parts, sequences = attention_inputs(lengths, torch.float64)

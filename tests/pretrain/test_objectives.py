@@ -95,7 +95,7 @@ def test_shares_of_swapped_segments(long_documents: Documents) -> None:
     assert counts.min() > 0 and counts.max() < 1.4 * np.median(counts)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sentences=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=8),
     seq_len=st.integers(8, 64),
@@ -180,7 +180,7 @@ def test_the_stream_is_cut_without_loss(gpt2_data: Path, seq_len: int, objective
     assert batch.counts == {"token": count * seq_len} and batch.tokens == count * seq_len
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, 30), min_size=2, max_size=12), seq_len=st.integers(8, 40), isolate=st.booleans())
 def test_samples_of_the_stream_by_their_documents(
     lengths: list[int], seq_len: int, isolate: bool, tmp_path_factory: pytest.TempPathFactory

@@ -45,13 +45,11 @@ def test_permutation_of_every_small_size_is_a_bijection() -> None:
         assert (np.bincount(everywhere(size, key_of("test", size)), minlength=size) == 1).all(), size
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 5000), key=KEYS)
 def test_permutation_is_a_bijection_under_every_key(size: int, key: int) -> None:
     assert (np.bincount(everywhere(size, key), minlength=size) == 1).all()
 
 
-@settings(deadline=None)
 @given(size=st.integers(2, 10**12) | st.sampled_from([4**19, 4**19 + 1, 4**19 - 1, 10**12]), key=KEYS, data=st.data())
 def test_permutation_of_any_size_keeps_apart_what_was_apart(size: int, key: int, data: st.DataObject) -> None:
     around = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
@@ -139,7 +137,6 @@ def phase_lists(draw: st.DrawFn, largest_batch: int = 12, longest: int = 8) -> l
     return phases
 
 
-@settings(deadline=None)
 @given(phases=phase_lists())
 def test_closed_forms_agree_with_counting(phases: list[PhaseConfig]) -> None:
     expected = [
@@ -175,7 +172,6 @@ def test_steps_that_are_not_there_are_refused() -> None:
             samples_before(phases, step)
 
 
-@settings(deadline=None)
 @given(batch_size=st.integers(1, 300), world_size=st.integers(1, 7), micro_batch=st.integers(1, 64))
 def test_ranks_share_a_step_out_without_gap_or_overlap(batch_size: int, world_size: int, micro_batch: int) -> None:
     shares = [share_of_rank(batch_size, rank, world_size) for rank in range(world_size)]
@@ -192,7 +188,6 @@ def walked(phases: list[PhaseConfig], sizes: list[list[int]], **given: Any) -> l
     return [samples_of_step(1, "data", phases, sizes, step, **given) for step in range(total_steps(phases))]
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 60), phases=phase_lists(largest_batch=40, longest=20))
 def test_each_epoch_of_each_phase_uses_each_sample_once(size: int, phases: list[PhaseConfig]) -> None:
     seen: dict[tuple[int, int], list[int]] = {}
@@ -212,7 +207,6 @@ def test_each_epoch_of_each_phase_uses_each_sample_once(size: int, phases: list[
             assert seen[number, 0] != seen[number, 1]
 
 
-@settings(deadline=None)
 @given(weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=12))
 def test_quotas_follow_the_weights_and_fill_a_block(weights: list[float]) -> None:
     shares = quotas(tuple(weights))
@@ -233,7 +227,7 @@ def test_quotas_of_plain_weights_are_exact() -> None:
     assert quotas((1e-12, 1.0)) == (1, MIXTURE_BLOCK - 1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(300, 40_000), min_size=1, max_size=4),
     parts=st.lists(st.floats(0.01, 10.0), min_size=4, max_size=4),

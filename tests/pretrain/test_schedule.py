@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.config import PhaseConfig
@@ -90,7 +90,6 @@ def test_polynomial_of_power_one_is_linear() -> None:
     assert rates_of(phase_of("polynomial", final=0.3)) == rates_of(phase_of("linear", final=0.3))
 
 
-@settings(deadline=None)
 @given(any_phase())
 def test_rates_stay_between_zero_and_the_highest_and_never_rise_after_warm_up(phase: PhaseConfig) -> None:
     rates = rates_of(phase)
@@ -101,7 +100,6 @@ def test_rates_stay_between_zero_and_the_highest_and_never_rise_after_warm_up(ph
         assert rates[-1] >= phase.lr * phase.final * (1 - 1e-12)
 
 
-@settings(deadline=None)
 @given(any_phase())
 def test_rates_do_not_jump_where_warm_up_ends(phase: PhaseConfig) -> None:
     warmup = phase.warmup_length
@@ -112,7 +110,6 @@ def test_rates_do_not_jump_where_warm_up_ends(phase: PhaseConfig) -> None:
             assert factor(phase, warmup) == pytest.approx(math.sqrt(warmup / (warmup + 1)))
 
 
-@settings(deadline=None)
 @given(before=any_phase(), phase=any_phase(), after=any_phase(), data=st.data())
 def test_a_phase_depends_on_no_other(
     before: PhaseConfig, phase: PhaseConfig, after: PhaseConfig, data: st.DataObject
@@ -132,7 +129,6 @@ def test_rates_follow_the_batch_size_up_a_ramp(rule: str, power: float, schedule
     assert scaled[10:40] == plain[10:40]
 
 
-@settings(deadline=None)
 @given(
     steps=st.integers(1, 300),
     warmup=st.floats(0.0, 0.99),
