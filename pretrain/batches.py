@@ -157,7 +157,11 @@ def stream(maker: BatchMaker, steps: Iterable[int], data_workers: int) -> Iterat
         multiprocessing_context="fork" if data_workers else None,
         generator=Generator(),  # of its own: the loader draws a seed, and the model's dropout shall not notice
     )
-    return iter(loader)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # its processes begin with what is blocked here
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True)
@@ -173,11 +177,13 @@ def _as_it_is(step: Any) -> Any:
 
 
 def _prepare_process(parent: int, number: int) -> None:
-    """Die with the rank, and end only when the rank says so: a signal to a whole job shall let it finish its step."""
+    """Die with the rank, and end only when the rank says so: a signal to a whole job shall let it finish its step.
+
+    The signals are blocked since before the process began.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     Thread(target=_end_when_told, args=(parent,), daemon=True).start()
 
 

@@ -330,13 +330,15 @@ from pretrain.config import TrainingConfig
 config = TrainingConfig.model_validate_json(sys.argv[1])
 maker = BatchMaker.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
 steps = stream(maker, range(8), 2)
-first = next(steps)
 workers = [process.pid for process in multiprocessing.active_children()]
+other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)
+if sys.argv[4] == "signalled":  # as soon as they are there, and at work
+    subprocess.run(["sh", "-c", other], check=True)
+first = next(steps)
 if sys.argv[4] == "killed":
     print(*workers, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[4] == "signalled":
-    other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)
     subprocess.run(["sh", "-c", other], check=True)
     print(len(list(steps)))
 """
