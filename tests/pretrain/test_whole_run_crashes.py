@@ -20,7 +20,7 @@ LONGEST_START_S, LONGEST_LIFE_S = 16.0, 1.5
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.long  # short ones, of a single kill and of a stop, are in test_training.py
+@pytest.mark.long  # short ones: a single kill in test_training.py, a stop in test_s3_run.py
 @pytest.mark.parametrize(("kills", "steps"), [(3, 120), (20, 600)])
 def test_kills_of_whole_runs(kills: int, steps: int, bert_data: Path, tmp_path: Path) -> None:
     rng, run, counts = random.Random(kills), tmp_path / "run", Counter[str]()
