@@ -166,6 +166,11 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     assert json.loads((run / "summary.json").read_text())["restarts"] >= 3
 
 
+def test_what_starts_a_rank_imports_no_torch() -> None:
+    code = "import sys, cluster.rank; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
 def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplace: Path, whole: Path) -> None:
     refused = multihop(workplace, "run", "recipe.yaml", "model.layers=1", code=2)
     assert "was begun with another recipe (model.layers was 2, is 1)" in refused
