@@ -4,6 +4,8 @@ A row group or record batch belongs to the part in which it begins. Parquet is r
 batch the text's column is held whole.
 """
 
+import contextlib
+import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -70,10 +72,25 @@ def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
             source.seek(0)
             yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=[column]))
         return
-    column = _column(pa.ipc.open_file(source).schema, part.file.field)
-    reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
+    pa.set_io_thread_count(1)
+    try:
+        column = _column(pa.ipc.open_file(source).schema, part.file.field)
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
+    finally:
+        _wait_for_io_thread()
     for number in _numbers(part, reader.num_record_batches):
         yield reader.get_batch(number)
+
+
+def _wait_for_io_thread() -> None:
+    """Until Arrow's thread has let go of the footer that it read.
+
+    It does so a moment after `open_file` came back, and needs Python for it: a process that ends in this moment is
+    aborted (https://docs.python.org/3.11/c-api/init.html#c.PyGILState_Ensure). A single thread does in turn what it
+    is asked for, so when it has failed to read a file that is nothing to Python, it has done the rest.
+    """
+    with pa.OSFile(os.devnull) as nothing, contextlib.suppress(OSError):
+        pa.ipc.open_file(nothing, footer_offset=64)
 
 
 def _numbers(part: Part, count: int) -> list[int]:

@@ -150,11 +150,48 @@ def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> Non
     else:
         with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(str(path), table.schema) as writer:
             writer.write_table(table, max_chunksize=70)
+    assert int(_run(DAMAGES, path)) >= 25
+
+
+ENDS_AT_ONCE = """
+import io, sys, time
+from data_prep.config import Source
+from data_prep.reading import opening
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.readers import read_part
+from data_prep.reading.sources import Part, list_files
+
+class LetGoSlowly(bytearray):
+    def __del__(self):
+        time.sleep(0.2)
+
+class Reader(io.BufferedReader):
+    def read(self, size=-1):
+        return LetGoSlowly(super().read(size))
+
+opening.io.BufferedReader = Reader
+(file,) = list_files([Source(path=sys.argv[1])])
+try:
+    list(read_part(Part(file, 0, file.size)))
+except UnreadableFileError:
+    print("broken")
+"""
+
+
+def test_a_process_that_ends_after_a_broken_footer_ends_well(tmp_path: Path) -> None:
+    """pyarrow reads it in a thread of its own, which aborts the process if it lets go of the bytes too late."""
+    path = tmp_path / "a.arrow"
+    path.write_bytes(b"ARROW1\0\0" + b"x" * 100 + b"\xff\xff\xff\x0fARROW1")
+    assert _run(ENDS_AT_ONCE, path) == "broken\n"
+
+
+def _run(code: str, path: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", DAMAGES, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 25
+    return done.stdout
 
 
 @pytest.fixture
