@@ -72,25 +72,29 @@ def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
             source.seek(0)
             yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=[column]))
         return
-    pa.set_io_thread_count(1)
-    try:
+    with _io_thread_awaited():
         column = _column(pa.ipc.open_file(source).schema, part.file.field)
         reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
-    finally:
-        _wait_for_io_thread()
     for number in _numbers(part, reader.num_record_batches):
         yield reader.get_batch(number)
 
 
-def _wait_for_io_thread() -> None:
-    """Until Arrow's thread has let go of the footer that it read.
+@contextlib.contextmanager
+def _io_thread_awaited() -> Iterator[None]:
+    """Within, files may be opened; at the end Arrow's thread has let go of the footers that it read for that.
 
     It does so a moment after `open_file` came back, and needs Python for it: a process that ends in this moment is
     aborted (https://docs.python.org/3.11/c-api/init.html#c.PyGILState_Ensure). A single thread does in turn what it
     is asked for, so when it has failed to read a file that is nothing to Python, it has done the rest.
     """
-    with pa.OSFile(os.devnull) as nothing, contextlib.suppress(OSError):
-        pa.ipc.open_file(nothing, footer_offset=64)
+    threads = pa.io_thread_count()
+    pa.set_io_thread_count(1)
+    try:
+        yield
+    finally:
+        with pa.OSFile(os.devnull) as nothing, contextlib.suppress(OSError):
+            pa.ipc.open_file(nothing, footer_offset=64)
+        pa.set_io_thread_count(threads)
 
 
 def _numbers(part: Part, count: int) -> list[int]:

@@ -156,8 +156,8 @@ def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> Non
 ENDS_AT_ONCE = """
 import io, sys, time
 from data_prep.config import Source
-from data_prep.reading import opening
 from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.opening import OpenedFile
 from data_prep.reading.readers import read_part
 from data_prep.reading.sources import Part, list_files
 
@@ -165,11 +165,12 @@ class LetGoSlowly(bytearray):
     def __del__(self):
         time.sleep(0.2)
 
-class Reader(io.BufferedReader):
+class Stream(io.BufferedReader):
     def read(self, size=-1):
         return LetGoSlowly(super().read(size))
 
-opening.io.BufferedReader = Reader
+stream = OpenedFile.stream
+OpenedFile.stream = lambda opened: Stream(stream(opened).detach())
 (file,) = list_files([Source(path=sys.argv[1])])
 try:
     list(read_part(Part(file, 0, file.size)))
