@@ -119,7 +119,12 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
             trace_asked=lambda: asked_steps(run_dir / "trace") if ranks.rank == 0 else 0,
             trace=tracer.before_step,
         )
-        finished = train(engine, batches, progress, hooks, peak_flops)
+        try:
+            finished = train(engine, batches, progress, hooks, peak_flops)
+        except FloatingPointError:  # on all ranks at once: the save under way is not to be lost with them
+            writer.wait()
+            ranks.from_first(0)  # nobody leaves before rank 0 has committed
+            raise
         tracer.finish()
         writer.wait()
     if not finished:
