@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import runs
+from worker_runs import finish
 from workplace import begin, ended, json_lines, losses, make_workplace, ranks_of, wait_for
 
 from pretrain.checkpoint import folder_of_step, newest_step, verify
@@ -36,7 +36,7 @@ def test_a_silent_rank_is_ended_and_the_run_goes_on(texts: Path, tmp_path: Path)
     undisturbed.mkdir()
     (undisturbed / "recipe.json").write_bytes((run / "recipe.json").read_bytes())
     (undisturbed / "data").symlink_to((run / "data").resolve())
-    runs.finish(undisturbed, run / "data", 2)
+    finish(undisturbed, run / "data", 2)
     assert losses(run) == losses(undisturbed) and sorted(losses(run)) == list(range(1, STEPS + 1))
     ours, theirs = (verify(folder_of_step(str(each / "checkpoints"), STEPS)) for each in (run, undisturbed))
     assert ours.files == theirs.files

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from runs import finish
 from s3_endpoint import bucket, s3, s3_server
+from worker_runs import finish
 
 __all__ = ["bucket", "s3", "s3_server"]
 

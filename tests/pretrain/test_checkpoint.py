@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import SHAPES, flip, manifest_of, save, whole, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from saved_tensors import SHAPES, flip, manifest_of, save, whole, write
 
 from data_prep.files import canonical_json, sha256_file, sha256_json
 from pretrain.checkpoint import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import flip, manifest_of, save
+from saved_tensors import flip, manifest_of, save
 
 from data_prep.files import canonical_json, sha256_json
 from pretrain.checkpoint import (

@@ -20,8 +20,8 @@ from huggingface import (
 )
 from rank_jobs import weights_at_start
 from rank_pool import RankPool
-from runs import recipe
 from safetensors.torch import load_file, save_file
+from worker_runs import recipe
 
 from data_prep.manifest import read_manifest
 from pretrain.config import ModelConfig

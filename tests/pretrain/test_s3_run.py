@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import STEPS, checkpoint, finish, log_of, losses, start
+from worker_runs import STEPS, checkpoint, finish, log_of, losses, start
 
 from pretrain.checkpoint import folder_of_step, list_steps, newest_good, verify
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import (
+from worker_runs import (
     STEPS,
     assert_same_state,
     checkpoint,

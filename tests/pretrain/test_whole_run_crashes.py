@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import Torchrun, checkpoint, finish, kill, losses, losses_of_step, ranks_of, rows, start
+from worker_runs import Torchrun, checkpoint, finish, kill, losses, losses_of_step, ranks_of, rows, start
 
 from pretrain.checkpoint import list_steps, newest_good, verify
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import yaml
-from runs import run_of_rank
+from worker_runs import run_of_rank
 
 Command = subprocess.Popen[str]
 ROOT = Path(__file__).parents[2]
