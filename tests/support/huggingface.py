@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import numpy as np
 import pytest
+import saved_tensors
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -74,7 +74,7 @@ def save(model: Model, folder: Path, world_size: int = 2) -> str:
             start, stop = (parameter.numel() * r // world_size for r in (rank, rank + 1))
             part[f"weight/{name}@{start}"] = parameter.detach().reshape(-1)[start:stop]
         parts.append(part)
-    return checkpoints.write(str(folder), parts, checkpoints.manifest_of(1, world_size, shapes))
+    return saved_tensors.write(str(folder), parts, saved_tensors.manifest_of(1, world_size, shapes))
 
 
 def theirs_of(
