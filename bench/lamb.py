@@ -178,11 +178,11 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--json", type=Path, default=Path("bench/results/lamb.json"))
     arguments = parser.parse_args()
-    ranks = join()
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    ranks = join(arguments.json.parent)
     result = measure(arguments, ranks)
     if ranks.rank == 0:
         show(result)
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(arguments.json, json.dumps(result, indent=1).encode())
     ranks.leave()
 

@@ -1,12 +1,18 @@
 """The processes of a training run, and the few things they agree on."""
 
+import hmac
 import os
+import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from pretrain.rendezvous import Listener, Store, invite, meeting_of, on_one_host
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,50 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def join() -> Ranks:
-    """Meet the other ranks: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT stand in the environment."""
+def join(run_dir: Path | None = None) -> Ranks:
+    """Meet the other ranks of this start, and none but them.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT stand in the environment.
+
+    Args:
+        run_dir: where ranks that torchrun started find rank 0; not needed by a single rank or under a cluster.
+
+    Raises:
+        ConnectionError: whoever took a rank's place does not know the secret of the start.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    return Ranks(dist.get_rank(), dist.get_world_size(), device)
+    elif on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside needs to reach it
+    meeting, invitation = meeting_of(run_dir, rank), None
+    if rank == 0:
+        meeting = Listener(meeting).meeting
+        if run_dir is not None and world_size > 1:
+            invitation = invite(run_dir, meeting)
+    store = Store(meeting, dist.default_pg_timeout)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
+    ranks = Ranks(rank, world_size, device)
+    _prove(ranks, store, meeting.secret)
+    if invitation is not None:
+        invitation.unlink(missing_ok=True)
+    return ranks
+
+
+def _prove(ranks: Ranks, store: Store, secret: bytes) -> None:
+    """Show the others that this rank knows the secret, and see that they do.
+
+    The store lets nobody else in, but gloo's and NCCL's own connections are made with whoever is quick enough.
+    """
+    if ranks.rank == 0:
+        store.set("nonce", secrets.token_bytes(32))
+    nonce = store.get("nonce")
+    expected = [hmac.digest(secret, b"rank %d " % rank + nonce, "sha256") for rank in range(ranks.world_size)]
+    mine = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(ranks.device)
+    theirs = [torch.empty_like(mine) for _ in expected]
+    dist.all_gather(theirs, mine)
+    for rank, (found, wanted) in enumerate(zip(theirs, expected, strict=True)):
+        if not hmac.compare_digest(bytes(found.tolist()), wanted):
+            raise ConnectionError(f"whoever answers as rank {rank} does not know the secret of this start")

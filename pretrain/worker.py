@@ -244,7 +244,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
     try:
-        ranks = join()
+        ranks = join(run_dir)
         code = train_run(run_dir, ranks, console)
         ranks.leave()
         return code

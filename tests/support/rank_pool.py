@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import secrets
 import socket
 import time
 import traceback
@@ -49,9 +50,11 @@ class RankPool:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        secret = secrets.token_hex(32)
         for rank in range(self.world_size):
             ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=False)
+            arguments = (theirs, rank, self.world_size, port, secret)
+            process = spawn.Process(target=_serve, args=arguments, daemon=False)
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -74,13 +77,15 @@ class RankPool:
         return [answers.get(number, silent) for number in range(self.world_size)]
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, port: int) -> None:
+def _serve(pipe: Connection, rank: int, world_size: int, port: int, secret: str) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "MULTIHOP_RENDEZVOUS_SECRET": secret,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
