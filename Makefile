@@ -1,4 +1,5 @@
 # make demo: the whole path on real text   make test: linters and all tests but the long ones   make test-long   make clean
+# OVERRIDES='KEY=VALUE …' changes the recipe of a demo.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
@@ -13,10 +14,10 @@ VADER := vaderSentiment==3.3.2
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.done
-	$(BIN)/multihop run recipes/demo.yaml
+	$(BIN)/multihop run recipes/demo.yaml $(OVERRIDES)
 
 gpt2: $(VENV)/demo.done
-	$(BIN)/multihop run recipes/demo-gpt2.yaml
+	$(BIN)/multihop run recipes/demo-gpt2.yaml $(OVERRIDES)
 
 test: lint $(VENV)/demo.done
 	$(BIN)/pytest

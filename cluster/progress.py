@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
 
 
@@ -34,7 +34,7 @@ class ProgressLine:
         if now - self._printed >= _PLAIN_EVERY_S or done == total:
             self._printed = now
             tail = f"  {detail}" if detail else ""
-            console.print(f"{self._title}  {done}/{total}{tail}{'' if left is None else f', {_clock(left)} left'}")
+            console.print(f"{self._title}  {done}/{total}{tail}{'' if left is None else f', {_duration(left)} left'}")
 
 
 @contextmanager
@@ -44,10 +44,10 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
         yield ProgressLine(title, None)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -55,6 +55,11 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
         yield ProgressLine(title, live)
 
 
-def _clock(seconds: float) -> str:
+def clock(at: float | None = None) -> str:
+    """The time of day of `at`, in seconds since 1970; None: now."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"

@@ -4,17 +4,19 @@ The actor itself never imports torch: that would cost every start and every rest
 """
 
 import ctypes
+import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from pretrain.run_files import GAVE_UP
-
-_STOPPED = 75
+from pretrain.starting import SECRET, STOPPED, SUPERVISED, TIMES
 
 
 def run_rank(config: dict[str, Any]) -> None:
@@ -32,17 +34,24 @@ def run_rank(config: dict[str, Any]) -> None:
         return
     context = train.get_context()
     rank, local_rank = context.get_world_rank(), context.get_local_rank()
-    host = get_node_ip_address()
-    endpoint = broadcast_from_rank_zero({"host": host, "port": _free_port(host)} if rank == 0 else None)
+    on_one_host = context.get_local_world_size() == context.get_world_size()
+    host = "127.0.0.1" if on_one_host else get_node_ip_address()
+    endpoint = broadcast_from_rank_zero(
+        {"host": host, "port": _free_port(host), "secret": secrets.token_hex(32)} if rank == 0 else None
+    )
     assert endpoint is not None
+    times = json.loads(config["environment"].get(TIMES, "{}")) | {"placed": time.time()}
     cores = len(os.sched_getaffinity(0))
     sees_one_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
     environment = {
         **os.environ,
         **config["environment"],
-        "MULTIHOP_SUPERVISED": "1",
+        SUPERVISED: "1",
+        TIMES: json.dumps(times),
+        SECRET: endpoint["secret"],
         "RANK": str(rank),
         "WORLD_SIZE": str(context.get_world_size()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
         "LOCAL_RANK": "0" if sees_one_gpu else str(local_rank),
         "MASTER_ADDR": endpoint["host"],
         "MASTER_PORT": str(endpoint["port"]),
@@ -63,7 +72,7 @@ def run_rank(config: dict[str, Any]) -> None:
     for line in child.stdout:
         last_line = line.strip() or last_line
     code = child.wait()
-    if code not in (0, _STOPPED) and not gave_up.exists():
+    if code not in (0, STOPPED) and not gave_up.exists():
         what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {last_line}"
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 

@@ -27,12 +27,13 @@ from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
 from pretrain.order import total_steps
 from pretrain.run_files import checkpoints_of
 from pretrain.samples import build_indexes
+from pretrain.starting import MLFLOW_RUN_ID, STOPPED
 
 if TYPE_CHECKING:
     from cluster.tracking import Tracker
     from eval.trial import Trial
 
-DONE, STOPPED = 0, 75
+DONE = 0
 STAGES = ("prep", "train", "eval")
 
 
@@ -214,9 +215,7 @@ def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
                 line.update(row["step"], last, f"loss {row['token_loss']:.3f}  {heldout}  {speed}")
 
         line.update(newest_step(run.checkpoints) or 0, last, heldout)
-        train_on_ray(
-            run.folder, run.checkpoints, run.recipe.cluster.workers, {"MULTIHOP_MLFLOW_RUN_ID": tracker.run_id}, show
-        )
+        train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
     return newest_step(run.checkpoints) == last
 
 

@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.nodes import Nodes
+from cluster.progress import clock, console
 from cluster.rank import run_rank
 from cluster.rows import RowFollower
 from pretrain.checkpoint import newest_step
 from pretrain.run_files import GAVE_UP
+from pretrain.starting import TIMES
 
 _POLL_S = 0.5
 _RESTARTS = 3
-"""How often in a row the ranks may die without a new checkpoint before the run is given up."""
+"""How often in a row the ranks are started again without a new checkpoint before the run is given up."""
 
 
 class TrainingFailed(Exception):
@@ -38,6 +41,8 @@ def train_on_ray(
 ) -> None:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the checkpoints tell how far it came.
 
+    Ranks that end before are started again, from the newest checkpoint and as soon as the cluster has room for them.
+
     Args:
         checkpoints: where they stand.
         environment: variables for the ranks.
@@ -51,22 +56,40 @@ def train_on_ray(
     (run_dir / "stop").unlink(missing_ok=True)
     (run_dir / GAVE_UP).unlink(missing_ok=True)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
+    nodes = Nodes(workers)
+    times: dict[str, float] = {}
+    failures = 0
     with _stop_file_on_signals(run_dir / "stop"):
         while True:
+            while nodes.are_missing() and not (run_dir / "stop").exists():
+                time.sleep(_POLL_S)
             before = newest_step(checkpoints)
-            gang = _Gang(run_dir, workers, environment)
+            times["asked"] = time.time()
+            gang = _Gang(run_dir, workers, environment | {TIMES: json.dumps(times)})
             gang.start()
             while gang.is_alive():
                 gang.join(_POLL_S)
+                nodes.are_missing()
                 for row in rows.read():
+                    times["silent"] = row.get("time", times["asked"])
                     on_row(row)
             if (run_dir / GAVE_UP).exists():
                 reason = json.loads((run_dir / GAVE_UP).read_text())
                 raise ValueError(reason["message"]) if reason["code"] == 2 else TrainingFailed(reason["message"])
             if gang.error is None:
                 break
-            if newest_step(checkpoints) == before:
-                raise TrainingFailed(_explain(run_dir, gang.error))
+            times["ended"] = time.time()
+            step = newest_step(checkpoints)
+            if (run_dir / "stop").exists():
+                console.print(f"the ranks ended ({_reason(gang.error)}) before they had saved what came after {step}")
+                break
+            failures = failures + 1 if step == before else 0
+            if failures > _RESTARTS:
+                raise TrainingFailed(
+                    f"the ranks ended {failures} times without a new checkpoint: {_reason(gang.error)}; see "
+                    f"{run_dir}/logs"
+                )
+            console.print(f"{clock()} the ranks ended ({_reason(gang.error)}); they start again from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
     (run_dir / "stop").unlink(missing_ok=True)
 
@@ -93,7 +116,8 @@ class _Gang(threading.Thread):
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",
                 storage_path=str(self._run_dir / ".ray-train"),
-                failure_config=FailureConfig(max_failures=_RESTARTS),
+                # Ray Train would not say that the ranks ended, nor know whether they had got any further before.
+                failure_config=FailureConfig(max_failures=0),
             ),
         )
         try:
@@ -120,7 +144,7 @@ def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _explain(run_dir: Path, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     reasons = [str(failure).strip().splitlines()[-1] for failure in failures.values()] if failures else [str(error)]
-    return f"the ranks died {_RESTARTS + 1} times without a new checkpoint: {'; '.join(reasons)}; see {run_dir}/logs"
+    return "; ".join(reasons)

@@ -22,8 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-SECRET = "MULTIHOP_RENDEZVOUS_SECRET"
-"""The variable through which a cluster gives each rank the secret of the start, in hex."""
+from pretrain.starting import SECRET
 
 _LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 600.0

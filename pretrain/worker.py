@@ -39,15 +39,15 @@ from pretrain.restore import start_engine
 from pretrain.retention import sweep
 from pretrain.run_files import GAVE_UP, checkpoints_of, claim_checkpoints, read_config
 from pretrain.samples import build_indexes
+from pretrain.starting import MLFLOW_RUN_ID, STOPPED, SUPERVISED, StartTimes
 from pretrain.tracing import Tracer, asked_steps
 
-STOPPED = 75
 _LOCK_PATIENCE_S = 90.0
 
 log = logging.getLogger("multihop")
 
 
-def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int:
+def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] = sys.stdout) -> int:
     """Train this rank's part of the run in `run_dir` to its end, or until it is asked to stop; the exit code."""
     config = read_config(run_dir)
     if config.engine.deterministic:
@@ -66,11 +66,10 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
             log.warning(sentence)
         build_indexes(run_dir / "index", data, config)
     attempt, resume_from = ranks.from_first(attempt), ranks.from_first(resume_from)
+    times.lap("checking")
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
     peak_flops = ranks.sum({"rate": rate})["rate"]
-    if ranks.rank == 0:
-        _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over, rate)
     sizes = micro_batches(config, run_dir, ranks)
     batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
     started = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume_from)
@@ -102,12 +101,14 @@ def train_run(run_dir: Path, ranks: Ranks, console: IO[str] = sys.stdout) -> int
             data_fingerprint=data.manifest.fingerprint,
             tokenizer_sha256=data.manifest.tokenizer.sha256,
             parent=started.parent,
-            mlflow_run_id=os.environ.get("MULTIHOP_MLFLOW_RUN_ID"),
+            mlflow_run_id=os.environ.get(MLFLOW_RUN_ID),
         )
         writer.save(tensors, manifest)
 
     if ranks.rank == 0:
         cut_torn_line(run_dir / "metrics.jsonl")
+        times.lap("restoring")
+        _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with open(run_dir / "metrics.jsonl", "a") as metrics:
         hooks = Hooks(
@@ -172,7 +173,9 @@ def _lock(run_dir: Path) -> FileLock:
     return lock
 
 
-def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_over: list[str], rate: float) -> None:
+def _note_start(
+    run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_over: list[str], rate: float, times: StartTimes
+) -> None:
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
     datasheet = datasheet_rate(device)
     row = {
@@ -186,6 +189,7 @@ def _note_start(run_dir: Path, ranks: Ranks, attempt: str, step: int, passed_ove
         "matmul_tflops_per_s": rate / 1e12,
         "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
         "passed_over": passed_over,
+        "seconds": times.seconds,
     }
     append_row(run_dir / "starts.jsonl", row)
 
@@ -243,16 +247,18 @@ def main() -> int:
     keep_freed_memory()
     run_dir = Path(sys.argv[1])
     console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
+    times = StartTimes()
     try:
         ranks = join(run_dir)
-        code = train_run(run_dir, ranks, console)
+        times.lap("meeting")
+        code = train_run(run_dir, ranks, times, console)
         ranks.leave()
         return code
     except Exception as error:
         log.exception("training failed")
         code, known = (2, True) if isinstance(error, ValueError) else (1, _comes_again(error))
         print(error if known else f"{type(error).__name__}: {error}", file=console, flush=True)
-        if known and "MULTIHOP_SUPERVISED" in os.environ:  # the cluster would start the ranks again
+        if known and SUPERVISED in os.environ:  # the cluster would start the ranks again
             reason = {"code": code, "message": str(error)}
             write_atomically(run_dir / GAVE_UP, json.dumps(reason).encode())
         return code

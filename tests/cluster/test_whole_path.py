@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,6 +144,10 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
+    assert re.search(r"\d+:\d\d:\d\d the ranks ended \(rank 1 on \S+ was ended by signal 9\); they start again", output)
+    *_, again = read_rows(run / "starts.jsonl")
+    parts = ["unnoticed", "waiting", "placing", "importing", "meeting", "checking", "restoring"]
+    assert list(again["seconds"]) == parts and all(seconds >= 0 for seconds in again["seconds"].values())
     stopped_at = newest_step(str(run / "checkpoints"))
     assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.rendezvous import SECRET, Listener, Meeting, Store, invite, meeting_of
+from pretrain.rendezvous import Listener, Meeting, Store, invite, meeting_of
+from pretrain.starting import SECRET
 
 PATIENCE = timedelta(seconds=20)
 

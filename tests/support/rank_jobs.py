@@ -18,6 +18,7 @@ from pretrain.ranks import Ranks
 from pretrain.restore import start_engine
 from pretrain.run_files import read_config
 from pretrain.schedule import learning_rate
+from pretrain.starting import StartTimes
 from pretrain.worker import train_run
 
 VOCABULARY = 61
@@ -140,7 +141,7 @@ def train_on_batches(
 def run_worker(ranks: Ranks, run_dir: Path) -> int:
     """A whole run as this rank, but for starting and ending the process."""
     with open(run_dir / "logs" / "console.txt", "a") as console:
-        return train_run(run_dir, ranks, console)
+        return train_run(run_dir, ranks, StartTimes(), console)
 
 
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:

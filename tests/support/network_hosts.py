@@ -1,0 +1,101 @@
+"""Hosts on one machine: network namespaces on a bridge, each with an address of its own. They share the disk."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+
+
+class Hosts:
+    """`names[i]` has the address `addresses[i]`; all reach each other, and nothing else is reached."""
+
+    def __init__(self, count: int) -> None:
+        """Raises OSError where this machine has no such thing, or does not let this user make it."""
+        self._tag = f"mh{secrets.token_hex(2)}"
+        self._bridge = f"{self._tag}br"
+        self.names = [f"{self._tag}{number}" for number in range(count)]
+        self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
+        try:
+            # A namespace of its own for the bridge: no address of the machine itself is taken.
+            _ip("netns", "add", self._bridge)
+            _ip("-n", self._bridge, "link", "add", "br0", "type", "bridge")
+            _ip("-n", self._bridge, "link", "set", "br0", "up")
+            for name, address in zip(self.names, self.addresses, strict=True):
+                _ip("netns", "add", name)
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", self._bridge)
+                _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+                _ip("-n", name, "link", "set", "eth0", "up")
+                _ip("-n", self._bridge, "link", "set", name, "master", "br0", "up")
+        except BaseException:
+            self.remove()
+            raise
+
+    def start(self, host: int, command: Sequence[str], output: Path, **environment: str) -> "subprocess.Popen[bytes]":
+        """Run a command on a host, its output in a file."""
+        with open(output, "ab") as file:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.names[host], *command],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def start_ray(self, host: int, output: Path, cpus: int, **environment: str) -> None:
+        """`ray start` on a host: the head on the first, which the others join."""
+        head = ["--head", "--port=6379", "--include-dashboard=false"]
+        role = head if host == 0 else [f"--address={self.addresses[0]}:6379"]
+        ray = str(Path(sys.executable).with_name("ray"))
+        command = [ray, "start", *role, f"--node-ip-address={self.addresses[host]}", f"--num-cpus={cpus}"]
+        # Nodes of one machine would share what Ray keeps of a session.
+        folder = f"--temp-dir={output.parent / f'ray-{host}'}"
+        memory = "--object-store-memory=100000000"
+        started = self.start(host, [*command, memory, *([folder] if host == 0 else [])], output, **environment)
+        if started.wait(timeout=120) != 0:
+            raise AssertionError(output.read_text())
+
+    def lose_power(self, host: int) -> None:
+        """The host is gone from one moment to the next: nobody is told that its connections are."""
+        _ip("-n", self.names[host], "link", "set", "eth0", "down")
+        self._end(host)
+
+    def restore_power(self, host: int) -> None:
+        """Its network is there again, and no process."""
+        _ip("-n", self.names[host], "link", "set", "eth0", "up")
+
+    def processes(self, host: int) -> list[psutil.Process]:
+        """What runs on a host."""
+        found = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True)
+        return [psutil.Process(int(pid)) for pid in found.stdout.split() if psutil.pid_exists(int(pid))]
+
+    def remove(self) -> None:
+        """End all that runs on the hosts, and take them down."""
+        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        for name in [*self.names, self._bridge]:
+            if name in there:
+                if name in self.names:
+                    self._end(self.names.index(name))
+                _ip("netns", "delete", name)
+
+    def _end(self, host: int) -> None:
+        for _ in range(3):  # one that was just about to start another
+            processes = self.processes(host)
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=10)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
