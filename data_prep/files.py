@@ -8,9 +8,13 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What `OSError.errno` says where there is no room, or none of the user's share is left."""
+_BLOCK = 64 * 2**10
 _JSON_BYTES = 8 * 2**20
 """Parsed, the worst of a JSON file takes 24 times its size."""
 _JSON_DEPTH = 64
@@ -116,31 +120,63 @@ def canonical_json(obj: Any) -> bytes:
     return text.encode()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each synced into the one above: a power cut takes no file with its folder.
+
+    Raises:
+        FileExistsError: something else stands there.
+    """
+    path = path.absolute()
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the names in a folder: a new file's content alone would be lost with its name."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`: synced and renamed to it when the block ends well, removed when it does not.
 
-    Whoever looks at `path` sees the old file or the whole new one, also after a power cut.
+    Whoever looks at `path` sees the old file or the whole new one, also after a power cut. A link at `path` is
+    replaced, and what it points to stays as it is.
 
     Raises OSError with the path where the disk is full, which Arrow's own does not name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        with naming(path):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Where the disk or the user's share of it is full, the OSError of the block gets the name of what was written."""
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -155,8 +191,59 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def open_append(path: Path) -> BinaryIO:
+    """Open a file to append to it, made where there is none; its folder must exist.
+
+    Raises:
+        ValueError: as `check_own`.
+    """
+    file = BufferedWriter(FileIO(path, "ab", opener=_open_own))
+    if file.tell() == 0:  # perhaps made just now
+        sync_folder(path.parent)
+    return file
+
+
+def check_own(path: Path) -> None:
+    """Refuse to write into what is no regular file: in a folder from somebody else a link could lead anywhere.
+
+    Raises:
+        ValueError: a link, a FIFO, a folder or the like stands there.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(
+            f"{path} is a link or no regular file, and is not written into; remove it and give the same command again"
+        )
+
+
 def cut_torn_line(path: Path) -> None:
-    """Remove what a crash left of a last line, so that the next one appended is a line of its own."""
-    if path.exists():
-        with open(path, "rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+    """Remove what a crash left of a last line, so that the next one appended is a line of its own.
+
+    Raises:
+        ValueError: as `check_own`.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb+", opener=_open_own) as file:
+        end = end_of_lines(file)
+        if end < file.seek(0, os.SEEK_END):
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def end_of_lines(file: BinaryIO) -> int:
+    """The offset behind the last whole line; reads the file from its end."""
+    start = file.seek(0, os.SEEK_END)
+    while start > 0:
+        length = min(_BLOCK, start)
+        start -= length
+        file.seek(start)
+        found = file.read(length).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return 0
+
+
+def _open_own(path: str, flags: int) -> int:
+    """What opens a file to write into it: a link that comes to stand there after it was looked at is not followed."""
+    check_own(Path(path))
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
