@@ -116,8 +116,9 @@ def _check_links(run_dir: Path) -> None:
     for name in _WRITTEN_INTO:
         if (run_dir / name).is_symlink():
             raise ValueError(f"{run_dir / name} is a link, and is not written into; put a folder in its place")
-    for path in (run_dir / "worker.lock", *(run_dir / "logs").glob("rank-*.log")):
-        check_own(path)
+    for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
+        for path in run_dir.glob(pattern):
+            check_own(path)
 
 
 def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:

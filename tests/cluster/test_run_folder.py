@@ -110,7 +110,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
     (run_dir / ".holder").symlink_to(mine)
     with opened(run_dir, recipe, ()):
         pass
-    for name in (".lock", "worker.lock", "logs/rank-0.log"):
+    for name in (".lock", "worker.lock", "logs/rank-0.log", "metrics.jsonl", "eval/results.jsonl"):
         link = run_dir / name
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
@@ -118,6 +118,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
         with pytest.raises(ValueError, match=rf"a/{name} is a link or no regular file"), opened(run_dir, recipe, ()):
             pass
         link.unlink()
+    os.mkfifo(run_dir / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"a/metrics\.jsonl is a link or no regular file"), opened(run_dir, recipe, ()):
+        pass
     for name in ("results.jsonl", "starts.jsonl", "changes.jsonl"):
         (run_dir / name).symlink_to(mine)
         with pytest.raises(ValueError, match=rf"a/{name} is a link or no regular file"):
