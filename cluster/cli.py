@@ -1,6 +1,5 @@
 """The command line. Only what `--help` needs is imported here."""
 
-import errno
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from data_prep.files import DISK_FULL
 from data_prep.reading.failures import ReadFailed
 
 app = typer.Typer(
@@ -232,7 +232,7 @@ def main() -> None:
         print(f"multihop: {error}; the same command goes on from here", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in DISK_FULL:
             raise
         print(f"multihop: {error}; make room, and give the same command again", file=sys.stderr)
         sys.exit(1)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import replacing
+from cluster.summary import read_summary
+from data_prep.files import read_json_object, replacing
 from data_prep.rows import read_rows
 from eval.verdict import newest_rows
 from pretrain.changes import flatten
@@ -47,9 +48,14 @@ def find_runs(names: list[str], runs: Path) -> list[Path]:
 
 
 def compare(run_dirs: list[Path]) -> Comparison:
-    """Compare runs by the files of their directories; what a run has not reached yet is left empty."""
-    recipes = [flatten(_read_json(run_dir / "recipe.json")) for run_dir in run_dirs]
-    results = [_results(run_dir) for run_dir in run_dirs]
+    """Compare runs by the files of their directories; what a run has not reached yet is left empty.
+
+    Raises:
+        ValueError: one of the files is damaged.
+    """
+    resolved = [_read_recipe(run_dir / "recipe.json") for run_dir in run_dirs]
+    recipes = [flatten(recipe) for recipe in resolved]
+    results = [_results(run_dir, recipe["eval"]) for run_dir, recipe in zip(run_dirs, resolved, strict=True)]
     return Comparison(
         names=[run_dir.resolve().name for run_dir in run_dirs],
         recipe={
@@ -106,12 +112,18 @@ def draw(comparison: Comparison, path: Path) -> None:
     plt.close(figure)
 
 
-def _results(run_dir: Path) -> dict[str, str]:
-    path = run_dir / "summary.json"
-    summary = _read_json(path) if path.exists() else {}
+def _read_recipe(path: Path) -> dict[str, Any]:
+    recipe = read_json_object(path)
+    asked = recipe.get("eval")
+    if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):
+        raise ValueError(f"{path} is not a resolved recipe: it lacks eval.tasks and eval.seeds; restore it from a copy")
+    return recipe
+
+
+def _results(run_dir: Path, asked: dict[str, Any]) -> dict[str, str]:
+    summary = read_summary(run_dir)
     cells = {key: _cell(summary[key]) for key in _SUMMED_UP if summary.get(key) is not None}
     trials: dict[str, list[float]] = {}
-    asked = _read_json(run_dir / "recipe.json")["eval"]
     for row in newest_rows(read_rows(run_dir / "eval" / "results.jsonl"), asked["tasks"], asked["seeds"]):
         if row["status"] == "ok":
             trials.setdefault(f"{row['task']} {row['metric']}, {row['init']}", []).append(row["value"])
@@ -136,8 +148,3 @@ def _cell(value: Any) -> str:
 
 def _keys(parts: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for part in parts for key in part))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content

@@ -1,6 +1,5 @@
 """`multihop inspect batch`: which samples a step uses, from which documents, and what the model gets to see."""
 
-import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.recipe import Recipe, validate_recipe
+from data_prep.files import read_json_object
 from data_prep.identity import settings_of, sources_key
 from data_prep.manifest import MANIFEST, TokenizerInfo, read_manifest
 from data_prep.shards import open_dataset
@@ -105,7 +105,7 @@ def deviations(recipe: Recipe, runs: Path) -> list[str]:
     path = runs / recipe.name / "recipe.json"
     if not path.exists():
         return []
-    begun_with = validate_recipe(json.loads(path.read_text()), str(path))  # older ones lack the keys that are newer
+    begun_with = validate_recipe(read_json_object(path), str(path))  # older ones lack the keys that are newer
     changed = [key for key, _, _ in differences(begun_with.model_dump(mode="json"), recipe.model_dump(mode="json"))]
     return [k for k in changed if k.split(".")[0] in _DECIDING_SECTIONS or _DECIDING_IN_PHASES.fullmatch(k)]
 

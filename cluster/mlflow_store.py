@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -93,7 +94,7 @@ def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> Non
     from mlflow.entities import Param
 
     there = client.get_run(run_id).data.params
-    leaves = {_name(key): value for key, value in _leaves(tree)}
+    leaves = {metric_name(key): value for key, value in _leaves(tree)}
     new = [Param(key, value[:_VALUE_LENGTH]) for key, value in leaves.items() if key not in there]
     for start in range(0, len(new), _PARAMS_A_CALL):
         client.log_batch(run_id, params=new[start : start + _PARAMS_A_CALL])
@@ -108,24 +109,29 @@ def log_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
         client.log_batch(run_id, tags=entries[start : start + _PARAMS_A_CALL])
 
 
-def log_points(client: "MlflowClient", run_id: str, points: "list[Metric]", check: bool = False) -> None:
-    """Log points of metrics in their order.
-
-    Args:
-        check: some may have been taken before; ask, and leave out each whose (key, step) stands there.
-    """
-    if check:
-        there = {key: {point.step for point in client.get_metric_history(run_id, key)} for key in _keys(points)}
-        points = [point for point in points if point.step not in there[point.key]]
+def log_points(client: "MlflowClient", run_id: str, points: "list[Metric]") -> None:
+    """Log points of metrics in their order; MLflow keeps a point that it has at another time as a second one."""
     for start in range(0, len(points), _METRICS_A_CALL):
         client.log_batch(run_id, metrics=points[start : start + _METRICS_A_CALL])
+
+
+def steps_of(client: "MlflowClient", run_id: str) -> dict[str, set[int]]:
+    """The steps that a run has of each metric."""
+    names = client.get_run(run_id).data.metrics
+    return {name: {point.step for point in client.get_metric_history(run_id, name)} for name in names}
 
 
 def point(key: str, value: float, step: int, unix_seconds: float) -> "Metric":
     """One number at one step."""
     from mlflow.entities import Metric
 
-    return Metric(_name(key), float(value), round(unix_seconds * 1000), step)
+    return Metric(metric_name(key), float(value), round(unix_seconds * 1000), step)
+
+
+@lru_cache
+def metric_name(key: str) -> str:
+    """`key` in the letters that MLflow allows, for a metric or a parameter."""
+    return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", key)[:_KEY_LENGTH]
 
 
 def log_trial(
@@ -166,15 +172,6 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, tree if isinstance(tree, str) else json.dumps(tree, default=str)
-
-
-def _name(key: str) -> str:
-    """`key` in the letters that MLflow allows."""
-    return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", key)[:_KEY_LENGTH]
-
-
-def _keys(points: "list[Metric]") -> list[str]:
-    return list(dict.fromkeys(point.key for point in points))
 
 
 def _sqlite_path(uri: str) -> Path | None:

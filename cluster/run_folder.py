@@ -1,8 +1,8 @@
 """A run's folder: one writer at a time, and one recipe for good."""
 
+import fcntl
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,22 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cluster.recipe import Recipe, validate_recipe
-from data_prep.files import write_atomically
+from data_prep.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from data_prep.rows import append_row
 from pretrain.changes import CHANGES, Difference, binding_differences, check_allowed
+
+_LOCK, _HOLDER = ".lock", ".holder"
+_MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
+"""What a run has before its ranks begin."""
+_WRITTEN_INTO = ("eval", "index", "logs", ".ray-train")
 
 
 @contextmanager
 def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
     """Hold the run for the length of a block, its resolved recipe written into it.
 
-    A folder that a mistake of the user's (ValueError) would leave without anything worth keeping is removed again.
+    Where its first start ends in a mistake of the user's (ValueError) before a rank began, what the start made is
+    removed again: the corrected recipe is not to be another one than the run was begun with.
 
     Args:
         allowed: dotted keys whose changes are wanted, under a run that has begun.
@@ -30,32 +36,39 @@ def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[No
         ValueError: another process holds it, or it was begun with a recipe that differs in what is not allowed.
     """
     is_new = not run_dir.exists()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        make_folder(run_dir)
+    except FileExistsError as error:
+        raise ValueError(f"{error.filename} is no folder; choose another name or --runs, or move it away") from None
     with held(run_dir):
+        before = set(os.listdir(run_dir))
         try:
+            _check_links(run_dir)
             _write_recipe(run_dir, recipe, allowed)
             yield
         except ValueError:
-            if is_new and not (run_dir / "checkpoints").exists():
-                shutil.rmtree(run_dir)
+            _withdraw(run_dir, before, is_new)
             raise
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """A lock on a folder; the holder's host and process stand in it for whoever comes second."""
-    lock, holder = FileLock(folder / ".lock"), folder / ".holder"
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        who = holder.read_text().strip() if holder.exists() else "another process"
-        raise ValueError(f"{folder} is in use by {who}; wait for it, or end it") from None
-    try:
-        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+    """A lock on a folder; the holder's host and process stand in it for whoever comes second.
+
+    It ends with the process, unless a child was forked from it that lives on and starts no other program.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    holder = folder / _HOLDER
+    with _locked(folder) as is_mine:
+        if not is_mine:
+            raise ValueError(f"{folder} is in use by {_who(holder)}; wait for it, or end it")
+        try:
+            write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
 
 
 def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
@@ -63,11 +76,74 @@ def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
     append_row(run_dir / CHANGES, {"key": key, "changed": changed, "time": time.time()})
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has it. Both the folder and a file in it are locked: who removes the file lets nobody in."""
+    check_own(folder / _LOCK)
+    lock, descriptor = FileLock(folder / _LOCK), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _acquired(descriptor, lock)
+    finally:
+        lock.release()
+        os.close(descriptor)
+
+
+def _acquired(descriptor: int, lock: FileLock) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # NFS locks only what is open for writing, which a folder never is: there the file has to do
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
+
+def _who(holder: Path) -> str:
+    try:
+        with open_regular(holder) as file:
+            text = file.read(200).decode(errors="replace")
+    except OSError:
+        text = ""
+    return "".join(letter for letter in text if letter.isprintable()) or "another process"
+
+
+def _check_links(run_dir: Path) -> None:
+    """A run's folder, its data and its checkpoints may be links, but what is appended to is the run's own."""
+    for name in _WRITTEN_INTO:
+        if (run_dir / name).is_symlink():
+            raise ValueError(f"{run_dir / name} is a link, and is not written into; put a folder in its place")
+    for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
+        for path in run_dir.glob(pattern):
+            check_own(path)
+
+
+def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:
+    created, data = set(os.listdir(run_dir)) - before, run_dir / "data"
+    if "recipe.json" in before or created - _MADE_AGAIN or (data.is_dir() and not data.is_symlink()):
+        return
+    for path in (run_dir / name for name in created):
+        if path.name == "index":
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        else:
+            path.unlink()
+    if is_new and set(os.listdir(run_dir)) <= {_LOCK, _HOLDER}:
+        for name in (_HOLDER, _LOCK):
+            (run_dir / name).unlink(missing_ok=True)
+        run_dir.rmdir()
+
+
 def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
     path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
     if path.exists():
         # What an older version wrote lacks the keys that are new since: they have their defaults.
-        then = validate_recipe(json.loads(path.read_text()), str(path)).model_dump(mode="json")
+        advice = "restore it from a copy, or set name=… for another run"
+        then = validate_recipe(read_json_object(path, advice=advice), str(path)).model_dump(mode="json")
         changed = binding_differences(then, now)
         check_allowed(changed, allowed, str(run_dir))
         for entry in changed:

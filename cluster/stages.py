@@ -125,10 +125,12 @@ def _do(run: _Run, wanted: tuple[str, ...]) -> int:
         status = "stopped"
         raise
     finally:
-        write_summary(run.folder, status, run.seconds)
-        if status == "done":
-            _report(run, tracker)
-        tracker.close(status)
+        try:
+            write_summary(run.folder, status, run.seconds)
+            if status == "done":
+                _report(run, tracker)
+        finally:
+            tracker.close(status)
     return DONE
 
 

@@ -10,16 +10,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_atomically
+from data_prep.files import read_json_object, write_atomically
 from data_prep.rows import read_rows
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary as it stands; empty where none was written yet."""
-    path = run_dir / "summary.json"
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    """The summary as it stands; empty where none was written yet.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path, advice = run_dir / "summary.json", "remove it: it is written anew, without the seconds of the stages so far"
+    try:
+        content = read_json_object(path, advice=advice)
+    except FileNotFoundError:
+        return {}
+    stages = content.get("stages", {})
+    if not isinstance(stages, dict) or not all(isinstance(seconds, int | float) for seconds in stages.values()):
+        raise ValueError(f"{path} does not tell the seconds of each stage; {advice}")
     return content
 
 

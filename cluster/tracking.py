@@ -1,7 +1,7 @@
 """One MLflow run per multihop run. The driver is its only writer, and training does not notice when MLflow is away.
 
-The ranks write RUN_DIR/metrics.jsonl; a thread of the driver follows that file. What MLflow has taken is noted in
-RUN_DIR/tracking.json, afterwards; where a crash fell in between, MLflow is asked before anything is told again.
+The ranks write RUN_DIR/metrics.jsonl; a thread of the driver follows that file. RUN_DIR/tracking.json says which run
+of which store it is; what that run has, of each metric the steps, MLflow is asked at each start and after each failure.
 """
 
 import json
@@ -26,11 +26,14 @@ from cluster.mlflow_store import (
     log_points,
     log_tags,
     log_trial,
+    metric_name,
     point,
     search,
+    steps_of,
     store_uri,
 )
-from data_prep.files import write_atomically
+from cluster.rows import RowFollower
+from data_prep.files import read_json_object, write_atomically
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,7 +67,10 @@ def open_run(
 
 def is_behind(run_dir: Path) -> bool:
     """Whether MLflow has not taken all of a run that was tracked; its next start catches up."""
-    state = _read_state(run_dir)
+    try:
+        state = _read_state(run_dir)
+    except ValueError:
+        return True
     return bool(state) and not state["complete"]
 
 
@@ -73,13 +79,13 @@ class _Taken:
     """What MLflow has of the run; looked up anew after every failure, when a call may have been taken or not."""
 
     steps: dict[str, set[int]]
-    """Of each metric, as far as tracking.json says."""
+    """Of each metric, by MLflow's name of it."""
     finished: set[str]
     """Keys of trials."""
     begun: "dict[str, Run]"
     """Trials by key whose logging was interrupted."""
-    certain: bool = False
-    """Whether `steps` is known to be all."""
+    rows: RowFollower
+    """Of metrics.jsonl; which of them are there is known by `steps` alone, for the file may have been cut meanwhile."""
 
 
 class Tracker:
@@ -93,7 +99,11 @@ class Tracker:
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
         self._lock = threading.Lock()
         self._wait_s, self._not_before = 0.0, 0.0
-        self._state = _read_state(run_dir)
+        self._state: dict[str, Any] = {}
+        try:
+            self._state = _read_state(run_dir)
+        except ValueError as error:
+            log.warning("%s", error)
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._taken: _Taken | None = None
@@ -181,6 +191,8 @@ class Tracker:
             self.run_id = self._begin(client)
         if self._taken is None:
             self._taken = self._look_up(client)
+        if final_status is not None:
+            self._taken.rows = self._follow()  # all of it once more: a cut that went unnoticed loses nothing
         self._tell_metrics(client, self._taken)
         while self._rows:
             row = self._rows[0]
@@ -198,7 +210,7 @@ class Tracker:
     def _begin(self, client: "MlflowClient") -> str:
         """Find the run by a token that was noted before the run was made, or make it."""
         where = {"uri": self._uri, "experiment": self._experiment}
-        fresh = {**where, "token": uuid.uuid4().hex, "run_id": "", "metrics_bytes": 0, "complete": False}
+        fresh = {**where, "token": uuid.uuid4().hex, "run_id": "", "complete": False}
         if {key: self._state.get(key) for key in where} != where:
             self._note(**fresh)
         self._experiment_id = experiment_id(client, self._uri, self._experiment)
@@ -218,35 +230,23 @@ class Tracker:
     def _look_up(self, client: "MlflowClient") -> _Taken:
         nested = {run.data.tags[TRIAL_TAG]: run for run in search(client, self._experiment_id, PARENT_TAG, self.run_id)}
         begun = {key: run for key, run in nested.items() if run.info.status == "RUNNING"}
-        steps: dict[str, set[int]] = {}
-        for row, end in _rows(self._run_dir / "metrics.jsonl"):
-            if end > self._state["metrics_bytes"]:
-                break
-            for key in _numbers(row):
-                steps.setdefault(key, set()).add(row["step"])
-        return _Taken(steps, set(nested) - set(begun), begun)
+        return _Taken(steps_of(client, self.run_id), set(nested) - set(begun), begun, self._follow())
+
+    def _follow(self) -> RowFollower:
+        return RowFollower(self._run_dir / "metrics.jsonl")
 
     def _tell_metrics(self, client: "MlflowClient", taken: _Taken) -> None:
         points: list[Metric] = []
-        end = self._state["metrics_bytes"]
-
-        def hand_over() -> None:
-            log_points(client, self.run_id, points, check=not taken.certain)
-            taken.certain = True
-            points.clear()
-            self._note(metrics_bytes=end)
-
-        for row, row_end in _rows(self._run_dir / "metrics.jsonl", end):
+        for row in taken.rows.read():
             for key, value in _numbers(row).items():
-                there = taken.steps.setdefault(key, set())
+                there = taken.steps.setdefault(metric_name(key), set())
                 if row["step"] not in there:  # a restart repeats steps: the first row of a (key, step) wins
                     there.add(row["step"])
                     points.append(point(key, value, row["step"], row.get("time", time.time())))
-            end = row_end
             if len(points) >= _POINTS_AT_ONCE:
-                hand_over()
-        if end > self._state["metrics_bytes"]:
-            hand_over()
+                log_points(client, self.run_id, points)
+                points.clear()
+        log_points(client, self.run_id, points)
 
     def _note(self, **changes: Any) -> None:
         self._state |= changes
@@ -254,30 +254,19 @@ class Tracker:
 
 
 def _read_state(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / "tracking.json"
-    state: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return state
-
-
-def _rows(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The rows from byte `start` on, each with the offset of its end. A torn last line waits until it is whole."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        file.seek(start)
-        end = start
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            try:
-                row = json.loads(line)
-            except ValueError:
-                # The rank was killed within a line, and the next one wrote on from there.
-                log.warning("%s: the line that ends at byte %d is not JSON and is passed over", path, end)
-                continue
-            yield row, end
+    """Raises ValueError where the file is damaged."""
+    advice = "MLflow gets another run, which is told everything from the first row on"
+    try:
+        state = read_json_object(run_dir / "tracking.json", advice=advice)
+    except FileNotFoundError:
+        return {}
+    kinds = {"uri": str, "experiment": str, "token": str, "run_id": str, "complete": bool}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]:
+        raise ValueError(f"{run_dir / 'tracking.json'} lacks {', '.join(wrong)}; {advice}")
+    return {key: state[key] for key in kinds}
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    if type(row.get("step")) is not int:
+        return {}
     return {key: value for key, value in row.items() if key not in ("step", "time") and is_number(value)}

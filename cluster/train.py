@@ -19,6 +19,7 @@ from cluster.nodes import Nodes
 from cluster.progress import clock, console
 from cluster.rank import run_rank
 from cluster.rows import RowFollower
+from data_prep.files import write_atomically
 from pretrain.checkpoint import newest_step
 from pretrain.run_files import GAVE_UP
 from pretrain.starting import TIMES
@@ -129,11 +130,13 @@ class _Gang(threading.Thread):
 @contextmanager
 def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
     """A signal asks the ranks to finish their step, save and leave; a second one ends this process at once."""
+    received: list[int] = []  # not the file, which somebody may have made before the first signal
 
     def ask(number: int, frame: object) -> None:
-        if stop_file.exists():
+        if received:
             os._exit(128 + number)
-        stop_file.touch()
+        received.append(number)
+        write_atomically(stop_file, b"")  # in the place of a link that stands there
         print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

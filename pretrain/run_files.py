@@ -1,12 +1,11 @@
 """What stands where in a run's folder."""
 
-import json
 import secrets
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from data_prep.files import write_atomically
+from data_prep.files import read_json_object, write_atomically
 from pretrain.config import TrainingConfig
 from pretrain.storage import open_folder
 
@@ -25,7 +24,7 @@ def read_config(run_dir: Path) -> TrainingConfig:
     """
     path = run_dir / "recipe.json"
     try:
-        recipe = json.loads(path.read_text())
+        recipe = read_json_object(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; `multihop train RECIPE` writes it") from None
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.files import sha256_file, write_atomically
+from data_prep.files import make_folder, sha256_file, write_atomically
 from data_prep.shards import Documents, TokenDataset
 from pretrain.config import ObjectiveConfig, TrainingConfig
 from pretrain.keyed import key_of
@@ -87,7 +87,7 @@ def build_index(
         )
     content = io.BytesIO()
     np.save(content, index)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(path, content.getvalue())
     write_atomically(proof, sha256_file(path).encode())
 

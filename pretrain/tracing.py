@@ -1,23 +1,36 @@
 """A profiler's trace of some steps, asked for while a run goes on: `echo 3 > RUN_DIR/trace`."""
 
 import logging
+import re
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from data_prep.files import open_regular, replacing
+
 log = logging.getLogger("multihop")
+
+_LONGEST = 64
+"""Bytes of a request that are looked at."""
 
 
 def asked_steps(request: Path) -> int:
-    """The number of steps in the file `request`, which is removed; 0 where there is none."""
+    """The number of steps in the file `request`, which is removed; 0 where there is none, or it is no such number."""
     try:
-        text = request.read_text().strip()
+        with open_regular(request) as file:
+            text = file.read(_LONGEST)
     except FileNotFoundError:
         return 0
+    except IsADirectoryError:
+        return 0  # nobody's request, and not ours to remove
+    except OSError as error:
+        log.warning("%s cannot be read: %s", request, error.strerror)
+        text = b""
     request.unlink()
-    if text.isdigit() and int(text) > 0:
-        return int(text)
+    number = re.fullmatch(rb"\s*([0-9]{1,6})\s*", text)
+    if number and int(number[1]) > 0:
+        return int(number[1])
     log.warning("%s held %r, expected how many steps to trace, for instance 3", request, text)
     return 0
 
@@ -47,6 +60,7 @@ class Tracer:
         if self._profile is not None:
             self._profile.stop()
             path = self._folder / f"trace-rank-{self._rank}-{self._steps_seen:08d}.json"
-            self._profile.export_chrome_trace(str(path))
+            with replacing(path) as temporary:
+                self._profile.export_chrome_trace(str(temporary))
             log.info("wrote %s", path)
             self._profile = None

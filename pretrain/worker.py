@@ -5,7 +5,6 @@ that verifies, and writes metrics.jsonl, checkpoints/ and logs/. Exit codes: 0 d
 saving (start it again to go on), 2 a mistake of the user's, 1 anything else.
 """
 
-import errno
 import faulthandler
 import json
 import logging
@@ -17,13 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from data_prep.files import cut_torn_line, write_atomically
+from data_prep.files import DISK_FULL, cut_torn_line, make_folder, naming, open_append, write_atomically
 from data_prep.rows import append_row
 from data_prep.shards import open_dataset
 from pretrain.batches import BatchMaker
@@ -110,7 +110,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         times.lap("restoring")
         _note_start(run_dir, ranks, f"{attempt:08x}", max(0, resume_from), passed_over, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
-    with open(run_dir / "metrics.jsonl", "a") as metrics:
+    with TextIOWrapper(open_append(run_dir / "metrics.jsonl")) as metrics:
         hooks = Hooks(
             emit=_emitter(metrics, console) if ranks.rank == 0 else _ignore,
             save=save,
@@ -197,8 +197,9 @@ def _note_start(
 def _emitter(metrics: IO[str], console: IO[str]) -> Callable[[dict[str, Any]], None]:
     def emit(row: dict[str, Any]) -> None:
         line = json.dumps({**row, "time": time.time()})
-        metrics.write(line + "\n")
-        metrics.flush()
+        with naming(Path(metrics.name)):
+            metrics.write(line + "\n")
+            metrics.flush()
         print(line, file=console, flush=True)
 
     return emit
@@ -223,16 +224,16 @@ def _ignore(*_: object) -> None:
 
 def _comes_again(error: BaseException) -> bool:
     """Whether another start would end in the same way: steps that are not finite, or a full disk."""
-    if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
         return True
     return error.__cause__ is not None and _comes_again(error.__cause__)
 
 
 def _log_to(path: Path) -> IO[str]:
     """Send all this process prints, native code included, to `path`; returns what was standard output."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     console = os.fdopen(os.dup(1), "w")
-    with open(path, "a") as file:
+    with open_append(path) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -167,6 +167,56 @@ def test_a_crash_after_mlflow_took_it_and_before_that_was_noted(run_dir: Path) -
     assert sorted(trials_of(client, first.run_id)) == ["k1", "k2"]
 
 
+@pytest.mark.parametrize("same_start", [False, True])
+def test_rows_of_new_steps_are_told_after_a_power_cut_shortened_the_file(run_dir: Path, same_start: bool) -> None:
+    """MLflow has steps whose rows the disk has not, and the steps after them come into their place."""
+    append(run_dir, *(row(step, 1.0) for step in range(1, 21)))
+    metrics = run_dir / "metrics.jsonl"
+    tracker, client = start(run_dir), client_of(run_dir)
+    follow_once(tracker)
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(lines[:15]) + lines[15][:9])
+    if same_start:
+        follow_once(tracker)
+    metrics.write_bytes(b"".join(lines[:15]))
+    append(run_dir, *(row(step, 2.0, START + 99) for step in range(19, 41)))
+    if not same_start:
+        tracker = start(run_dir)
+    follow_once(tracker)
+    tracker.close("trained")
+    assert history(client, tracker.run_id, "loss") == [(step, 1.0 if step < 21 else 2.0) for step in range(1, 41)]
+
+
+def test_a_cut_that_nobody_saw_is_made_good_at_the_end(run_dir: Path) -> None:
+    append(run_dir, row(1, 5.0), row(2, 4.0))
+    tracker = start(run_dir)
+    follow_once(tracker)
+    append(run_dir, row(4, 2.0))
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "metrics.jsonl").write_text(lines[0] + lines[2])
+    append(run_dir, row(5, 1.0))
+    follow_once(tracker)
+    tracker.close("done")
+    assert [step for step, _ in history(client_of(run_dir), tracker.run_id, "loss")] == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"uri": "sq', b"[]", b'{"token": 5}', b'{"uri": "u", "experiment": "e"}'])
+def test_a_damaged_note_ends_nothing_and_is_named(
+    run_dir: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(run_dir, row(1, 5.0))
+    first = start(run_dir)
+    (run_dir / "tracking.json").write_bytes(content)
+    assert is_behind(run_dir)
+    second = start(run_dir)
+    second.close("done")
+    assert not is_behind(run_dir)
+    assert second.run_id not in ("", first.run_id)
+    assert history(client_of(run_dir), second.run_id, "loss") == [(1, 5.0)]
+    (warning,) = [record.message for record in caplog.records if record.name == "cluster.tracking"]
+    assert "a/tracking.json" in warning and "MLflow gets another run" in warning
+
+
 def test_a_crash_before_the_runs_id_was_noted(run_dir: Path) -> None:
     first = start(run_dir)
     state = json.loads((run_dir / "tracking.json").read_text())
@@ -277,9 +327,8 @@ def server(runs: Path, port: int) -> Iterator[None]:
         process.wait()
 
 
-def wait_until_told(run_dir: Path) -> None:
-    size = (run_dir / "metrics.jsonl").stat().st_size
-    while json.loads((run_dir / "tracking.json").read_text())["metrics_bytes"] < size:
+def wait_until_told(client: Any, run_id: str, step: int) -> None:
+    while step not in dict(history(client, run_id, "loss")):
         time.sleep(0.1)
 
 
@@ -304,7 +353,7 @@ def test_the_server_is_away_at_first_then_dies_and_comes_back(
         following = tracker.follow_metrics()
         following.__enter__()
         append(run_dir, *(row(step, float(step)) for step in range(1, 50)))
-        wait_until_told(run_dir)
+        wait_until_told(client_of(run_dir, uri), tracker.run_id, 49)
     append(run_dir, *(row(step, float(step)) for step in range(50, 100)))
     while tracker.error is None:
         time.sleep(0.1)

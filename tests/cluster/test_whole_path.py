@@ -141,6 +141,7 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     wait_for(reached(CHECKPOINTS_EVERY), process)
     ranks_of(run)[-1].send_signal(signal.SIGKILL)
     wait_for(reached(2 * CHECKPOINTS_EVERY), process)
+    (run / "stop").touch()  # asked for in both ways at once: the signal is the first one all the same
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
@@ -152,7 +153,7 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
 
-    # The driver dies: its ranks die with it, and the next start goes on.
+    # The driver dies: its ranks die with it, and the next start goes on, also behind half a row that was left.
     process = start(workplace, *arguments)
     wait_for(reached(stopped_at + 1), process)
     os.kill(process.pid, signal.SIGKILL)
@@ -161,6 +162,8 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     while ranks_of(run):
         assert time.monotonic() < deadline, "ranks outlived their driver"
         time.sleep(0.1)
+    with open(run / "metrics.jsonl", "a") as metrics:
+        metrics.write('{"step": 9')
 
     multihop(workplace, *arguments)
     assert losses(run) == losses(whole)
