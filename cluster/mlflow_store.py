@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
+STORE_FILES = ("mlflow.db", "mlartifacts")
+"""What the names of the local store's files in the folder of the runs begin with, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
