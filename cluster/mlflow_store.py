@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from data_prep.shown import redacted
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
@@ -40,8 +42,8 @@ def store_uri(runs: Path, given: str | None = None) -> str:
     uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve() / 'mlflow.db'}"
     if urlsplit(uri).scheme.partition("+")[0] not in _SCHEMES and uri != "databricks":
         raise ValueError(
-            f"tracking.uri={uri} is not a tracking server or database; write http://HOST:PORT or sqlite:///PATH, "
-            "or leave it out for SQLite in the folder of the runs"
+            f"tracking.uri={redacted(uri)} is not a tracking server or database; write http://HOST:PORT or "
+            "sqlite:///PATH, or leave it out for SQLite in the folder of the runs"
         )
     return uri
 

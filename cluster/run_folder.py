@@ -74,4 +74,4 @@ def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None
             note_change(run_dir, entry[0], [entry])
     content = json.dumps(now, indent=1).encode() + b"\n"
     if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
+        write_atomically(path, content, mode=0o600)

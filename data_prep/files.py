@@ -61,10 +61,13 @@ def remove_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole or not at all; the folder must exist."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Put `data` at `path`, whole or not at all, with `mode` less the umask; the folder must exist."""
+    with (
+        replacing(path) as temporary,
+        open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+    ):
+        file.write(data)
 
 
 def cut_torn_line(path: Path) -> None:

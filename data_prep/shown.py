@@ -3,9 +3,9 @@
 import re
 from urllib.parse import unquote
 
-_URL = re.compile(r"[A-Za-z][\w+.-]{0,30}://\S*")
+_URL = re.compile(r"[A-Za-z][\w+.-]{0,30}:/{1,2}\S*")  # of two slashes, pathlib leaves one
 # Up to the last @ of the host's part; or, of a password with a slash in it, up to the last @ that is near.
-_USER = re.compile(r"([A-Za-z][\w+.-]{0,30})://([^/?#\s]*|[^:/\s]*:(?!\d*/)\S{0,200})@")
+_USER = re.compile(r"([A-Za-z][\w+.-]{0,30})(:/{1,2})([^/?#\s]*|[^:/\s]*:(?!\d*/)\S{0,200})@")
 _PARAMETER = re.compile(r"([?&;#])([\w.~%$+-]{1,80})=([^&;#\s\"']*)")
 _SECRET = re.compile(
     r"x-(amz|goog|ms)-.*|awsaccesskeyid|googleaccessid|odbc_connect"
@@ -32,10 +32,10 @@ def shown(text: str) -> str:
 
 
 def _without_user(found: re.Match[str]) -> str:
-    scheme, user = found[1], found[2]
+    scheme, slashes, user = found.groups()
     if ":" not in user and scheme.lower() not in ("http", "https", "s3", "gs", "gcs"):
         return found[0]
-    return f"{scheme}://{_HIDDEN}@"
+    return f"{scheme}{slashes}{_HIDDEN}@"
 
 
 def _without_value(found: re.Match[str]) -> str:

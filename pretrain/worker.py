@@ -226,7 +226,7 @@ def _comes_again(error: BaseException) -> bool:
 
 def _log_to(path: Path) -> IO[str]:
     """Send all this process prints, native code included, to `path`; returns what was standard output."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody knows what native code will print
     console = os.fdopen(os.dup(1), "w")
     with open(path, "a") as file:
         os.dup2(file.fileno(), 1)

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -9,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from cluster.recipe import Recipe, load_recipe
+from cluster.run_folder import opened
 from pretrain.changes import differences, flatten
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +238,19 @@ def test_an_address_without_a_password_is_none(path: str) -> None:
 def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
     with pytest.raises(ValueError, match=r"choose another|cannot be a folder's name"):
         load_recipe(ROOT / "recipes" / "demo.yaml", [f"name={name}"])
+
+
+def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
+    place = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
+    command = [sys.executable, "-m", "cluster.cli", "data", "verify", place]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
+    assert r"http:/***@host/\x1b[31m?sig=*** holds no prepared data set" in ended.stderr
+
+
+def test_only_its_owner_reads_a_runs_recipe(tmp_path: Path) -> None:
+    with opened(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo.yaml", []), ()):
+        assert (tmp_path / "demo" / "recipe.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_flattening_names_every_leaf() -> None:
