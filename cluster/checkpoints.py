@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cluster.progress import progress_line
+from cluster.progress import plain, progress_line
+from data_prep.shown import shown
 from pretrain.checkpoint import MANIFEST, damages, folder_of_step, list_steps, read_manifest
 from pretrain.run_files import checkpoints_of, read_config
 from pretrain.storage import open_folder
@@ -94,10 +95,11 @@ def show_list(place: str, as_json: bool) -> None:
     table = Table("step", "date", "ranks", "stage", "parameters", "size", "tokens", "state", box=None)
     for row in rows:
         cells = (row.ranks, row.zero_stage, row.parameters, row.bytes, row.tokens)
-        shown = ["" if cell is None else f"{cell:,}" for cell in cells]
-        shown[3] = "" if row.bytes is None else _size(row.bytes)
+        numbers = ["" if cell is None else f"{cell:,}" for cell in cells]
+        numbers[3] = "" if row.bytes is None else _size(row.bytes)
         name = row.folder if row.step is None else f"{row.step:,}"
-        table.add_row(name, (row.date or "").replace("T", " "), *shown, "committed" if row.committed else row.note)
+        date, state = (row.date or "").replace("T", " "), "committed" if row.committed else row.note
+        table.add_row(*map(plain, (name, date, *numbers, state)))
     # Where there is no terminal, Rich would break lines at 80 columns.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)
 
@@ -111,7 +113,7 @@ def show_verdicts(place: str, as_json: bool) -> int:
     else:
         for verdict in verdicts:
             for sentence in verdict.damages or [verdict.note or "good"]:
-                print(f"{verdict.folder}  {sentence}")
+                print(shown(f"{verdict.folder}  {sentence}"))
     if all(verdict.good for verdict in verdicts):
         return 0
     if not as_json:

@@ -1,5 +1,6 @@
 """The command line. Only what `--help` needs is imported here."""
 
+import errno
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from data_prep.files import DISK_FULL
 from data_prep.reading.failures import ReadFailed
+from data_prep.shown import shown
 
 app = typer.Typer(
     help="Pretrain language models on your own text, and see which run is better.",
@@ -40,6 +42,7 @@ CheckpointsPlace = Annotated[
     str, typer.Argument(metavar="DIR", help="A run's folder, its checkpoints' folder, or s3://BUCKET/PREFIX.")
 ]
 DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="A prepared data set, or a run's folder.")]
+_ADVICE = {errno.EACCES: "ask its owner to let you read or write it", **dict.fromkeys(DISK_FULL, "make room")}
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
@@ -215,7 +218,7 @@ def _run(
         print("\nmultihop: stopped; the same command goes on from here", file=sys.stderr)
         code = 75
     except (TrainingFailed, WorkersDied) as error:
-        print(f"multihop: {error}", file=sys.stderr)
+        print(f"multihop: {shown(str(error))}", file=sys.stderr)
         code = 1
     raise typer.Exit(code)
 
@@ -226,15 +229,16 @@ def main() -> None:
     try:
         app()
     except ValueError as error:
-        print(f"multihop: {error}", file=sys.stderr)
+        print(f"multihop: {shown(str(error))}", file=sys.stderr)
         sys.exit(2)
     except ReadFailed as error:
-        print(f"multihop: {error}; the same command goes on from here", file=sys.stderr)
+        print(f"multihop: {shown(str(error))}; the same command goes on from here", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno not in _ADVICE:
             raise
-        print(f"multihop: {error}; make room, and give the same command again", file=sys.stderr)
+        advice = _ADVICE[error.errno]
+        print(f"multihop: {shown(str(error))}; {advice}, and give the same command again", file=sys.stderr)
         sys.exit(1)
 
 

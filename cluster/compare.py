@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.progress import plain
 from cluster.summary import read_summary
 from data_prep.files import read_json_object, replacing
 from data_prep.rows import read_rows
+from data_prep.shown import shown
 from eval.verdict import newest_rows
 from pretrain.changes import flatten
 
@@ -75,21 +77,21 @@ def show_comparison(names: list[str], runs: Path) -> None:
         ValueError: a run is not there.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     comparison = compare(find_runs(names, runs))
-    table = Table("", *comparison.names, header_style="bold")
+    table = Table("", *(Column(plain(name)) for name in comparison.names), header_style="bold")
     for title, rows in (("recipe", comparison.recipe), ("results", comparison.results)):
         table.add_row(f"[bold]{title}[/bold]" if rows else f"[bold]{title}: no difference[/bold]")
         for key, cells in rows.items():
-            table.add_row(key.replace("[", r"\["), *cells)
+            table.add_row(*map(plain, (key, *cells)))
         table.add_section()
     console = Console()
     console.print(table)
     if any(comparison.heldout):
         picture = Path(f"compare-{'-'.join(comparison.names)}.png")
         draw(comparison, picture)
-        console.print(f"picture   {picture}", highlight=False, soft_wrap=True)
+        print(f"picture   {shown(str(picture))}")
 
 
 def draw(comparison: Comparison, path: Path) -> None:

@@ -10,13 +10,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cluster.prep import work_of
-from cluster.progress import progress_line
+from cluster.progress import plain, progress_line
 from cluster.recipe import Recipe
 from data_prep.files import replacing
 from data_prep.forecast import forecast
 from data_prep.identity import sources_key
 from data_prep.manifest import MANIFEST, read_manifest
 from data_prep.shards import complaint, dataset_files
+from data_prep.shown import shown
 from data_prep.statistics import QUANTILES, Statistics, gather
 
 _SHARES = (0.5, 0.9, 0.99)
@@ -48,7 +49,7 @@ def show_verdict(place: Path) -> int:
             damages += [sentence] if (sentence := complaint(file)) else []
             line.update(done, len(files))
     for sentence in damages:
-        print(sentence)
+        print(shown(sentence))
     print(f"{folder}: {len(files) - len(damages)} of {len(files)} files are as they were written")
     return 1 if damages else 0
 
@@ -65,7 +66,7 @@ def show_stats(place: Path, picture: Path, as_json: bool) -> None:
     else:
         console = Console()
         for number, source in enumerate(found.manifest.sources):
-            console.print(f"source {number}  {source}", markup=False, highlight=False, soft_wrap=True)
+            console.print(plain(f"source {number}  {source}"), soft_wrap=True)
         for table in _tables(found):
             console.print(table)
         draw(found, picture)
@@ -83,7 +84,7 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
     found = forecast(recipe.data, recipe.tokenizer, standing, work_of(store))
     for number, source in enumerate(found.sources):
         print(
-            f"source {number}  {source.path}: {source.files:,} files, {decimal(source.bytes)}, "
+            f"source {number}  {shown(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
             f"about {decimal(source.text_bytes)} of text in {source.documents:,} documents"
         )
     print(f"splits    {found.splits:,}, of which {found.splits_read:,} are read already")
@@ -93,7 +94,7 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
             "of memory"
         )
     else:
-        print(f"tokenizer {recipe.tokenizer.path}")
+        print(f"tokenizer {shown(str(recipe.tokenizer.path))}")
     print(
         f"disk      about {decimal(found.work_bytes)} for the stages in {work_of(store)}, which may go afterwards, and "
         f"{decimal(found.data_bytes)} for the data set"
@@ -132,7 +133,7 @@ def _tables(found: Statistics) -> list[Table]:
     dropped = Table("stage", "outcome", "number", title="what became of the input", box=SIMPLE_HEAD)
     for stage, counts in found.manifest.counts.items():
         for reason, number in sorted(counts.items(), key=lambda item: -item[1]):
-            dropped.add_row(stage, _escape(reason), f"{number:,}")
+            dropped.add_row(plain(stage), plain(reason), f"{number:,}")
     pieces = Table(
         "share of the train tokens", "made up by", title=f"{len(found.token_counts):,} pieces", box=SIMPLE_HEAD
     )
@@ -153,7 +154,3 @@ def _as_dict(found: Statistics) -> dict[str, Any]:
         "pieces_that_make_up": {str(share): found.ids_that_make_up(share) for share in _SHARES},
         "pieces_that_never_occur": int((found.token_counts == 0).sum()),
     }
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

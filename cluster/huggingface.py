@@ -14,6 +14,7 @@ import torch
 from cluster.checkpoints import checkpoints_at
 from data_prep import manifest as data_manifest
 from data_prep.files import sha256_file
+from data_prep.shown import shown
 from data_prep.tokenizers.huggingface import export_tokenizer
 from pretrain.checkpoint import MANIFEST, CheckpointManifest, folder_of_step, newest_good, read_manifest
 from pretrain.checkpoint_writer import CheckpointWriter
@@ -111,7 +112,7 @@ def show_export(place: str, out: Path, step: int | None) -> None:
     """Export, and print what was written and how to open it."""
     exported = export_checkpoint(place, out, step)
     for reason in exported.passed_over:
-        print(f"passed over: {reason}")
+        print(f"passed over: {shown(reason)}")
     print(f"{exported.checkpoint} is in {out}:")
     for path in sorted(out.iterdir()):
         print(f"  {path.name:24}{path.stat().st_size:>15,} bytes")

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.progress import plain
 from cluster.recipe import Recipe, validate_recipe
 from data_prep.files import read_json_object
 from data_prep.identity import settings_of, sources_key
 from data_prep.manifest import MANIFEST, TokenizerInfo, read_manifest
 from data_prep.shards import open_dataset
+from data_prep.shown import shown
 from data_prep.tokenizers import tokenizer
 from pretrain.batches import BatchMaker
 from pretrain.changes import differences
@@ -121,15 +123,15 @@ def show_step(step: Step) -> None:
     for sample in step.samples:
         console.print()
         facts = {key: value for key, value in sample.facts.items() if key != "documents"}
-        console.print(
-            "  ".join(f"{key} {value}" for key, value in facts.items()), style="cyan", markup=False, soft_wrap=True
-        )
+        told = "  ".join(f"{key} {value}" for key, value in facts.items())
+        console.print(plain(told), style="cyan", soft_wrap=True)
         text = Text()
-        for piece, shown, predicted in zip(sample.pieces, sample.shown, sample.predicted, strict=True):
+        pieces, seen = [shown(piece) for piece in sample.pieces], [shown(piece) for piece in sample.shown]
+        for piece, instead, predicted in zip(pieces, seen, sample.predicted, strict=True):
             if piece.startswith(" ") and len(text) and not text.plain.endswith(" "):
                 text.append(" ")
             if predicted:
-                text.append(f"{{{piece.strip() or _WORD_START} → {shown.strip() or _WORD_START}}}", style="yellow")
+                text.append(f"{{{piece.strip() or _WORD_START} → {instead.strip() or _WORD_START}}}", style="yellow")
             else:
                 text.append(piece.lstrip(" "))
         text.rstrip()
@@ -183,11 +185,11 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
             stood[seen["masked_at"]] = seen["masked_ids"]
             predicted[seen["masked_at"]] = True
         pieces = [to_piece(i) for i in stood.tolist()]
-        shown = [
+        as_seen = [
             _like(piece, to_piece(i)) if masked else piece
             for piece, i, masked in zip(pieces, seen["input_ids"].tolist(), predicted, strict=True)
         ]
-        found.append(Sample(facts, pieces, shown, predicted.tolist()))
+        found.append(Sample(facts, pieces, as_seen, predicted.tolist()))
     assert len(found) == made.samples
     return found
 
@@ -225,6 +227,6 @@ def _joined(pieces: list[str]) -> str:
     return " ".join("".join(pieces).split())
 
 
-def _like(stood: str, shown: str) -> str:
-    """`shown` with the blank before it that [MASK] lacks."""
-    return shown if shown.startswith(" ") or not stood.startswith(" ") else " " + shown
+def _like(stood: str, seen: str) -> str:
+    """`seen` with the blank before it that [MASK] lacks."""
+    return seen if seen.startswith(" ") or not stood.startswith(" ") else " " + seen

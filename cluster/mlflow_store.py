@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from data_prep.shown import redacted
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
+STORE_FILES = ("mlflow.db", "mlartifacts")
+"""What the names of the local store's files in the folder of the runs begin with, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
@@ -39,8 +43,8 @@ def store_uri(runs: Path, given: str | None = None) -> str:
     uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve() / 'mlflow.db'}"
     if urlsplit(uri).scheme.partition("+")[0] not in _SCHEMES and uri != "databricks":
         raise ValueError(
-            f"tracking.uri={uri} is not a tracking server or database; write http://HOST:PORT or sqlite:///PATH, "
-            "or leave it out for SQLite in the folder of the runs"
+            f"tracking.uri={redacted(uri)} is not a tracking server or database; write http://HOST:PORT or "
+            "sqlite:///PATH, or leave it out for SQLite in the folder of the runs"
         )
     return uri
 

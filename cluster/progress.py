@@ -6,9 +6,17 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from data_prep.shown import shown
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
+
+
+def plain(text: str) -> Text:
+    """`text` from elsewhere for Rich, which would take brackets in it for markup and hand on what steers a terminal."""
+    return Text(shown(text))
 
 
 class ProgressLine:
@@ -23,6 +31,7 @@ class ProgressLine:
         """Tell how far it is; `detail` follows the count."""
         if total == 0:
             return
+        detail = shown(detail)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, detail=detail)
             return

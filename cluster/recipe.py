@@ -5,13 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from cluster.mlflow_store import STORE_FILES
+from cluster.recipe_text import check_texts, read_tree
 from data_prep.config import DataConfig, Section, TokenizerConfig
 from eval.config import EvalConfig
 from pretrain.config import TrainingConfig
 from pretrain.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
+
+_TOLD = 5
+_LONGEST_TOLD = 200
 
 
 class TrackingConfig(Section):
@@ -30,6 +34,13 @@ class ClusterConfig(Section):
     workers: int = Field(default=2, ge=1)
     """Ranks of pretraining."""
 
+    @field_validator("address")
+    @classmethod
+    def _has_no_password(cls, address: str | None) -> str | None:
+        if address is not None and "@" in address:
+            raise ValueError("it has an @; write HOST:PORT, and give Ray's token by RAY_AUTH_TOKEN in the environment")
+        return address
+
 
 class Recipe(TrainingConfig):
     """Everything that decides a run."""
@@ -46,6 +57,9 @@ class Recipe(TrainingConfig):
     def _name_is_a_folder(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError(f"{name!r} cannot be a folder's name; use letters, digits, dots, dashes and underscores")
+        # A disk may take capital and small letters for the same.
+        if name.lower().startswith(STORE_FILES):
+            raise ValueError(f"{name!r} is a name that MLflow's files have in the folder of the runs; choose another")
         return name
 
     @model_validator(mode="after")
@@ -69,29 +83,9 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     Raises:
         ValueError: with the key's path, what was given and what would do.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        tree = OmegaConf.create(yaml.safe_load(path.read_text()) or {})
-    except FileNotFoundError:
-        raise ValueError(f"there is no recipe {path}; give the path of a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{override!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3")
-        try:
-            OmegaConf.update(tree, key, yaml.safe_load(value), force_add=True)
-        except (yaml.YAMLError, OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"{override!r} cannot be applied: {' '.join(str(error).split())}") from None
-    content = OmegaConf.to_container(tree, resolve=True)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected the sections of a recipe")
+    content = read_tree(path, overrides)
     content.setdefault("name", path.stem)
-    recipe = validate_recipe({str(key): value for key, value in content.items()}, str(path))
-    return _resolved(recipe)
+    return _resolved(validate_recipe(content, str(path)))
 
 
 def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
@@ -100,10 +94,13 @@ def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
     Raises:
         ValueError: one sentence a mistake.
     """
+    check_texts(content, origin)
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise ValueError("; ".join(_sentence(part, origin) for part in error.errors())) from None
+        sentences = [_sentence(part, origin) for part in error.errors()]
+        more = len(sentences) - _TOLD
+        raise ValueError("; ".join(sentences[:_TOLD]) + (f"; and {more} more" if more > 0 else "")) from None
 
 
 def _sentence(error: Any, origin: str) -> str:
@@ -115,7 +112,11 @@ def _sentence(error: Any, origin: str) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{origin}: {key + ': ' if key else ''}{message}"
-    return f"{origin}: {key}={json.dumps(error['input'], default=str)}: {message[0].lower()}{message[1:]}"
+    if error["type"] == "finite_number":
+        message += "; for no limit write a large one, for instance 1e9"
+    given = json.dumps(error["input"], default=str)
+    given = given if len(given) <= _LONGEST_TOLD else f"{given[:_LONGEST_TOLD]}…"
+    return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -1,5 +1,6 @@
 """A run's folder: one writer at a time, and one recipe for good."""
 
+import errno
 import fcntl
 import json
 import os
@@ -93,8 +94,10 @@ def _acquired(descriptor: int, lock: FileLock) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        pass  # NFS locks only what is open for writing, which a folder never is: there the file has to do
+    except OSError as error:
+        # NFS locks only what is open for writing, which a folder never is: there the file has to do.
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -150,4 +153,4 @@ def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None
             note_change(run_dir, entry[0], [entry])
     content = json.dumps(now, indent=1).encode() + b"\n"
     if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
+        write_atomically(path, content, mode=0o600)

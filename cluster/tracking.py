@@ -34,6 +34,7 @@ from cluster.mlflow_store import (
 )
 from cluster.rows import RowFollower
 from data_prep.files import read_json_object, write_atomically
+from data_prep.shown import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,6 +98,7 @@ class Tracker:
         self.error: Exception | None = None
         """Why MLflow could not be told the last time; None when it could."""
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
+        self._shown_uri = redacted(uri)
         self._lock = threading.Lock()
         self._wait_s, self._not_before = 0.0, 0.0
         self._state: dict[str, Any] = {}
@@ -156,7 +158,7 @@ class Tracker:
         """Tell the rest, and how the run ended: one of STATUS."""
         self._tell_now(STATUS[status])
         if self.error is not None:
-            log.warning("MLflow at %s has not taken all of this run; the run's next start catches up", self._uri)
+            log.warning("MLflow at %s has not taken all of this run; the run's next start catches up", self._shown_uri)
 
     def _tell_if_due(self) -> None:
         if time.monotonic() >= self._not_before:
@@ -170,14 +172,14 @@ class Tracker:
                 self._put_off(error)
                 return
             if self.error is not None:
-                log.warning("MLflow at %s has caught up", self._uri)
+                log.warning("MLflow at %s has caught up", self._shown_uri)
             self.error, self._wait_s, self._not_before = None, 0.0, 0.0
 
     def _put_off(self, error: Exception) -> None:
         """Try again later, each time twice as much later; say so once."""
         if self.error is None:
-            reason = " ".join(str(error).split())[:300]
-            log.warning("MLflow at %s cannot be told (%s); it is tried again now and then", self._uri, reason)
+            reason = " ".join(redacted(str(error)).split())[:300]
+            log.warning("MLflow at %s cannot be told (%s); it is tried again now and then", self._shown_uri, reason)
         self.error, self._taken = error, None
         self._wait_s = min(_LONGEST_WAIT_S, max(_POLL_S, 2 * self._wait_s))
         self._not_before = time.monotonic() + self._wait_s
@@ -209,9 +211,10 @@ class Tracker:
 
     def _begin(self, client: "MlflowClient") -> str:
         """Find the run by a token that was noted before the run was made, or make it."""
-        where = {"uri": self._uri, "experiment": self._experiment}
+        where = {"uri": self._shown_uri, "experiment": self._experiment}
         fresh = {**where, "token": uuid.uuid4().hex, "run_id": "", "complete": False}
-        if {key: self._state.get(key) for key in where} != where:
+        # What older versions wrote may hold the password too.
+        if {key: redacted(self._state.get(key, "")) for key in where} != where:
             self._note(**fresh)
         self._experiment_id = experiment_id(client, self._uri, self._experiment)
         run = next(search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), None)
@@ -224,7 +227,7 @@ class Tracker:
         log_tags(client, run_id, self._tags)
         log_params(client, run_id, self._recipe)
         client.update_run(run_id, status="RUNNING")
-        self._note(run_id=run_id, complete=False)
+        self._note(**where, run_id=run_id, complete=False)
         return run_id
 
     def _look_up(self, client: "MlflowClient") -> _Taken:
@@ -250,7 +253,7 @@ class Tracker:
 
     def _note(self, **changes: Any) -> None:
         self._state |= changes
-        write_atomically(self._run_dir / "tracking.json", json.dumps(self._state, indent=1).encode() + b"\n")
+        write_atomically(self._run_dir / "tracking.json", json.dumps(self._state, indent=1).encode() + b"\n", 0o600)
 
 
 def _read_state(run_dir: Path) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    """A part of a recipe: every key is known, and nothing changes after validation."""
+    """A part of a recipe: every key is known, every number finite (JSON has no others), and nothing changes after
+    validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Source(Section):

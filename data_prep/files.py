@@ -8,7 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedWriter, FileIO
+from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ _JSON_DEPTH = 64
 """Far more than any file of ours has, and far less than what Python's recursion stands."""
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a file for reading. What is no regular file is refused: a FIFO would wait, /dev/zero would never end.
 
     Raises:
@@ -120,8 +120,11 @@ def canonical_json(obj: Any) -> bytes:
     return text.encode()
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, each synced into the one above: a power cut takes no file with its folder.
+
+    Args:
+        mode: of the folder itself, less the umask; those above it are made as usual.
 
     Raises:
         FileExistsError: something else stands there.
@@ -131,7 +134,7 @@ def make_folder(path: Path) -> None:
         return
     make_folder(path.parent)
     try:
-        path.mkdir()
+        path.mkdir(mode)
     except FileExistsError:
         if not path.is_dir():
             raise
@@ -185,10 +188,13 @@ def remove_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole or not at all; the folder must exist."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Put `data` at `path`, whole or not at all, with `mode` less the umask; the folder must exist."""
+    with (
+        replacing(path) as temporary,
+        open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+    ):
+        file.write(data)
 
 
 def open_append(path: Path) -> BinaryIO:

@@ -2,12 +2,14 @@
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from data_prep.files import write_atomically
 from data_prep.manifest import MANIFEST, Manifest, read_manifest
 from data_prep.rows import Row, read_rows
+from data_prep.shown import shown
 from eval.curve import Curve, draw
 from eval.verdict import Spread, TaskResult, Verdict, chance_of_no_overlap, newest_rows, show, task_results, verdict
 from pretrain.changes import flatten
@@ -16,6 +18,9 @@ Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
+# An underscore within a word is none of Markdown's, and a bracket that was never opened closes nothing.
+_MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 _LOSSES = (
     "train_loss", "heldout_loss", "unigram_loss", "uniform_loss", "heldout_nsp_loss", "heldout_nsp_accuracy",
 )  # fmt: skip
@@ -233,7 +238,21 @@ def _render(template: str, facts: Facts) -> bytes:
 
     html = template.endswith(".html.jinja")
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=html, undefined=StrictUndefined, trim_blocks=html
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=html,
+        finalize=None if html else _as_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=html,
     )
-    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment.get_template(template).render(facts).encode()
+
+
+def _as_markdown(value: Any) -> str:
+    """One line that Markdown shows as it is written: no HTML, heading, list, link, picture, or cell of a table.
+
+    Names of files, errors and what a recipe holds may have been chosen by somebody else than the reader.
+    """
+    text = " ".join(shown(str(value)).split())
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, entity)
+    return _MARKDOWN_AT_THE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))

@@ -1,9 +1,11 @@
 """ds_config.json: what the recipe decides stands there as "auto" and is filled in; a contradiction is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
+from data_prep.given_file import read_given_text
 from pretrain.config import TrainingConfig
 
 # Read by DeepSpeed, but decided elsewhere in a multihop run.
@@ -17,20 +19,73 @@ _REFUSED = {
 }
 
 
+# All that is passed on. Left out on purpose is what writes files or sends data elsewhere (monitors, profilers, NVMe),
+# takes classes or code by name, or changes what is computed by more than rounding.
+_KNOWN = {
+    "train_micro_batch_size_per_gpu": None,
+    "gradient_clipping": None,
+    "managed_gradient_accumulation": None,
+    "zero_allow_untested_optimizer": None,
+    "zero_force_ds_cpu_optimizer": None,
+    "steps_per_print": None,
+    "wall_clock_breakdown": None,
+    "memory_breakdown": None,
+    "bf16": {"enabled": None, "check_grad_overflow": None, "immediate_grad_update": None},
+    "fp16": {
+        "enabled": None,
+        "loss_scale": None,
+        "initial_scale_power": None,
+        "loss_scale_window": None,
+        "hysteresis": None,
+        "consecutive_hysteresis": None,
+        "min_loss_scale": None,
+    },
+    "zero_optimization": {
+        "stage": None,
+        "offload_optimizer": {"device": None, "pin_memory": None},
+        "offload_param": {"device": None, "pin_memory": None},
+        "overlap_comm": None,
+        "contiguous_gradients": None,
+        "round_robin_gradients": None,
+        "reduce_scatter": None,
+        "reduce_bucket_size": None,
+        "use_multi_rank_bucket_allreduce": None,
+        "allgather_partitions": None,
+        "allgather_bucket_size": None,
+        "sub_group_size": None,
+        "zero_hpz_partition_size": None,
+        "stage3_prefetch_bucket_size": None,
+        "stage3_param_persistence_threshold": None,
+        "stage3_model_persistence_threshold": None,
+        "stage3_max_live_parameters": None,
+        "stage3_max_reuse_distance": None,
+        "stage3_module_granularity_threshold": None,
+        "stage3_use_all_reduce_for_fetch_params": None,
+        "stage3_allgather_sequential": None,
+    },
+}
+_WORDS = ("auto", "none", "cpu", "nvme")
+"""All text that a value may be: "auto", and devices."""
+
+
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
     """A DeepSpeed configuration file.
 
     Raises:
         ValueError: there is no such file, or it is not a JSON object.
     """
+    name = f"engine.deepspeed={path}"
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"engine.deepspeed={path}: there is no such file; name a DeepSpeed configuration") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"engine.deepspeed={path} is not valid JSON: {error}") from None
+        content = json.loads(
+            read_given_text(path, name, "a DeepSpeed configuration"), object_pairs_hook=_without_doubles
+        )
+    except (ValueError, RecursionError) as error:
+        if str(error).startswith(name):
+            raise
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{name} is not valid JSON: {reason}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"engine.deepspeed={path} holds {type(content).__name__}, expected a JSON object")
+        raise ValueError(f"{name} holds {type(content).__name__}, expected a JSON object")
     return content
 
 
@@ -43,12 +98,13 @@ def fill_deepspeed_config(
         micro_batch: samples a rank takes at once; "auto" as long as that is not known.
 
     Raises:
-        ValueError: a key that the recipe decides has another value, or a key must not be set at all.
+        ValueError: a key that the recipe decides has another value, or a key must not be set at all or is not known.
     """
     for path, reason in _REFUSED.items():
         value = _get(given, path)
         if value not in (None, "auto", False, {}):
             raise ValueError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
+    _check_known(given, _KNOWN)
     offload = config.engine.offload
     decided = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -87,6 +143,37 @@ def fill_deepspeed_config(
         if filled["zero_optimization"][section]["device"] == "none":
             del filled["zero_optimization"][section]
     return filled
+
+
+def _check_known(given: dict[str, Any], known: dict[str, Any], section: str = "") -> None:
+    """Refuse what is not passed on, by its name and without its value, which may be an API's key."""
+    for key, value in given.items():
+        path = f"{section}{key}"
+        if path in _REFUSED:
+            continue
+        if key not in known:
+            raise ValueError(
+                f"ds_config: {path[:100]} is nothing that multihop passes on to DeepSpeed; remove it; known here: "
+                f"{', '.join(known)}"
+            )
+        if known[key] is not None:
+            if not isinstance(value, dict):
+                raise ValueError(f"ds_config: {path} is no section; write {{}} or leave it out")
+            _check_known(value, known[key], f"{path}.")
+        elif not (value is None or value in _WORDS or _is_finite(value)):
+            raise ValueError(f'ds_config: {path} is neither a finite number, true, false nor "auto"; correct it')
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return content
 
 
 def _get(tree: dict[str, Any], path: str) -> Any:

@@ -231,7 +231,7 @@ def _comes_again(error: BaseException) -> bool:
 
 def _log_to(path: Path) -> IO[str]:
     """Send all this process prints, native code included, to `path`; returns what was standard output."""
-    make_folder(path.parent)
+    make_folder(path.parent, mode=0o700)  # nobody knows what native code will print
     console = os.fdopen(os.dup(1), "w")
     with open_append(path) as file:
         os.dup2(file.fileno(), 1)

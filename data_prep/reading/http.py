@@ -2,8 +2,14 @@
 
 fsspec's file system is not used: it takes every failure for a missing file, asks nobody twice, and cannot read on in a
 file whose server knows no ranges (version 2026.9).
+
+User and password come from the file that NETRC names, else ~/.netrc, by the host's name; its `default` entry is not
+used, for a recipe from somebody else may name any host.
 """
 
+import base64
+import netrc
+import os
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
 
 from data_prep.reading.failures import ReadFailed
 
@@ -112,9 +120,12 @@ class HttpFile:
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
     """The server's answer, asked again while it is busy or away. Raises EOFError for a range behind the end."""
     request = urllib.request.Request(url, method=method, headers={"Accept-Encoding": "identity", **headers})
+    if (credentials := _credentials(url)) is not None:
+        request.add_unredirected_header("Authorization", credentials)
+    opener = urllib.request.build_opener(_SameHostKeepsCredentials)
     for attempt in range(_ATTEMPTS):
         try:
-            answer: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENCE_S)
+            answer: HTTPResponse = opener.open(request, timeout=_SILENCE_S)
             return answer
         except urllib.error.HTTPError as error:
             error.close()
@@ -130,6 +141,42 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
         except (OSError, HTTPException) as error:
             _wait(url, attempt, _reason(error))
     raise AssertionError("the last wait raises")
+
+
+class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
+    """Credentials do not follow to another host or port, nor from https to http."""
+
+    def redirect_request(self, req: urllib.request.Request, *args: Any) -> urllib.request.Request | None:
+        following = super().redirect_request(req, *args)
+        credentials = req.unredirected_hdrs.get("Authorization")
+        if following is not None and credentials is not None:
+            before, after = urlsplit(req.full_url), urlsplit(following.full_url)
+            if (before.scheme, before.netloc) == (after.scheme, after.netloc):
+                following.add_unredirected_header("Authorization", credentials)
+        return following
+
+
+def _credentials(url: str) -> str | None:
+    """What proves to the URL's host who asks; None: nothing is known for it.
+
+    Raises ValueError when the file cannot be used, and says nothing of what stands in it.
+    """
+    named = os.environ.get("NETRC") or None
+    try:
+        entries = netrc.netrc(named).hosts
+    except (FileNotFoundError, NotADirectoryError):
+        if named is None:
+            return None
+        raise ValueError(f"NETRC={named} does not exist; correct it") from None
+    except netrc.NetrcParseError as error:
+        wrong = f"line {error.lineno} is not as it should be" if error.lineno else "others than you may read it"
+        raise ValueError(f"{named or '~/.netrc'} cannot be used: {wrong}; correct it (chmod 600)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{named or '~/.netrc'} cannot be read ({type(error).__name__}); correct it") from None
+    entries.pop("default", None)
+    login, _, password = entries.get(urlsplit(url).hostname or "", ("", "", ""))
+    known = login or password
+    return "Basic " + base64.b64encode(f"{login}:{password}".encode()).decode() if known else None
 
 
 def _reason(error: Exception) -> str:

@@ -73,6 +73,25 @@ def test_the_table_and_the_picture(
     assert (tmp_path / "compare-one-two.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_files_hold_is_no_markup_and_steers_no_terminal(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "[red]x[/blue] [link=http://evil]y[/link] \x1b[31m"
+    (runs / "one").rename(runs / "[bold]one")
+    for name in ("[bold]one", "two"):
+        for file in ("summary.json", "recipe.json"):
+            path = runs / name / file
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "status": text, f"{text}{name}": f"{text}{name}"})
+            )
+    monkeypatch.setenv("COLUMNS", "400")
+    show_comparison(["[bold]one", "two"], runs)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "[bold]one" in printed
+    assert printed.count(text.replace("\x1b", r"\x1b")) == 4 and printed.count(text.replace("\x1b", r"\u001b")) == 2
+
+
 def test_a_run_that_is_not_there(runs: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no run three in .*; runs there: one, two"):
         find_runs(["one", "three"], runs)

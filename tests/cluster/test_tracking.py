@@ -284,10 +284,11 @@ def test_a_deleted_experiment_is_the_users_mistake(run_dir: Path) -> None:
         open_run(run_dir, RECIPE, None, "gone", {})
 
 
-@pytest.mark.parametrize("uri", ["redis://here", "runs/mlruns", "localhost:5000"])
+@pytest.mark.parametrize("uri", ["redis://here", "runs/mlruns", "localhost:5000", "ftp://user:hunter2@host"])
 def test_an_impossible_store_is_refused(tmp_path: Path, uri: str) -> None:
-    with pytest.raises(ValueError, match=r"tracking\.uri="):
+    with pytest.raises(ValueError, match=r"tracking\.uri=") as failed:
         store_uri(tmp_path, uri)
+    assert "hunter2" not in str(failed.value)
 
 
 def test_the_store_is_the_recipes_or_the_environments_or_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,9 +336,12 @@ def wait_until_told(client: Any, run_id: str, step: int) -> None:
 def test_the_server_is_away_at_first_then_dies_and_comes_back(
     run_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows go on being written meanwhile; afterwards all of them are there, in order, each once."""
+    """Rows go on being written meanwhile; afterwards all of them are there, in order, each once.
+
+    The password that the store's address holds is in no file and in nothing that was said.
+    """
     port = free_port()
-    uri = f"http://127.0.0.1:{port}"
+    uri = f"http://user:hunter2@127.0.0.1:{port}"
     append(run_dir, row(0, 0.0))
     without = start(run_dir, uri)
     follow_once(without)
@@ -345,7 +349,10 @@ def test_the_server_is_away_at_first_then_dies_and_comes_back(
     without.close("stopped")
     assert without.run_id == ""
     assert is_behind(run_dir)
+    assert "hunter2" not in caplog.text and "http://***@127.0.0.1" in caplog.text
     caplog.clear()
+    noted = json.loads((run_dir / "tracking.json").read_text())
+    (run_dir / "tracking.json").write_text(json.dumps({**noted, "uri": uri}))  # as older versions did
 
     with server(run_dir.parent, port):
         tracker = start(run_dir, uri)
@@ -367,7 +374,11 @@ def test_the_server_is_away_at_first_then_dies_and_comes_back(
         assert sorted(trials_of(client, tracker.run_id)) == ["k0", "k1"]
         assert client.get_run(tracker.run_id).info.status == "FINISHED"
     assert not is_behind(run_dir)
+    assert json.loads((run_dir / "tracking.json").read_text())["token"] == noted["token"]
+    assert not [path for path in run_dir.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert (run_dir / "tracking.json").stat().st_mode & 0o777 == 0o600
     said = [record.message for record in caplog.records if record.name == "cluster.tracking"]
     assert [("cannot be told" in line, "caught up" in line) for line in said] == [(True, False), (False, True)]
-    assert capfd.readouterr().out == ""
+    printed = capfd.readouterr()
+    assert printed.out == "" and "hunter2" not in printed.err + caplog.text
     assert not [thread for thread in threading.enumerate() if thread.name == "mlflow"]

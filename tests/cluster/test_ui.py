@@ -15,19 +15,25 @@ from cluster.mlflow_store import connect, store_uri
 from cluster.ui import serve
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def test_it_serves_the_page_and_ends_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     connect(store_uri(tmp_path)).create_experiment("mine")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = f"from pathlib import Path; from cluster.ui import serve; serve(Path({str(tmp_path)!r}), {port})"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
-        printed = process.stdout.readline() + process.stdout.readline() + process.stdout.readline()
+        printed = "".join(process.stdout.readline() for _ in range(5))
         assert f"http://127.0.0.1:{port}/" in printed
+        assert "It has no password: every user of this machine can open it" in printed
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
@@ -61,3 +67,23 @@ def test_a_server_has_a_page_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     with pytest.raises(ValueError, match="open it in a browser"):
         serve(tmp_path, 5000)
+
+
+def test_the_stores_password_is_neither_printed_nor_on_the_command_line(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment["MLFLOW_TRACKING_URI"] = "postgresql://user:hunter2@127.0.0.1:9/db"
+    code = f"from pathlib import Path; from cluster.ui import serve; serve(Path({str(tmp_path)!r}), {free_port()})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        assert "MLflow over postgresql://***@127.0.0.1:9/db" in process.stdout.readline()
+        command = Path(f"/proc/{process.pid}/cmdline")
+        while b"mlflow\0server" not in command.read_bytes():
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert b"hunter2" not in command.read_bytes()
+    finally:
+        process.kill()
+        process.wait()

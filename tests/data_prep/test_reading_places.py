@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -236,8 +236,25 @@ class Web(http.server.SimpleHTTPRequestHandler):
     cutting_every = 0
     ranges = False
     requests = 0
+    moved_to: str | None = None
+    seen: ClassVar[list[str | None]] = []
+
+    def do_HEAD(self) -> None:
+        if not self._is_moved():
+            super().do_HEAD()
+
+    def _is_moved(self) -> bool:
+        self.seen.append(self.headers.get("Authorization"))
+        if self.moved_to is None or not self.path.startswith("/moved"):
+            return False
+        self.send_response(302)
+        self.send_header("Location", self.moved_to + self.path.removeprefix("/moved"))
+        self.end_headers()
+        return True
 
     def do_GET(self) -> None:
+        if self._is_moved():
+            return
         cls = type(self)
         cls.requests += 1
         if cls.failing_every and cls.requests % cls.failing_every == 0:
@@ -269,8 +286,9 @@ class Web(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
-    for name in ("failing_every", "cutting_every", "requests", "ranges"):
+    for name in ("failing_every", "cutting_every", "requests", "ranges", "moved_to"):
         monkeypatch.setattr(Web, name, getattr(Web, name))
+    monkeypatch.setattr(Web, "seen", [])
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), lambda *arguments: Web(*arguments, directory=str(folder))
     )
@@ -308,6 +326,52 @@ def test_a_web_server_that_stays_away_stops_the_reading(web: str, monkeypatch: p
     monkeypatch.setattr(Web, "failing_every", 1)
     with pytest.raises(ReadFailed, match=r"HTTP status 503.*start again"):
         list(read_part(part))
+
+
+OURS = "Basic dXNlcjpwdw=="  # user:pw
+
+
+@pytest.mark.parametrize(
+    ("entry", "sent"),
+    [("machine 127.0.0.1 login user password pw", OURS), ("default login user password pw", None), ("", None)],
+)
+def test_a_web_server_is_told_the_password_that_netrc_has_for_its_host(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, sent: str | None
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text(entry)
+    (tmp_path / ".netrc").chmod(0o600)
+    assert documents(list_files([Source(path=f"{web}/a.jsonl")])) == TEXTS
+    assert len(Web.seen) > 1 and set(Web.seen) == {sent}
+
+
+def test_a_password_follows_to_the_same_place_only(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password pw\nmachine localhost password theirs")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for target, followed in (("", OURS), (web, OURS), (web.replace("127.0.0.1", "localhost"), None)):
+        monkeypatch.setattr(Web, "moved_to", target)
+        Web.seen.clear()
+        assert documents(list_files([Source(path=f"{web}/moved/a.jsonl")])) == TEXTS
+        assert Web.seen[:2] == [OURS, followed] and set(Web.seen) == {OURS, followed}
+
+
+def test_a_netrc_that_cannot_be_used_is_one_sentence_without_what_it_holds(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text, mode, complaint in (
+        ("machine a login b password hunter 2", 0o600, "line 1 is not as it should be"),
+        ("machine a login b password hunter2", 0o644, "others than you may read it"),
+    ):
+        (tmp_path / ".netrc").write_text(text)
+        (tmp_path / ".netrc").chmod(mode)
+        with pytest.raises(ValueError, match=complaint) as failed:
+            list_files([Source(path=f"{web}/a.jsonl")])
+        assert "hunter" not in str(failed.value)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"NETRC=.* does not exist"):
+        list_files([Source(path=f"{web}/a.jsonl")])
 
 
 def wait_for(port: int) -> None:

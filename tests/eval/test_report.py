@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from data_prep.manifest import SetAside, read_manifest, write_manifest
+from data_prep.shown import shown
 from eval.report import as_pairs, duration, headline, read_curve, write_report
 
 RECIPE: dict[str, Any] = {
@@ -111,7 +113,7 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
         "3+3 / 0+0", "0.920 (seed 1, dev 0.921)",
     ]  # fmt: skip
     assert names[3:6] == ["0.330 [0.310 to 0.360]", "0.300 [0.290 to 0.320]", "+0.030"]
-    assert f"| {' | '.join(topics)} |" in markdown
+    assert f"| {' | '.join(topics)} |".replace("[", r"\[") in markdown
     ran = dict(parsed.tables["run"])
     assert ran["pieces"] == "8,123,456" and ran["time of train"] == "4 min 5 s" and ran["heldout loss"] == "5.912"
     assert ["phases[0].lr", "0.002"] in parsed.tables["recipe"]
@@ -173,6 +175,62 @@ def test_files_set_aside_are_named(tmp_path: Path, bert_data: Path) -> None:
     for text in (html, markdown):
         assert "bad-0.txt: not UTF-8" in text and "bad-49.txt" in text and "bad-50.txt" not in text
         assert "and 10 more" in text
+
+
+HOSTILE = [
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}](javascript:alert(3))",
+    "a\n# Heading\n\n| x | y |\n|---|---|\n| 1 | 2 |",
+    "# Heading", "- item", "1. item", "+ item", "---", "===", "> quote", "    code", "```", "`code`", "~~~", "~~gone~~",
+    "**bold** _slanted_ __bold__ *slanted*", "[text](http://evil)", "![picture](http://evil)", "[text][ref]",
+    "[ref]: http://evil", "<http://evil>", "&lt;b&gt; &#91;", "back\\slash \\[text](x) \\", "a | b \\| c", "- [ ] task",
+    "\x1b[31mred\x07", "\u202etxt.exe",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markup_in_what_is_told_is_shown_as_it_is_written(tmp_path: Path, bert_data: Path, text: str) -> None:
+    recipe = {
+        "name": text,
+        "model": {"family": text, "layers": text, "hidden": text},
+        "objective": {"name": text},
+        "eval": {"tasks": [text, f"{text}2"], "seeds": [0]},
+        text: text,
+    }
+    told = {"task": text, "kind": text, "metric": text, "source": text, "notes": text, "error": text}
+    rows = [{**_row("t", init, 0, value), **told} for init, value in (("pretrained", 0.5), ("random", None))]
+    run = _run(tmp_path / "run", rows, recipe, status=text, environment={text: text}, stages={text: 3.0})
+    (run / "metrics.jsonl").unlink()  # no picture is drawn
+    (run / "data").mkdir()
+    manifest = read_manifest(bert_data).model_copy(
+        update={"set_aside": [SetAside(path=text, reason=text)], "counts": {text: {text: 3}}}
+    )
+    write_manifest(run / "data", manifest)
+    write_report(run)
+    tree = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse((run / "report.md").read_text())
+    inline = [child for token in tree for child in token.children or []]
+    shown_once = " ".join(shown(text).split())
+    headings = [tree[i + 1].children for i, token in enumerate(tree) if token.type == "heading_open"]
+    assert ["".join(child.content for child in heading or []) for heading in headings] == [
+        shown_once, "Did pretraining help?", "Loss", "Results on the test sets", "Trials that failed",
+        "What ran on what", "Hardware and software", "Data", "Recipe",
+    ]  # fmt: skip
+    assert sum(token.type == "table_open" for token in tree) == 5
+    assert {token.type.partition("_")[0] for token in tree} == {"heading", "paragraph", "inline", "bullet", "list"} | {
+        "table", "thead", "tbody", "tr", "th", "td",
+    }  # fmt: skip
+    assert {child.type for child in inline} <= {
+        "text",
+        "text_special",
+        "softbreak",
+        "strong_open",
+        "strong_close",
+    }
+    lines = ["".join(child.content for child in token.children or []) for token in tree if token.type == "inline"]
+    assert sum(line == shown_once for line in lines) >= 7 and f"{shown_once}: {shown_once}" in lines
+    parsed = _Tables()
+    parsed.feed((run / "report.html").read_text())
+    assert parsed.tables["run"][0] == ["status", text] and [text, text] in parsed.tables["recipe"]
+    assert not parsed.outside and "<script" not in (run / "report.html").read_text()
 
 
 def test_the_first_row_of_a_step_wins() -> None:

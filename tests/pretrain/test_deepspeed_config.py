@@ -1,6 +1,8 @@
 """ds_config.json beside the recipe."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,84 @@ def test_contradictions_are_refused(given: dict[str, object], complaint: str) ->
         fill_deepspeed_config(given, CONFIG, 8)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("wandb", {"enabled": True, "api_key": "hunter2"}),
+        ("comet", {"enabled": True, "api_key": "hunter2"}),
+        ("tensorboard", {"enabled": True, "output_path": "/tmp/hunter2"}),
+        ("csv_monitor", {"enabled": True, "output_path": "/tmp/hunter2"}),
+        ("flops_profiler", {"enabled": True, "output_file": "/tmp/hunter2"}),
+        ("comms_logger", {"enabled": True}),
+        ("aio", {"block_size": 1}),
+        ("nebula", {"enabled": True, "persistent_storage_path": "/tmp/hunter2"}),
+        ("checkpoint", {"use_node_local_storage": True}),
+        ("compression_training", {}),
+        ("hybrid_engine", {"enabled": True}),
+        ("autotuning", {"enabled": True, "results_dir": "/tmp/hunter2"}),
+        ("elasticity", {"enabled": True}),
+        ("torch_autocast", {"enabled": True, "dtype": "float16"}),
+        ("bfloat16", {"enabled": True}),
+        ("a" * 100 + "hunter2" * 1000, 1),
+        ("zero_optimization.zenflow", {}),
+        ("zero_optimization.leaf_module", {"classes": ["os.system"]}),
+        ("zero_optimization.zero_quantized_gradients", True),
+        ("zero_optimization.reduce_bucketsize", 1),
+        ("zero_optimization.offload_optimizer.nvme_path", "/tmp/hunter2"),
+        ("bf16.bf16_master_weights_and_grads", True),
+        ("fp16.auto_cast", True),
+    ],
+)
+def test_only_what_is_known_to_be_harmless_is_passed_on(key: str, value: object) -> None:
+    given = value
+    for part in reversed(key.split(".")):
+        given = {part: given}
+    assert isinstance(given, dict)
+    with pytest.raises(ValueError, match=f"{key[:100]} is nothing that multihop passes on .*; known here: ") as failed:
+        fill_deepspeed_config(given, CONFIG, 8)
+    assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize("value", ["lots of hunter2", [1], {"a": 1}, math.inf, math.nan])
+def test_values_are_numbers_or_auto(value: object) -> None:
+    with pytest.raises(ValueError, match="reduce_bucket_size is neither a finite number") as failed:
+        fill_deepspeed_config({"zero_optimization": {"reduce_bucket_size": value}}, CONFIG, 8)
+    assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize("section", ["zero_optimization", "bf16", "fp16"])
+@pytest.mark.parametrize("value", [None, True, 1, "x", []])
+def test_a_section_is_one(section: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{section} is no section; write"):
+        fill_deepspeed_config({section: value}, CONFIG, 8)
+
+
+def test_all_that_is_passed_on_is_known_to_deepspeed() -> None:
+    """A key that the installed version does not have would be a typing error of ours."""
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    models = {
+        "bf16.": DeepSpeedBF16Config,
+        "fp16.": DeepSpeedFP16Config,
+        "zero_optimization.": DeepSpeedZeroConfig,
+        "zero_optimization.offload_optimizer.": DeepSpeedZeroOffloadOptimizerConfig,
+        "zero_optimization.offload_param.": DeepSpeedZeroOffloadParamConfig,
+    }
+    for section, model in models.items():
+        given: dict[str, Any] = {"no": 1}
+        for part in reversed(section.strip(".").split(".")):
+            given = {part: given}
+        with pytest.raises(ValueError, match="known here: ") as failed:
+            fill_deepspeed_config(given, CONFIG, 8)
+        known = set(str(failed.value).partition("known here: ")[2].split(", "))
+        assert known <= {field.alias or name for name, field in model.model_fields.items()}
+
+
 def test_the_projects_own_file_suits_the_defaults() -> None:
     given = read_deepspeed_config(Path(__file__).parents[2] / "ds_config.json")
     assert fill_deepspeed_config(given, CONFIG, 8)["zero_optimization"]["stage"] == 2
@@ -56,6 +136,12 @@ def test_the_projects_own_file_suits_the_defaults() -> None:
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         read_deepspeed_config(tmp_path / "none.json")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        read_deepspeed_config(tmp_path / "broken.json")
+    for content in ("{", "[" * 100_000, '{"a": 1, "a": 2}'):
+        (tmp_path / "broken.json").write_text(content)
+        with pytest.raises(ValueError, match=r"broken\.json is not valid JSON"):
+            read_deepspeed_config(tmp_path / "broken.json")
+    (tmp_path / "long.json").write_text(" " * 2**20 + "{}")
+    with pytest.raises(ValueError, match="is longer than"):
+        read_deepspeed_config(tmp_path / "long.json")
+    with pytest.raises(ValueError, match="is a folder; give the path of a DeepSpeed configuration"):
+        read_deepspeed_config(tmp_path)

@@ -35,6 +35,7 @@ def test_a_run_leaves_what_the_design_names(in_one_go: Path) -> None:
     assert heldout[-1]["heldout_loss"] < heldout[0]["heldout_loss"]
     assert 0 < heldout[0]["unigram_loss"] < heldout[0]["uniform_loss"]
     assert (in_one_go / "logs" / "rank-1.log").exists()
+    assert (in_one_go / "logs").stat().st_mode & 0o077 == 0
     manifest = verify(checkpoint(in_one_go))
     assert manifest.world_size == 2 and manifest.updates == STEPS and len(manifest.files) == 2
     parameters = sum(torch.Size(shape).numel() for shape in manifest.parameters.values())
