@@ -4,7 +4,8 @@
 
 A tensor is called KIND/NAME@START: the fp32 elements from START on of the flattened parameter NAME, or of one of its
 optimizer moments. Any number of ranks reads what it needs of them, whoever wrote them. A folder without a valid
-manifest does not exist for anybody. RUN and START tell the files of one run and of one start of it from any others'. Where checkpoints stand is a string: a folder's path or s3://BUCKET/PREFIX.
+manifest does not exist for anybody. RUN and START tell the files of one run, and of one start of it, from any others.
+Where checkpoints stand is a string: a folder's path or s3://BUCKET/PREFIX.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest.json: what was saved, by which run, and the proof that it is whole. Writing it is the commit."""
+"""A checkpoint's manifest.json: what was saved, by which run, and the proof that it is whole. It is the commit."""
 
 import errno
 import math
@@ -130,9 +130,9 @@ def read_any_manifest(location: str) -> CheckpointManifest:
             raise
         raise ValueError(f"{path} is damaged: it cannot be read ({error.strerror})") from None
     try:
-        content = json_object(data, path, most_bytes=_MOST_BYTES)
+        content = json_object(data, "it", most_bytes=_MOST_BYTES)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is not the JSON of a manifest ({error})") from None
+        raise ValueError(f"{path} is damaged: {error}") from None
     version = content.get("format_version")
     if type(version) is not int or version not in (1, 2, 3):
         raise ValueError(

@@ -103,8 +103,8 @@ def claim_checkpoints(run_dir: Path, location: str) -> str:
         ) from None
     where = f", the one in {found.run_dir} on host {found.host}" if found.run_dir else ""
     raise ValueError(
-        f"{location} holds the checkpoints of another run{where}; choose another name or checkpoint.location, or remove "
-        f"its file {_OWNER} if that run is gone and this one is it, moved or restored"
+        f"{location} holds the checkpoints of another run{where}; choose another name or checkpoint.location, or "
+        f"remove its file {_OWNER} if that run is gone and this one is it, moved or restored"
     )
 
 

@@ -172,9 +172,9 @@ def test_models_that_differ_are_refused(
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda f: (f / "config.json").write_text("[1]"), "not a table"),
-        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not a JSON object"),
+        (lambda f: (f / "config.json").write_text("[1]"), "it holds a list"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "config.json is not a JSON object"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors; copy"),
         (lambda f: os.truncate(f / "model.safetensors", 5000), "is no whole safetensors file"),
