@@ -133,7 +133,9 @@ def read_any_manifest(location: str) -> CheckpointManifest:
         content = json_object(data, "it", most_bytes=_MOST_BYTES)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    version = content.get("format_version")
+    if "format_version" not in content:
+        raise ValueError(f"{path} is damaged: it has no format_version")
+    version = content["format_version"]
     if type(version) is not int or version not in (1, 2, 3):
         raise ValueError(
             f"{path} is of format version {reprlib.repr(version)}, known are 1 to 3; read it with the multihop that "
