@@ -24,6 +24,8 @@ from pretrain.checkpoint import CheckpointManifest
 from pretrain.checkpoint_writer import CheckpointWriter
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
+RUN = "b" * 32
+"""No run's id: retention removes what has it."""
 TENSORS = 200
 """Parameters of BERT-base: about as many."""
 
@@ -69,7 +71,10 @@ def main() -> None:
 def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str, float]:
     """Medians over `repeats` of each kind of save, one after the other, by `ranks` threads that save a rank each."""
     states = [state_of(parameters // ranks, rank) for rank in range(ranks)]
-    writers = [CheckpointWriter(str(folder / f"{ranks}-ranks"), rank, ranks, "bench", keep=1) for rank in range(ranks)]
+    writers = [
+        CheckpointWriter(str(folder / f"{ranks}-ranks"), rank, ranks, f"{RUN[:8]}-bench", keep=1)
+        for rank in range(ranks)
+    ]
     total, step = sum(tensor.nbytes for state in states for tensor in state.values()), 0
     threads = ThreadPoolExecutor(ranks)
 
@@ -78,6 +83,7 @@ def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str
         nonlocal step
         step += 1
         manifest = CheckpointManifest(
+            run=RUN,
             step=step,
             tokens=0,
             updates=step,

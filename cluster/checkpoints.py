@@ -18,7 +18,7 @@ from pretrain.run_files import checkpoints_of, read_config
 from pretrain.storage import open_folder
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
-NEVER_COMMITTED = "never committed: nobody reads it, and the next start of the run removes it"
+NEVER_COMMITTED = "never committed: nobody reads it, and the next start of its run removes what that wrote"
 
 
 @dataclass(frozen=True)

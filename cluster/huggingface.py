@@ -92,7 +92,9 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
                 weights[name] = torch.empty(outline.shape)
                 draw(model, name, weights[name], _IMPORT_SEED)
                 drawn.append(name)
+        run = uuid.uuid4().hex  # of its own: no run's retention takes it for one of its checkpoints
         manifest = CheckpointManifest(
+            run=run,
             step=0,
             tokens=0,
             updates=0,
@@ -102,7 +104,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
             recipe={"model": model.model_dump(mode="json")},
             data_fingerprint="",
         )
-        writer = CheckpointWriter(str(temporary), 0, 1, uuid.uuid4().hex, keep=1)
+        writer = CheckpointWriter(str(temporary), 0, 1, f"{run[:8]}-import", keep=1)
         writer.save({f"weight/{name}@0": weights[name].reshape(-1) for name in shapes}, manifest)
         writer.wait()
     return Imported(folder_of_step(str(out), 0), model, vocab_size, drawn)

@@ -23,7 +23,7 @@ from data_prep.reading.sources import list_files
 from data_prep.rows import read_rows
 from data_prep.tokenizers.existing import check_objective
 from eval.tasks import check_tasks
-from pretrain.checkpoint import folder_of_step, newest_step, read_manifest
+from pretrain.checkpoint import CheckpointManifest, folder_of_step, newest_step, read_manifest, verify
 from pretrain.order import total_steps
 from pretrain.run_files import checkpoints_of
 from pretrain.samples import build_indexes
@@ -46,6 +46,8 @@ class _Run:
     allowed: Sequence[str]
     """Keys whose changes are wanted under a run that has begun."""
     seconds: dict[str, float] = field(default_factory=dict)
+    verified: str | None = None
+    """The hash of the last checkpoint's manifest, once all of its files were read."""
 
     @property
     def checkpoints(self) -> str:
@@ -94,7 +96,7 @@ def _is_left(run: _Run, stage: str) -> bool:
     if stage == "prep":
         return _standing_data(run) is None
     if stage == "train":
-        return newest_step(run.checkpoints) != total_steps(run.recipe.phases)
+        return not _is_trained(run)
     if not (run.folder / "report.html").exists() or is_behind(run.folder):
         return True
     manifest = _standing_data(run)
@@ -198,7 +200,7 @@ def _check_unchanged(run: _Run, manifest: Manifest) -> None:
 def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
     """Whether the last step is done."""
     last = total_steps(run.recipe.phases)
-    if newest_step(run.checkpoints) == last:
+    if _is_trained(run):
         return True
     from cluster.train import train_on_ray
     from data_prep.shards import open_dataset
@@ -218,14 +220,40 @@ def _train(run: _Run, manifest: Manifest, tracker: "Tracker") -> bool:
 
         line.update(newest_step(run.checkpoints) or 0, last, heldout)
         train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
-    return newest_step(run.checkpoints) == last
+    return _is_trained(run)
+
+
+def _is_trained(run: _Run) -> bool:
+    """Whether the last step's checkpoint is there and as it was written; where it is damaged, says so."""
+    if newest_step(run.checkpoints) != total_steps(run.recipe.phases):
+        return False
+    try:
+        _last_checkpoint(run)
+    except ValueError as error:
+        console.print(f"{error}; the steps since the last good checkpoint are trained again")
+        return False
+    return True
+
+
+def _last_checkpoint(run: _Run) -> CheckpointManifest:
+    """The manifest of the last step's checkpoint, all of whose files are read, once in a start.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    location = folder_of_step(run.checkpoints, total_steps(run.recipe.phases))
+    manifest = read_manifest(location)
+    if manifest.sha256 != run.verified:
+        manifest = verify(location)
+        run.verified = manifest.sha256
+    return manifest
 
 
 def _plan(run: _Run, manifest: Manifest) -> "list[Trial]":
     from eval.trial import plan_trials
 
-    checkpoint = folder_of_step(run.checkpoints, total_steps(run.recipe.phases))
-    saved = read_manifest(checkpoint)
+    saved = _last_checkpoint(run)
+    checkpoint = folder_of_step(run.checkpoints, saved.step)
     data = (run.folder / "data").absolute()
     return plan_trials(
         run.recipe.eval, run.recipe.model, checkpoint, saved.content_hash(), saved.step, data, manifest.fingerprint

@@ -61,17 +61,28 @@ def read_json_object(
         ValueError: it holds anything else (nothing, half an object, other bytes, a list), or is no regular file or
             too large; the file is named.
     """
-
-    def refused(why: str) -> ValueError:
-        return ValueError(f"{path} is not a JSON object ({why}); {advice}")
-
     try:
         with open_regular(path) as file:
             data = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refused(f"it cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
+    return json_object(data, path, advice=advice, most_bytes=most_bytes)
+
+
+def json_object(
+    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", most_bytes: int = _JSON_BYTES
+) -> dict[str, Any]:
+    """`read_json_object` of what was read of a file, one byte more than `most_bytes` where it has more.
+
+    Raises:
+        ValueError: as there.
+    """
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"{path} is not a JSON object ({why}); {advice}")
+
     if len(data) > most_bytes:
         raise refused(f"it has more than {most_bytes:,} bytes")
     if not data.strip(b" \t\r\n\0"):

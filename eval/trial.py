@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from data_prep.shards import TokenDataset
+    from pretrain.checkpoint import CheckpointManifest
     from pretrain.models import Model
 
 Init = Literal["pretrained", "random"]
@@ -243,15 +245,32 @@ def _open_data(trial: Trial) -> "TokenDataset":
 
 def _model(trial: Trial, vocab_size: int) -> "Model":
     """The checkpoint's weights, or random ones of the trial's seed."""
-    from pretrain.checkpoint import load_weights
+    from pretrain.checkpoint import CheckpointReader
     from pretrain.models import build_model, initialise
 
     model = build_model(ModelConfig.model_validate(trial.model), vocab_size)
     if trial.checkpoint_dir is None:
         initialise(model, trial.seed)
-    else:
-        model.load_state_dict(load_weights(trial.checkpoint_dir))
+        return model
+    assert trial.checkpoint_sha256 is not None
+    with CheckpointReader(trial.checkpoint_dir, _verified(trial.checkpoint_dir, trial.checkpoint_sha256)) as reader:
+        model.load_state_dict(dict(reader.weights()))
     return model
+
+
+@lru_cache(maxsize=1)
+def _verified(checkpoint: str, sha256: str) -> "CheckpointManifest":
+    """The manifest, once in this process for all trials of a checkpoint.
+
+    Raises:
+        ValueError: a file is missing or damaged, or it is another one than the trial was planned with.
+    """
+    from pretrain.checkpoint import verify
+
+    manifest = verify(checkpoint)
+    if manifest.content_hash() != sha256:
+        raise ValueError(f"{checkpoint} is another checkpoint than the trials were planned with; start again")
+    return manifest
 
 
 def _device() -> "torch.device":

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,14 +14,15 @@ from typing import TypeVar
 from torch import Tensor
 
 from data_prep.files import canonical_json
-from pretrain.checkpoint import (
+from pretrain.checkpoint_manifest import (
     MANIFEST,
     CheckpointFile,
     CheckpointManifest,
     commit,
     folder_of_step,
+    read_manifest,
 )
-from pretrain.retention import remove_old
+from pretrain.retention import remove_old, run_of
 from pretrain.snapshot import Snapshot
 from pretrain.storage import Folder, open_folder
 
@@ -31,6 +34,8 @@ _CHUNK = 4 * 1024**2
 
 T = TypeVar("T")
 
+log = logging.getLogger("multihop")
+
 
 class CheckpointWriter:
     """One rank's part in saving. At most one save is under way on all ranks; its error is raised by the next call."""
@@ -41,8 +46,8 @@ class CheckpointWriter:
         """Nothing is written yet.
 
         Args:
-            attempt: the same on all ranks and different at each start: an old rank's leftover is never taken for a
-                new one's.
+            attempt: RUN-START, the beginning of the run's id and that of this start: the same on all ranks, and in
+                the names of all files, so that a rank of an earlier start that still writes replaces nothing.
             keep: how many of the newest checkpoints stay.
             keep_every: those of steps that are multiples of this stay for good.
         """
@@ -50,12 +55,14 @@ class CheckpointWriter:
         """How long the last save() held training up by copying."""
         self.last_wait_s = 0.0
         """How long it waited before for the save under way."""
+        assert re.fullmatch(r"[0-9A-Za-z_-]+", attempt)
         self._checkpoints = checkpoints
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._keep, self._keep_every = keep, keep_every
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
+        self._said: set[str] = set()
 
     def prepare(self, live: dict[str, Tensor]) -> None:
         """Take the memory for copies of `live` now, so that the first save() does not have to."""
@@ -95,37 +102,72 @@ class CheckpointWriter:
             self._write_part(open_folder(location), manifest)
         if self._rank == 0:
             with _explaining(f"checkpoints older than {location} could not be removed"):
-                remove_old(self._checkpoints, self._keep, self._keep_every)
+                for sentence in remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt)):
+                    if sentence not in self._said:
+                        log.warning(sentence)
+                        self._said.add(sentence)
 
     def _write_part(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        name = folder.location.rsplit("/", 1)[-1]
+        if open_folder(self._checkpoints).entries().get(name, "folder") != "folder":
+            raise FileExistsError("a link or a file of that name is there, which stays; move it away")
         if folder.size(MANIFEST) is not None:
+            self._check_standing(folder, manifest)
             return  # a start that made no step: what is committed is never written over
-        entry = self._write_file(folder, f"rank-{self._rank:04d}.safetensors")
-        folder.write_atomically(_done(self._rank), canonical_json({"attempt": self._attempt, **entry.model_dump()}))
-        if self._rank == 0:
-            files = [
-                self._until(folder, partial(self._part_of, folder, rank), f"rank {rank}'s part")
-                for rank in range(self._world_size)
-            ]
-            commit(folder.location, manifest.model_copy(update={"files": files}))
-        else:
+        entry = self._write_file(folder, f"{self._name(self._rank)}.safetensors")
+        content = {"attempt": self._attempt, **entry.model_dump()}
+        folder.write_atomically(f"{self._name(self._rank)}.done", canonical_json(content))
+        if self._rank != 0:
             self._until(folder, partial(folder.size, MANIFEST), "rank 0's commit")
+            return
+        files = [
+            self._until(folder, partial(self._part_of, folder, rank), f"rank {rank}'s part")
+            for rank in range(self._world_size)
+        ]
+        self._check_whole(folder, files)
+        if not commit(folder.location, manifest.model_copy(update={"files": files})):
+            self._check_standing(folder, manifest)  # another start's rank 0 was faster
+
+    def _check_standing(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        """Whether the checkpoint that stands there is the one to be saved."""
+        try:
+            standing = read_manifest(folder.location)
+        except ValueError as error:
+            raise FileExistsError(f"{error}; it stays, move it away") from None
+        alike = ("step", "tokens", "updates", "parameters", "data_fingerprint")
+        if run_of(standing.run) != run_of(self._attempt) and any(
+            getattr(standing, each) != getattr(manifest, each) for each in alike
+        ):
+            raise FileExistsError("another run's checkpoint is there, which stays; move it away")
+        self._check_whole(folder, standing.files)
+
+    def _check_whole(self, folder: Folder, files: list[CheckpointFile]) -> None:
+        """That nobody removed a file; a size is all that is looked at."""
+        if lacking := [entry.file for entry in files if folder.size(entry.file) != entry.bytes]:
+            raise FileNotFoundError(f"{lacking[0]} was removed or changed by another process")
 
     def _write_file(self, folder: Folder, name: str) -> CheckpointFile:
         digest, size = hashlib.sha256(), 0
-        with folder.writing(name) as file:
+
+        def chunks() -> Iterator[memoryview]:
+            nonlocal size
             for chunk in self._snapshot.chunks(_CHUNK):
                 digest.update(chunk)
-                file.write(chunk)
                 size += len(chunk)
+                yield chunk
+
+        folder.write(name, chunks())
         return CheckpointFile(file=name, bytes=size, sha256=digest.hexdigest())
 
     def _part_of(self, folder: Folder, rank: int) -> CheckpointFile | None:
         try:
-            entry = json.loads(folder.read_bytes(_done(rank)))
+            entry = json.loads(folder.read_bytes(f"{self._name(rank)}.done"))
         except FileNotFoundError:
             return None
         return CheckpointFile.model_validate(entry) if entry.pop("attempt") == self._attempt else None
+
+    def _name(self, rank: int) -> str:
+        return f"rank-{rank:04d}.{self._attempt}"
 
     def _until(self, folder: Folder, look: Callable[[], T | None], what: str) -> T:
         deadline = time.monotonic() + _PATIENCE_S
@@ -145,7 +187,3 @@ def _explaining(what: str) -> Iterator[None]:
             f"{what} ({error}); make room or repair the storage, and start again: the checkpoints committed before "
             "are as they were"
         ) from error
-
-
-def _done(rank: int) -> str:
-    return f"rank-{rank:04d}.done"

@@ -5,7 +5,9 @@ Where a file of theirs means something else than ours without a word, such as an
 
 import json
 import logging
+import math
 import re
+import reprlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data_prep.files import replacing, sha256_file, sha256_json, write_atomically
+from data_prep.files import open_regular, read_json_object, replacing, sha256_file, sha256_json, write_atomically
 from pretrain.checkpoint import CheckpointReader, verify
 from pretrain.config import ModelConfig
 from pretrain.huggingface_names import FAMILIES, Names, config_json, from_huggingface, to_huggingface
@@ -26,6 +28,9 @@ from pretrain.models import outline_model
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_LONGEST_HEADER = 8 * 2**20
+_MOST, _MOST_LAYERS = 2**31, 10_000
+"""Of a size. ALBERT's layers are in no file, which could say whether there are so many."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
 _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
@@ -127,10 +132,8 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
     names = FAMILIES[family]
     pad = config.get("pad_token_id", 1)
     offset = pad + 1 if family == "roberta" else 0
-    with torch.device("meta"):
-        expected = to_huggingface(model, offset, outline_model(model, vocab_size).state_dict())
-        shapes = {name: list(tensor.shape) for name, tensor in expected}
     files = {path: _open(path) for path in _weight_files(source)}
+    shapes = _expected(model, vocab_size, offset, files, source)
     where: dict[str, tuple[Any, str, Path]] = {}
     for path, file in files.items():
         for name in sorted(file.keys()):
@@ -150,42 +153,84 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
     return model, vocab_size, from_huggingface(model, offset, weights)
 
 
+def _expected(
+    model: ModelConfig, vocab_size: int, offset: int, files: Mapping[Path, Any], source: Path
+) -> dict[str, list[int]]:
+    """Name and shape of each tensor that a model of these sizes has with all heads.
+
+    Only one layer of it is outlined: what config.json says is believed where the files have as much.
+    """
+    stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
+    elements, names = sum(math.prod(shape) for _, shape in stored), FAMILIES[model.family]
+    for key, size, width in (
+        ("vocab_size", vocab_size, model.embedding),
+        (names.sizes["max_positions"], model.max_positions, model.embedding),
+        (names.sizes["hidden"], model.hidden, model.hidden),
+        (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
+    ):
+        if size * width > elements:
+            raise ValueError(
+                f"{source / CONFIG} has {key}={size}, of which one matrix alone has {size * width:,} elements, and the "
+                f"files have {elements:,} in all; copy both files from one model"
+            )
+    one_layer = model.model_copy(update={"layers": 1})
+    with torch.device("meta"):
+        there = to_huggingface(one_layer, offset, outline_model(one_layer, vocab_size).state_dict())
+        outline = {name: list(tensor.shape) for name, tensor in there}
+    if model.family == "albert":  # whose layers are one
+        return outline
+    first, known = names.block.format(0), {_without_old_names(name) for name, _ in stored}
+    shapes = {}
+    for name, shape in outline.items():
+        for layer in range(model.layers if name.startswith(first) else 1):
+            full = names.block.format(layer) + name.removeprefix(first) if name.startswith(first) else name
+            if layer and full not in known and full.removeprefix(names.prefix) not in known:
+                raise ValueError(
+                    f"{source} lacks {full}, and by {CONFIG} there are {model.layers} layers; copy both from one model"
+                )
+            shapes[full] = shape
+    return shapes
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        return read_json_object(path, advice="copy the model again")
     except FileNotFoundError:
         raise ValueError(f"{path.parent} is no Hugging Face model: it has no {path.name}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); copy the model again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a table of keys and values; copy the model again")
-    return content
 
 
 def _model_of(config: dict[str, Any], path: Path) -> tuple[str, ModelConfig, int]:
     known = {names.model_type: family for family, names in FAMILIES.items()}
     given = config.get("model_type")
     if not isinstance(given, str) or given not in known:
-        raise ValueError(f"{path} has model_type={given!r}, and known are {', '.join(known)}; take one of those")
+        raise ValueError(
+            f"{path} has model_type={reprlib.repr(given)}, and known are {', '.join(known)}; take one of those"
+        )
     family = known[given]
     names = FAMILIES[family]
     for key, (ours, when_absent) in names.fixed.items():
         theirs = config.get(key, when_absent)
-        if _SAME_ACTIVATION.get(str(theirs), theirs) != ours:
-            raise ValueError(f"{path} has {key}={theirs!r}, and a {family} here has {ours!r}; take a model that has it")
+        if theirs != ours and not (isinstance(theirs, str) and _SAME_ACTIVATION.get(theirs) == ours):
+            raise ValueError(
+                f"{path} has {key}={reprlib.repr(theirs)}, and a {family} here has {ours!r}; take a model that has it"
+            )
     sizes: dict[str, Any] = {ours: config.get(theirs) for ours, theirs in names.sizes.items()}
     if family == "gpt2" and sizes["intermediate"] is None:
         del sizes["intermediate"]  # 4 * hidden there too
     keys = {**names.sizes, "vocab_size": "vocab_size"}
     for ours, value in {**sizes, "vocab_size": config.get("vocab_size")}.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{path} has {keys[ours]}={value!r}, which is no size; it must be a whole number above 0")
+        most = _MOST_LAYERS if ours == "layers" else _MOST
+        if type(value) is not int or not 0 < value <= most:
+            raise ValueError(
+                f"{path} has {keys[ours]}={reprlib.repr(value)}, which is no size; it must be a whole number from 1 to "
+                f"{most}"
+            )
     if family == "roberta":
         pad = config.get("pad_token_id", 1)
-        if not isinstance(pad, int) or not 0 <= pad < sizes["max_positions"] - 1:
+        if type(pad) is not int or not 0 <= pad < sizes["max_positions"] - 1:
             raise ValueError(
-                f"{path} has pad_token_id={pad!r} and max_position_embeddings={sizes['max_positions']}, and positions "
-                "begin behind pad_token_id; copy the model again"
+                f"{path} has pad_token_id={reprlib.repr(pad)} and max_position_embeddings="
+                f"{sizes['max_positions']}, and positions begin behind pad_token_id; copy the model again"
             )
         sizes["max_positions"] -= pad + 1
     dropout = config.get(names.dropout[0], 0.0 if family == "albert" else 0.1)
@@ -219,17 +264,27 @@ def _weight_files(source: Path) -> list[Path]:
 
 def _open(path: Path) -> Any:
     try:
+        with open_regular(path) as file:  # which the library would wait for, or read for ever
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _LONGEST_HEADER:
+            raise SafetensorError(f"its header is said to have {header_bytes:,} bytes")
         return safe_open(path, "pt")
     except FileNotFoundError:
         raise ValueError(f"{path} is missing, and {_INDEX} names it; copy the model again") from None
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); copy the model again") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} is no whole safetensors file ({reason}); copy the model again") from None
+
+
+def _without_old_names(name: str) -> str:
+    """The first releases called a norm's parameters otherwise."""
+    name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
+    return re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
 
 
 def _full_name(name: str, names: Names, shapes: dict[str, list[int]]) -> str:
-    """A stored tensor's name in the class with all heads; the first releases called a norm's parameters otherwise."""
-    name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
-    name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
+    """A stored tensor's name in the class with all heads."""
+    name = _without_old_names(name)
     with_prefix = names.prefix + name
     return with_prefix if with_prefix in shapes or with_prefix in names.passed_over else name
 

@@ -3,41 +3,46 @@
 For S3 the credentials, the region and the endpoint come from where the AWS tools take them: AWS_ACCESS_KEY_ID and
 AWS_SECRET_ACCESS_KEY or a profile or the instance's role, AWS_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 A file that was being uploaded when its process was killed is nowhere to be seen, but its parts are kept and paid for:
-give the bucket a lifecycle rule that ends incomplete uploads.
+give the bucket a lifecycle rule that ends incomplete uploads. Reading needs pyarrow alone, writing boto3.
 """
 
+import errno
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from pyarrow import fs, py_buffer
+from pyarrow import fs
 
-from data_prep.files import replacing
+from data_prep.files import open_regular, replacing
 from data_prep.reading.locations import s3_filesystem
+from pretrain import bucket
 
 Bytes = bytes | memoryview
+Kind = Literal["file", "folder", "link"]
 
 _CHUNK = 8 * 1024**2
-_UPLOAD_AHEAD = 256 * 1024**2
-"""Bytes that may wait for their upload: as many are held in memory once more."""
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What a file system says that has no second names for files."""
 
 
-class Sink(Protocol):
-    """Where a file's bytes go, in order."""
+class _Positional(Protocol):
+    def read_at(self, nbytes: int, offset: int) -> bytes: ...
 
-    def write(self, data: Bytes, /) -> object:
-        """Append `data`."""
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Source:
     """A file open for positional reads. Any number of threads may read at once."""
 
-    def __init__(self, filesystem: fs.FileSystem, path: str) -> None:
-        self._file = filesystem.open_input_file(path)
+    def __init__(self, file: _Positional) -> None:
+        self._file = file
 
     def __enter__(self) -> "Source":
         return self
@@ -52,8 +57,7 @@ class Source:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on; fewer where the file ends before."""
-        data: bytes = self._file.read_at(length, offset)
-        return data
+        return self._file.read_at(length, offset)
 
     def chunks(self) -> Iterator[bytes]:
         """The whole file in pieces of 8 MiB."""
@@ -80,10 +84,19 @@ class Folder:
         """A folder in this one."""
         return Folder(f"{self.location}/{name}", f"{self.path}/{name}", self.filesystem)
 
+    def entries(self) -> dict[str, Kind]:
+        """What is in it, by name and sorted: a link to a folder is a link, and all else that is no folder a file."""
+        if self.is_local:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as found:
+                return dict(sorted((entry.name, _kind(entry)) for entry in found))
+            return {}
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        kinds: dict[bool, Kind] = {True: "folder", False: "file"}
+        return dict(sorted((info.base_name, kinds[info.type == fs.FileType.Directory]) for info in infos))
+
     def names(self) -> list[str]:
         """Files and folders in it, sorted."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        return list(self.entries())
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None: there is no such file."""
@@ -99,85 +112,160 @@ class Folder:
 
         Raises:
             FileNotFoundError: there is none.
+            OSError: it cannot be read; with EINVAL or EISDIR it is no regular file, such as a FIFO.
         """
-        return Source(self.filesystem, f"{self.path}/{name}")
+        path = f"{self.path}/{name}"
+        return Source(_LocalFile(path) if self.is_local else self.filesystem.open_input_file(path))
 
-    def read_bytes(self, name: str) -> bytes:
-        """A small file, whole.
+    def read_bytes(self, name: str, at_most: int = 2**20) -> bytes:
+        """A small file, whole; of a larger one than `at_most` bytes, that many and one more.
 
         Raises:
             FileNotFoundError: there is none.
+            OSError: as `open`.
         """
         with self.open(name) as file:
-            return file.read_at(0, file.size)
+            return file.read_at(0, min(file.size, at_most + 1))
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[Sink]:
-        """Stream a file: it is there, whole and synced, when the block has ended well, and not before.
+    def write(self, name: str, chunks: Iterable[Bytes]) -> None:
+        """Stream a file: it is there, whole and synced, when this returns, and not before.
 
-        When the block fails there is no such file on S3, and on a disk the one that was there before.
+        When it fails, or `chunks` does, what was there before is as it was.
         """
-        if self.is_local:
-            _make_folder(self.path)
-            with replacing(Path(self.path, name)) as temporary, open(temporary, "wb") as local:
-                yield local
+        if not self.is_local:
+            bucket.upload(f"{self.path}/{name}", self._region, chunks)
             return
-        stream = self.filesystem.open_output_stream(f"{self.path}/{name}")
-        try:
-            yield _Uploading(stream)
-            stream.close()  # an upload becomes visible here, all at once
-        except BaseException:
-            # pyarrow cannot abandon an upload: ended and removed, which nothing names so far.
-            with suppress(OSError):
-                stream.close()
-                self.remove(name)
-            raise
+        _make_folder(self.path)
+        with replacing(Path(self.path, name)) as temporary, open(temporary, "wb") as local:
+            for chunk in chunks:
+                local.write(chunk)
 
     def write_atomically(self, name: str, data: bytes) -> None:
         """Put `data` into a file, whole or not at all."""
-        with self.writing(name) as file:
-            file.write(data)
+        if self.is_local:
+            self.write(name, [data])
+        else:
+            bucket.put(f"{self.path}/{name}", self._region, data)
+
+    def create(self, name: str, data: bytes, by: str) -> bool:
+        """Put `data` into a new file; whether it was put: not, where there is one of that name, and not over it.
+
+        Of any number of writers one is told True. In a bucket nobody may be, if an answer got lost on its way: compare
+        what is there.
+
+        Args:
+            by: tells the temporary file of this process from others'; stands in its name.
+
+        Raises:
+            ValueError: it is in a bucket whose store knows no conditions.
+        """
+        if not self.is_local:
+            return bucket.create(f"{self.path}/{name}", self._region, data)
+        _make_folder(self.path)
+        path, temporary = Path(self.path, name), Path(self.path, f".{name}.{by}.tmp")
+        try:
+            _write_synced(temporary, data, "wb")
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                _write_synced(path, data, "xb")
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(self.path)
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
-        with suppress(FileNotFoundError):
-            self.filesystem.delete_file(f"{self.path}/{name}")
-
-    def remove_tree(self) -> None:
-        """Remove the folder with all that is in it, if it is there."""
         if self.is_local:
             with suppress(FileNotFoundError):
-                shutil.rmtree(self.path)
+                os.unlink(f"{self.path}/{name}")
         else:
+            bucket.delete(f"{self.path}/{name}", self._region)
+
+    def remove_if_empty(self) -> list[str]:
+        """Remove the folder itself unless something is in it: the names of that."""
+        left = self.names()
+        if left:
+            return left
+        if self.is_local:
             with suppress(FileNotFoundError):
-                self.filesystem.delete_dir(self.path)
+                os.rmdir(self.path)
+        else:
+            bucket.delete(f"{self.path}/", self._region)  # an empty object that some tools put for a folder
+        return []
 
     def move_to(self, other: "Folder") -> None:
-        """Give a folder of files another name. A bucket has no such thing: there its files are written again."""
+        """Give a folder of files another name.
+
+        In a bucket its files are copied, the last one by its name first, and then removed in their order: of a
+        checkpoint the manifest is the first one by its name, and exists in one place at most that is whole.
+        """
         if self.is_local:
             os.rename(self.path, other.path)
             return
-        for name in self.names():
-            with self.open(name) as old, other.writing(name) as new:
-                for chunk in old.chunks():
-                    new.write(chunk)
-        self.remove_tree()
+        names = [name for name, kind in self.entries().items() if kind == "file"]
+        for name in reversed(names):
+            bucket.copy(f"{self.path}/{name}", self._region, f"{other.path}/{name}")
+        for name in names:
+            self.remove(name)
+        self.remove_if_empty()
+
+    @property
+    def _region(self) -> str:
+        return str(self.filesystem.region)
 
 
 def open_folder(location: str) -> Folder:
     """The folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
 
     Raises:
-        ValueError: the scheme is not known, or the bucket cannot be reached.
+        ValueError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.
     """
     scheme, separator, rest = str(location).partition("://")
     if not separator:
         path = os.path.abspath(location)
         return Folder(path, path, fs.LocalFileSystem())
-    if scheme != "s3" or not rest.strip("/"):
-        raise ValueError(f"{location} is no place for checkpoints; give a folder or s3://BUCKET/PREFIX")
     path = "/".join(part for part in rest.split("/") if part)
-    return Folder(f"s3://{path}", path, s3_filesystem(path.split("/")[0], "checkpoint.location"))
+    bucket_name = path.split("/")[0]
+    if "@" in bucket_name or (":" in bucket_name and "@" in rest):
+        # Not shown, and neither is what is before it: a secret key may have slashes in it.
+        raise ValueError(
+            f"{scheme}://…@{rest.rpartition('@')[2]} has credentials in it, which would be written down with it; take "
+            "them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if scheme != "s3" or not _BUCKET_NAME.fullmatch(bucket_name):
+        shown = f"s3://{'…' if bucket_name else ''}" if scheme == "s3" else location
+        raise ValueError(f"{shown} is no place for checkpoints; give a folder or s3://BUCKET/PREFIX")
+    return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, "checkpoint.location"))
+
+
+class _LocalFile:
+    def __init__(self, path: str) -> None:
+        self._file = open_regular(path)
+
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        data = os.pread(self._file.fileno(), nbytes, offset)
+        parts = [data]
+        while data and (nbytes := nbytes - len(data)):  # one call reads 2 GiB at most
+            offset += len(data)
+            parts.append(data := os.pread(self._file.fileno(), nbytes, offset))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _kind(entry: "os.DirEntry[str]") -> Kind:
+    if not os.path.isdir(entry.path):
+        return "file"
+    return "link" if entry.is_symlink() else "folder"
 
 
 def _make_folder(path: str) -> None:
@@ -188,23 +276,19 @@ def _make_folder(path: str) -> None:
     _make_folder(above)
     with suppress(FileExistsError):
         os.mkdir(path)
-    descriptor = os.open(above, os.O_RDONLY)
+    _sync_folder(above)
+
+
+def _write_synced(path: Path, data: bytes, mode: Literal["wb", "xb"]) -> None:
+    with open(path, mode) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class _Uploading:
-    """Parts are sent in the background; too many that wait would be a second copy of the file in memory."""
-
-    def __init__(self, stream: object) -> None:
-        self._stream = stream
-        self._ahead = 0
-
-    def write(self, data: Bytes) -> None:
-        self._stream.write(py_buffer(data))  # type: ignore[attr-defined]
-        self._ahead += memoryview(data).nbytes
-        if self._ahead >= _UPLOAD_AHEAD:
-            self._stream.flush()  # type: ignore[attr-defined]
-            self._ahead = 0

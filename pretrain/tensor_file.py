@@ -6,16 +6,18 @@ bucket have one way, on which exactly the bytes of the wanted slice are read.
 """
 
 import json
+import reprlib
 import struct
 from dataclasses import dataclass
 from typing import Any
 
+from data_prep.files import json_object
 from pretrain.storage import Source
 
 ITEM_BYTES = 4
 _LENGTH = struct.Struct("<Q")
-_LONGEST_HEADER = 100_000_000
-"""The library's own limit."""
+_LONGEST_HEADER = 8 * 2**20
+"""That of a model with more than a thousand layers, all on one rank."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ def header_of(lengths: dict[str, int]) -> bytes:
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the tensors are aligned
+    assert len(text) <= _LONGEST_HEADER, "nobody would read it"
     return _LENGTH.pack(len(text)) + text
 
 
@@ -51,14 +54,10 @@ def read_header(file: Source) -> tuple[dict[str, Extent], int]:
         raise ValueError(f"it ends after {len(first)} bytes")
     (length,) = _LENGTH.unpack(first)
     begin = _LENGTH.size + length
-    if length > _LONGEST_HEADER or begin > file.size:
+    if begin > file.size:
         raise ValueError(f"its header is said to have {length} bytes, the whole file has {file.size}")
-    try:
-        header = json.loads(file.read_at(_LENGTH.size, length))
-    except (ValueError, RecursionError):
-        raise ValueError("its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a table of tensors")
+    data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
+    header = json_object(data, "its header", most_bytes=_LONGEST_HEADER)
     header.pop("__metadata__", None)
     extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
     stop = begin
@@ -74,6 +73,9 @@ def read_header(file: Source) -> tuple[dict[str, Extent], int]:
 def _extent(name: str, entry: Any, begin: int) -> Extent:
     match entry:
         case {"dtype": "F32", "shape": [int(numel)], "data_offsets": [int(start), int(stop)]}:
-            if numel >= 0 and start >= 0 and stop - start == numel * ITEM_BYTES:
+            counts = all(type(each) is int and each >= 0 for each in (numel, start, stop))  # True is an int to `match`
+            if counts and stop - start == numel * ITEM_BYTES:
                 return Extent(begin + start, numel)
-    raise ValueError(f"tensor {name} is not float32 of one dimension between two offsets that fit: {str(entry)[:200]}")
+    raise ValueError(
+        f"tensor {name[:200]} is not float32 of one dimension between two offsets that fit: {reprlib.repr(entry)}"
+    )

@@ -56,16 +56,17 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     stop_asked = _stop_signals(run_dir)
     checkpoints, data = checkpoints_of(run_dir, config), open_dataset(run_dir / "data")
     lock = _lock(run_dir) if ranks.rank == 0 else None
-    attempt, resume_from, passed_over = secrets.randbits(32), -1, list[str]()
+    attempt, resume_from, passed_over, run = secrets.randbits(32), -1, list[str](), ""
     if ranks.rank == 0:
-        claim_checkpoints(run_dir, checkpoints)
+        run = claim_checkpoints(run_dir, checkpoints)
         found, passed_over = newest_good(checkpoints)
         resume_from = found.step if found else -1
-        swept = sweep(checkpoints, found.step if found else None, f"{attempt:08x}")
+        swept = sweep(checkpoints, found.step if found else None, f"{run[:8]}-{attempt:08x}")
         for sentence in passed_over + swept:
             log.warning(sentence)
         build_indexes(run_dir / "index", data, config)
     attempt, resume_from = ranks.from_first(attempt), ranks.from_first(resume_from)
+    run_start = f"{ranks.from_first(int(run[:8] or '0', 16)):08x}-{attempt:08x}"
     times.lap("checking")
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
@@ -78,7 +79,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         checkpoints,
         ranks.rank,
         ranks.world_size,
-        f"{attempt:08x}",
+        run_start,
         config.checkpoint.keep,
         config.checkpoint.keep_every,
     )
@@ -87,6 +88,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     def save(progress: Progress) -> None:
         tensors, updates, counters = engine.state()
         manifest = CheckpointManifest(
+            run=run or None,
             step=progress.step,
             tokens=progress.tokens,
             updates=updates,

@@ -108,11 +108,11 @@ def s3_filesystem(bucket: str, key: str) -> fs.S3FileSystem:
     Raises ValueError, naming the recipe's `key`, when the bucket is not there or cannot be reached.
     """
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-    return _bucket(bucket, _endpoint(), key, tuple(map(os.environ.get, names)))
+    return _bucket(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
 
 
-def _endpoint() -> str | None:
-    """pyarrow takes the credentials from the environment, and the endpoint not (version 25)."""
+def s3_endpoint() -> str | None:
+    """Of a store that is not AWS's. pyarrow takes the credentials from the environment, and it not (version 25)."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 

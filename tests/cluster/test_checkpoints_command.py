@@ -1,6 +1,8 @@
 """`multihop checkpoints list` and `verify`."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,20 +78,38 @@ def test_verify_what_is_good(run: Path) -> None:
 
 def test_verify_names_every_damaged_file(run: Path) -> None:
     older = run / "checkpoints" / "step-00000100"
-    for name in ("rank-0000.safetensors", "rank-0001.safetensors"):
+    names = sorted(path.name for path in older.glob("*.safetensors"))
+    for name in names:
         data = bytearray((older / name).read_bytes())
         data[-1] ^= 1
         (older / name).write_bytes(data)
     (run / "checkpoints" / "step-00001200" / "manifest.json").write_bytes(b"{}")
     result = invoke("verify", str(run))
     assert result.exit_code == 1
-    for name in ("step-00000100/rank-0000.safetensors", "step-00000100/rank-0001.safetensors"):
-        assert f"{name} is damaged: its SHA-256" in result.stdout
+    for name in names:
+        assert f"step-00000100/{name} is damaged: its SHA-256" in result.stdout
     assert "step-00001200/manifest.json is damaged" in result.stdout and "start the run again" in result.stdout
     result = invoke("verify", "--json", str(run))
     assert result.exit_code == 1
     assert [len(row["damages"]) for row in json.loads(result.stdout)] == [2, 1, 0]
     assert "manifest.json is damaged" in invoke("list", str(run)).stdout
+
+
+def test_what_is_no_checkpoint_of_its_folder_is_a_sentence(run: Path) -> None:
+    """A FIFO in a file's place, a checkpoint under another step's name, a file in a folder's."""
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000100", checkpoints / "step-00000500")
+    file = next((checkpoints / "step-00001200").glob("rank-0001*.safetensors"))
+    file.unlink()
+    os.mkfifo(file)
+    (checkpoints / "step-00002000").write_text("no folder")
+    result = invoke("verify", str(run))
+    assert result.exit_code == 1 and "step-00000100  good\n" in result.stdout
+    assert "step-00000500 holds the checkpoint of step 100, under another step's name" in result.stdout
+    assert f"{file} is damaged: it cannot be read (not a regular file)" in result.stdout
+    assert "step-00002000" not in result.stdout
+    rows = {row["folder"]: row for row in json.loads(invoke("list", "--json", str(run)).stdout)}
+    assert not rows["step-00000500"]["committed"] and "of step 100" in rows["step-00000500"]["note"]
 
 
 def test_a_run_whose_checkpoints_stand_elsewhere(run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.shards import open_dataset
 from eval.config import EvalConfig
-from pretrain.checkpoint import CheckpointManifest, folder_of_step
+from pretrain.checkpoint import CheckpointManifest, folder_of_step, read_manifest
 from pretrain.checkpoint_writer import CheckpointWriter
 from pretrain.config import ModelConfig
 from pretrain.models import build_model, initialise
@@ -154,6 +154,7 @@ def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[str, str]]
         )
         writer.save({f"weight/{name}@0": tensor.flatten() for name, tensor in weights.items()}, manifest)
         writer.wait()
-        return folder_of_step(str(tmp_path / "checkpoints"), 7), "content-of-step-7"
+        folder = folder_of_step(str(tmp_path / "checkpoints"), 7)
+        return folder, read_manifest(folder).content_hash()
 
     return make

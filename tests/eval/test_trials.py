@@ -127,6 +127,18 @@ def test_weights_come_from_the_checkpoint(
     assert run_trial(pretrained)["value"] == run_trial(like_it)["value"] != run_trial(random)["value"]
 
 
+def test_a_damaged_checkpoint_is_not_evaluated(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
+    folder, sha256 = checkpoint(gpt2, gpt2_data)
+    pretrained, _ = _plan(EvalConfig(tasks=["heldout-perplexity"], seq_len=32), gpt2, (folder, sha256), gpt2_data)
+    with pytest.raises(ValueError, match="is another checkpoint than the trials were planned with"):
+        run_trial(replace(pretrained, checkpoint_sha256="another"))
+    (file,) = Path(folder).glob("*.safetensors")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 0x40]))
+    with pytest.raises(ValueError, match="is damaged: its SHA-256 is not the manifest's"):
+        run_trial(pretrained)
+
+
 def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
     config = EvalConfig(tasks=["heldout-perplexity"], seeds=[0, 1, 2], seq_len=32)
     trials = _plan(config, gpt2, checkpoint(gpt2, gpt2_data), gpt2_data)

@@ -17,6 +17,7 @@ from pretrain.retention import sweep
 
 SHAPES = {"a": [200_000], "b": [7]}
 KEEP = 3
+RUN = "5" * 32
 
 
 def content(step: int) -> dict[str, torch.Tensor]:
@@ -34,12 +35,14 @@ def save_for_ever(checkpoints: str) -> None:
     """A start: goes on from the newest good checkpoint, and tells of each one when it is committed."""
     found, _ = newest_good(checkpoints)
     step = found.step if found else 0
-    sweep(checkpoints, found.step if found else None, f"{os.getpid():x}")
-    writers = [CheckpointWriter(checkpoints, rank, 2, f"{os.getpid():x}", KEEP, keep_every=50) for rank in (0, 1)]
+    start = f"{RUN[:8]}-{os.getpid():x}"
+    sweep(checkpoints, found.step if found else None, start)
+    writers = [CheckpointWriter(checkpoints, rank, 2, start, KEEP, keep_every=50) for rank in (0, 1)]
     while True:
         step += 1
         whole = content(step)
         manifest = CheckpointManifest(
+            run=RUN,
             step=step,
             tokens=step,
             updates=step,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from saved_tensors import SHAPES, flip, manifest_of, save, whole, write
+from saved_tensors import RUN, SHAPES, START, flip, manifest_of, rank_file, save, whole, write
 
 from data_prep.files import canonical_json, sha256_file, sha256_json
 from pretrain.checkpoint import (
@@ -64,21 +64,21 @@ def test_a_checkpoints_whole_life(place: str) -> None:
     half = open_folder(save(place, 8, 2))
     half.remove("manifest.json")
     damaged = open_folder(save(place, 7, 2))
-    file = damaged.read_bytes("rank-0001.safetensors")
-    damaged.write_atomically("rank-0001.safetensors", flip(file, 200, 3))
+    file = damaged.read_bytes(rank_file(1))
+    damaged.write_atomically(rank_file(1), flip(file, 200, 3))
     found, passed_over = newest_good(place)
     assert found is not None and found.step == 6
     assert [sentence.partition(" ")[2] for sentence in passed_over] == [
         "was never committed: it has no manifest.json",
         "is damaged: its SHA-256 is not the manifest's",
     ]
-    assert sweep(place, found.step, "b") == [
+    assert sweep(place, found.step, f"{RUN[:8]}-b") == [
         "renamed step-00000007, which does not verify, to step-00000007.damaged-b",
         "removed step-00000008, which was never committed",
     ]
     assert list_steps(place) == [3, 6] and newest_good(place) == (verify(last), [])
     aside = open_folder(f"{place}/step-00000007.damaged-b")
-    assert aside.read_bytes("rank-0000.safetensors") and "manifest.json" in aside.names()
+    assert aside.read_bytes(rank_file(0)) and "manifest.json" in aside.names()
 
 
 PART = st.tuples(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=5))
@@ -100,18 +100,18 @@ def test_any_split_is_read_back_in_any_slices(
         owners = dict(sorted((cut % numel, owner % world_size) for cut, owner in cuts)) | {0: 0}
         starts = sorted(owners)
         for start, stop in zip(starts, [*starts[1:], numel], strict=True):
-            parts[owners[start]][f"exp_avg/{name}@{start}"] = tensor[start:stop]
+            parts[owners[start]][f"weight/{name}@{start}"] = tensor[start:stop]
     shapes = {name: [tensor.numel()] for name, tensor in truth.items()}
     folder = write(str(tmp_path_factory.mktemp("split")), parts, manifest_of(1, world_size, shapes))
     assert verify(folder).world_size == world_size
     with CheckpointReader(folder) as reader:
         for name, tensor in truth.items():
-            assert torch.equal(reader.read("exp_avg", name, 0, tensor.numel()), tensor)
+            assert torch.equal(reader.read("weight", name, 0, tensor.numel()), tensor)
         for which, start, numel in wanted:
             name = f"p{which % len(truth)}"
             start %= truth[name].numel()
             numel = min(numel, truth[name].numel() - start)
-            assert torch.equal(reader.read("exp_avg", name, start, numel), truth[name][start : start + numel])
+            assert torch.equal(reader.read("weight", name, start, numel), truth[name][start : start + numel])
 
 
 def test_only_the_bytes_of_the_wanted_slices_are_read(place: str) -> None:
@@ -127,9 +127,7 @@ def test_only_the_bytes_of_the_wanted_slices_are_read(place: str) -> None:
         middle = tensor.numel() // 2
         halves[0][f"{kind}/{name}@0"], halves[1][f"{kind}/{name}@{middle}"] = tensor[:middle], tensor[middle:]
     folder = write(place, halves, manifest_of(1, 2, shapes))
-    headers = sum(
-        8 + struct.unpack("<Q", open_folder(folder).read_bytes(f"rank-000{rank}.safetensors")[:8])[0] for rank in (0, 1)
-    )
+    headers = sum(8 + struct.unpack("<Q", open_folder(folder).read_bytes(rank_file(rank))[:8])[0] for rank in (0, 1))
     elements = 0
     for rank in range(4):
         with CheckpointReader(folder) as reader:
@@ -153,13 +151,13 @@ def test_a_file_is_as_large_as_its_numbers_and_the_safetensors_library_reads_it(
     folder = write(str(tmp_path), [live], manifest_of(1, 1, shapes))
     parameters = 40 * 64 * 300
     assert 12 * parameters < verify(folder).files[0].bytes < 12 * parameters * 1.002
-    read = load_file(Path(folder, "rank-0000.safetensors"))
+    read = load_file(Path(folder, rank_file(0)))
     assert read.keys() == live.keys() and all(torch.equal(read[key], live[key]) for key in live)
 
 
 def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
     """And other types of numbers are saved as fp32; the buffer is used again."""
-    writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 9)
+    writer = CheckpointWriter(str(tmp_path), 0, 1, START, 9)
     shapes = {"a": [50_000], "b": [3]}
     for step in (1, 2):
         live = {"weight/a@0": torch.full((50_000,), float(step)), "weight/b@0": torch.arange(3, dtype=torch.bfloat16)}
@@ -177,7 +175,7 @@ def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_no_rank_begins_a_save_before_the_one_before_is_committed(tmp_path: Path) -> None:
-    first, second = (CheckpointWriter(str(tmp_path), rank, 2, "a", 3) for rank in (0, 1))
+    first, second = (CheckpointWriter(str(tmp_path), rank, 2, START, 3) for rank in (0, 1))
     second.save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
     began = threading.Event()
 
@@ -186,7 +184,7 @@ def test_no_rank_begins_a_save_before_the_one_before_is_committed(tmp_path: Path
         began.set()
 
     threading.Thread(target=again, daemon=True).start()
-    assert not began.wait(0.5) and (tmp_path / "step-00000001" / "rank-0001.done").exists()
+    assert not began.wait(0.5) and (tmp_path / "step-00000001" / f"rank-0001.{START}.done").exists()
     assert list_steps(str(tmp_path)) == [1]
     for step in (1, 2):
         first.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(step, 2))
@@ -231,7 +229,7 @@ def version_1(checkpoints: Path, step: int) -> Path:
 def test_the_first_format_version_is_read(tmp_path: Path) -> None:
     folder = version_1(tmp_path, 7)
     saved = verify(str(folder))
-    assert (saved.format_version, saved.step, saved.tokens, saved.updates) == (2, 7, 70, 6)
+    assert (saved.format_version, saved.run, saved.step, saved.tokens, saved.updates) == (3, None, 7, 70, 6)
     assert (saved.recipe, saved.skipped, saved.skipped_in_a_row, saved.counters, saved.parent) == (None, 0, 0, {}, None)
     for name, tensor in load_weights(str(folder)).items():
         assert torch.equal(tensor, whole(7)[name])
@@ -247,5 +245,5 @@ def test_an_unknown_format_version_is_refused(tmp_path: Path) -> None:
     folder = version_1(tmp_path, 7)
     content = {"format_version": 99, "everything": "else"}
     (folder / "manifest.json").write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
-    with pytest.raises(ValueError, match=r"manifest\.json is of format version 99, known are 1 and 2"):
+    with pytest.raises(ValueError, match=r"manifest\.json is of format version 99, known are 1 to 3"):
         read_manifest(str(folder))

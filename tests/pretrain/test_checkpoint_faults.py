@@ -1,26 +1,31 @@
 """Checkpoints under faults: every damage is found and named, and what was committed is never lost."""
 
+import hashlib
 import json
 import os
 import random
+import re
 import resource
 import signal
+import struct
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from saved_tensors import flip, manifest_of, save
+from saved_tensors import RUN, START, flip, manifest_of, rank_file, rewrite_manifest, save, whole
 
 from data_prep.files import canonical_json, sha256_json
 from pretrain.checkpoint import (
     CheckpointReader,
     folder_of_step,
     list_steps,
+    load_weights,
     newest_good,
     newest_step,
     read_manifest,
@@ -72,17 +77,17 @@ def _named_files(folder: Path) -> list[Path]:
 
 def test_missing_and_shortened_files_are_named(tmp_path: Path) -> None:
     folder = Path(save(tmp_path, 1, 2))
-    file = folder / "rank-0001.safetensors"
+    file = folder / rank_file(1)
     content = file.read_bytes()
     file.write_bytes(content[:-4])
-    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is damaged: it has \d+ bytes, the manifest says"):
+    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is damaged: it has \d+ bytes, the manifest says"):
         verify(str(folder))
-    with pytest.raises(ValueError, match=r"rank-0001\.safetensors cannot be read: its tensors end at byte"):
+    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors cannot be read: it has \d+ bytes"):
         CheckpointReader(str(folder)).__enter__()
     file.unlink()
-    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is missing"):
+    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is missing"):
         verify(str(folder))
-    with pytest.raises(ValueError, match=r"rank-0001\.safetensors is missing"):
+    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is missing"):
         CheckpointReader(str(folder)).__enter__()
 
 
@@ -93,38 +98,198 @@ def test_a_checkpoint_without_manifest_does_not_exist_and_is_swept(tmp_path: Pat
     assert newest_step(str(tmp_path)) == 1
     with pytest.raises(ValueError, match="never committed"):
         read_manifest(str(half))
-    assert sweep(str(tmp_path), 1, "b") == ["removed step-00000002, which was never committed"]
+    assert sweep(str(tmp_path), 1, f"{RUN[:8]}-b") == ["removed step-00000002, which was never committed"]
     assert not half.exists() and newest_step(str(tmp_path)) == 1
 
 
 def test_another_starts_leftover_is_not_taken_for_a_ranks_part(tmp_path: Path) -> None:
     folder = Path(save(tmp_path, 1, 2))
     (folder / "manifest.json").unlink()
-    first = CheckpointWriter(str(tmp_path), 0, 2, "new", 3)
+    new = f"{RUN[:8]}-new"
+    first = CheckpointWriter(str(tmp_path), 0, 2, new, 3)
     first.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(1, 2))
     waited = threading.Event()
     threading.Thread(target=lambda: (first.wait(), waited.set()), daemon=True).start()
     assert not waited.wait(0.5) and not (folder / "manifest.json").exists()
-    second = CheckpointWriter(str(tmp_path), 1, 2, "new", 3)
+    second = CheckpointWriter(str(tmp_path), 1, 2, new, 3)
     second.save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
     assert waited.wait(20) and verify(str(folder)).step == 1
 
 
-def test_a_manifest_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+def test_a_late_rank_of_an_earlier_start_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node was cut off while it wrote; meanwhile another start has committed the step."""
+    late, go_on = threading.Event(), threading.Event()
+    replace = os.replace
+
+    def held(source: Any, target: Any) -> None:
+        if "-late.safetensors" in str(target):
+            late.set()
+            assert go_on.wait(20)
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", held)
+    earlier = CheckpointWriter(str(tmp_path), 1, 3, f"{RUN[:8]}-late", 9)
+    earlier.save({"weight/word.weight@9": torch.zeros(9)}, manifest_of(1, 3))
+    assert late.wait(20)
+    folder = save(tmp_path, 1, 2)
+    go_on.set()
+    earlier.wait()
+    assert verify(folder).world_size == 2
+    sweep(str(tmp_path), 1, f"{RUN[:8]}-b")
+    assert not list(Path(folder).glob("*late*")) and verify(folder).world_size == 2
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_a_late_rank_0_of_an_earlier_start_commits_nothing_over_a_commit(
+    tmp_path: Path, swept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, go_on = threading.Event(), threading.Event()
+    link = os.link
+
+    def held(source: Any, target: Any) -> None:
+        if "-late.tmp" in str(source):
+            late.set()
+            assert go_on.wait(20)
+        link(source, target)
+
+    monkeypatch.setattr("os.link", held)
+    earlier = CheckpointWriter(str(tmp_path), 0, 1, f"{RUN[:8]}-late", 9)
+    earlier.save({f"weight/{name}@0": tensor.view(-1) for name, tensor in whole(1).items()}, manifest_of(1, 1))
+    assert late.wait(20)
+    if swept:
+        sweep(str(tmp_path), None, f"{RUN[:8]}-b")
+    folder = save(tmp_path, 1, 2)
+    before = Path(folder, "manifest.json").read_bytes()
+    go_on.set()
+    with suppress(OSError):  # its temporary file was swept
+        earlier.wait()
+    assert Path(folder, "manifest.json").read_bytes() == before and verify(folder).world_size == 2
+
+
+def test_nothing_is_committed_whose_files_another_start_has_removed(tmp_path: Path) -> None:
+    writers = [CheckpointWriter(str(tmp_path), rank, 2, START, 9) for rank in (0, 1)]
+    writers[1].save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(1, 2))
+    folder = Path(folder_of_step(str(tmp_path), 1))
+    while not (folder / f"rank-0001.{START}.done").exists():
+        time.sleep(0.01)
+    (folder / rank_file(1)).unlink()
+    writers[0].save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
+    with pytest.raises(OSError, match=rf"step 1 could not be saved .*{rank_file(1)} was removed or changed by another"):
+        writers[0].wait()
+    assert not (folder / "manifest.json").exists()
+
+
+F0 = {"file": rank_file(0), "bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": [{**F0, "file": "../secret"}]},
+        {"files": [{**F0, "file": "/etc/passwd"}]},
+        {"files": [{**F0, "file": ".."}]},
+        {"files": [{**F0, "file": f"{rank_file(0)}\n"}]},
+        {"files": [{**F0, "bytes": 10**6}] * 2},
+        {"files": [{**F0, "bytes": -1}]},
+        {"files": []},
+        {"parameters": {"a": [10**12]}},
+        {"parameters": {"a": [10**30]}},
+        {"parameters": {"a": [2**31, 2**31, 4]}},
+        {"parameters": {"a": [-4, -3]}},
+        {"parameters": {"a": [True]}},
+        {"parameters": {"a": [2**62] * 10_000}},
+        {"parameters": {f"p{i}": [1] for i in range(100_000)}},
+        {"step": -7},
+        {"step": 10**30},
+        {"step": "1"},
+        {"step": 1.0},
+        {"world_size": 0},
+        {"zero_stage": 4},
+        {"counters": {"x": "nan"}},
+        {"recipe": {"a": "deep"}},
+        {"recipe": {"a": "\ud800"}},
+        {"run": 7},
+        {"format_version": True},
+        {"format_version": [3]},
+    ],
+)
+def test_a_manifest_that_asks_for_too_much_is_a_sentence(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With hashes that are right, as anybody can write them."""
     folder = Path(save(tmp_path, 1, 1))
-    content = json.loads((folder / "manifest.json").read_bytes())
+    content = {**json.loads((folder / "manifest.json").read_bytes()), **changes}
     del content["sha256"]
-    content["files"][0]["file"] = "../secret"
-    (folder / "manifest.json").write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
-    with pytest.raises(ValueError, match=r"no manifest of format version 2 \(files\.0\.file"):
-        read_manifest(str(folder))
+    text = json.dumps({**content, "sha256": "0"}, sort_keys=True, separators=(",", ":"))
+    with suppress(ValueError):
+        text = canonical_json({**content, "sha256": sha256_json(content)}).decode()
+    (folder / "manifest.json").write_text(text.replace('"deep"', "[" * 980 + "]" * 980))
+    reasons = [refused(read_manifest, folder), refused(verify, folder), refused(load_weights, folder)]
+    assert len(set(reasons)) == 1 and "\n" not in reasons[0] and len(reasons[0]) < 600
+    assert newest_good(str(tmp_path)) == (None, reasons[:1])
+
+
+def refused(read: Callable[[str], object], folder: Path) -> str:
+    with pytest.raises(ValueError, match=re.escape(str(folder))) as error:
+        read(str(folder))
+    assert type(error.value) is ValueError
+    return str(error.value)
+
+
+A = {"dtype": "F32", "shape": [12], "data_offsets": [0, 48]}
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ({"weight/a@0": A, "weight/a@00": {**A, "data_offsets": [48, 96]}}, 96),
+        ({"weight/a@0": A, "weight/a@4": {**A, "data_offsets": [48, 96]}}, 96),
+        ({"weight/a@0": {**A, "shape": [4], "data_offsets": [0, 16]}, "weight/a@8": {**A, "shape": [4],
+          "data_offsets": [16, 32]}}, 48),
+        ({"weight/a@0": A, "weight/b@0": {**A, "data_offsets": [48, 96]}}, 96),
+        ({"weight/a@0": A, "exp_avg/a@3": {**A, "data_offsets": [48, 96]}}, 96),
+        ({"exp_avg/a@0": A}, 48),
+        ({"weight/a@\u0660": A}, 48),
+        ({"a": A}, 48),
+        ({"weight/a@0": [[[[]]]]}, 48),
+    ],
+)  # fmt: skip
+def test_slices_that_are_not_each_parameters_once_and_whole_are_a_sentence(
+    tmp_path: Path, header: dict[str, Any], body: int
+) -> None:
+    folder = Path(save(tmp_path, 1, 1))
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(body)
+    (folder / rank_file(0)).write_bytes(data)
+    entry = {"file": rank_file(0), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    rewrite_manifest(folder, files=[entry], parameters={"a": [12]})
+    reasons = [refused(verify, folder), refused(load_weights, folder)]
+    assert reasons[0] == reasons[1] and "\n" not in reasons[0]
+    assert newest_good(str(tmp_path)) == (None, reasons[:1])
+
+
+@pytest.mark.parametrize("name", ["manifest.json", rank_file(0)])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "folder"])
+def test_what_is_no_file_is_a_sentence(tmp_path: Path, kind: str, name: str) -> None:
+    save(tmp_path, 1, 1)
+    folder = Path(save(tmp_path, 2, 1))
+    (folder / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(folder / name)
+    elif kind == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).symlink_to(kind)
+    found, (reason,) = newest_good(str(tmp_path))
+    assert found is not None and found.step == 1
+    assert f"{folder / name} is damaged: it cannot be read (" in reason
+    with pytest.raises(ValueError, match=re.escape(str(folder / name))):
+        CheckpointReader(str(folder)).__enter__()
 
 
 def test_a_failed_write_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     save(tmp_path, 1, 1)
     (tmp_path / "step-00000002").write_text("in the way")
-    writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 1)
-    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
+    writer = CheckpointWriter(str(tmp_path), 0, 1, START, 1)
+    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1, {"norm.bias": [9]}))
     with pytest.raises(OSError, match=r"step 2 could not be saved to .*start again"):
         writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(3, 1))
     assert verify(folder_of_step(str(tmp_path), 1)).step == 1
@@ -132,16 +297,16 @@ def test_a_failed_write_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_bucket_that_refuses_is_an_error_that_loses_nothing(s3: Any, bucket: str) -> None:
     good = save(bucket, 1, 1)
-    writer = CheckpointWriter(bucket, 0, 1, "a", 1)
+    writer = CheckpointWriter(bucket, 0, 1, START, 1)
     s3.failures, s3.failure = 1000, "403 Forbidden"
-    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
+    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1, {"norm.bias": [9]}))
     with pytest.raises(OSError, match=r"step 2 could not be saved to s3://.*start again"):
         writer.wait()
     with pytest.raises(OSError):  # and not: there is no checkpoint that verifies
         newest_good(bucket)
     s3.failures = 0
     assert newest_good(bucket)[0] == verify(good)
-    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1))
+    writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1, {"norm.bias": [9]}))
     writer.wait()
     assert list_steps(bucket) == [2]
 
@@ -176,7 +341,7 @@ def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, limit: Any) 
     shapes = {"a": [1_000_000]}
     with limit(tmp_path):
         good = save(tmp_path, 1, 1)
-        writer = CheckpointWriter(str(tmp_path), 0, 1, "a", 1)
+        writer = CheckpointWriter(str(tmp_path), 0, 1, START, 1)
         writer.save({"weight/a@0": torch.zeros(1_000_000)}, manifest_of(2, 1, shapes))
         with pytest.raises(OSError, match=r"step 2 could not be saved .*(No space left|File too large)") as failed:
             writer.wait()
@@ -184,7 +349,7 @@ def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, limit: Any) 
         assert list(Path(folder_of_step(str(tmp_path), 2)).iterdir()) == []
         found, _ = newest_good(str(tmp_path))
         assert found == verify(good)
-        sweep(str(tmp_path), 1, "b")
+        sweep(str(tmp_path), 1, f"{RUN[:8]}-b")
         writer.save({"weight/a@0": torch.zeros(100)}, manifest_of(2, 1, {"a": [100]}))
         writer.wait()
         assert newest_step(str(tmp_path)) == 2 and list_steps(str(tmp_path)) == [2]

@@ -75,7 +75,7 @@ def _check(child: ModuleType, checkpoints: str, announced: int) -> None:
     for step in kept:
         assert verify(folder_of_step(checkpoints, step)).step == step
         assert child.is_right(checkpoints, step)
-    sweep(checkpoints, found.step if found else None, "test")
+    sweep(checkpoints, found.step if found else None, f"{child.RUN[:8]}-test")
     for step in list_steps(checkpoints):  # one whose removal was interrupted too
         assert verify(folder_of_step(checkpoints, step)).step == step
     assert kept <= set(list_steps(checkpoints)) <= set(range(1, newest + 1))

@@ -155,6 +155,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("bert", {"num_hidden_layers": 1}, "bert.encoder.layer.1.*has none of that name"),
         ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
         ("bert", {"hidden_dropout_prob": 2.0}, "describes no model"),
+        ("bert", {"hidden_dropout_prob": float("nan")}, "describes no model"),
+        ("bert", {"num_hidden_layers": 10_000}, "lacks bert.encoder.layer.2.*by config.json there are 10000 layers"),
+        ("gpt2", {"n_layer": 9_999}, "lacks transformer.h.2.ln_1.weight, and by config.json there are 9999 layers"),
+        ("albert", {"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, which is no size"),
+        ("bert", {"num_hidden_layers": 10**30}, "a whole number in it has more than 64 bits"),
+        ("bert", {"vocab_size": 2**31}, "vocab_size=2147483648, of which one matrix alone has 68,719,476,736 elements"),
+        ("bert", {"max_position_embeddings": 2**62}, "max_position_embeddings=4611686018427387904, which is no size"),
+        ("bert", {"max_position_embeddings": 2**31}, "max_position_embeddings=2147483648, of which one matrix"),
+        ("gpt2", {"n_embd": 2**30, "n_head": 2**30}, "vocab_size=211, of which one matrix alone"),
+        ("bert", {"intermediate_size": 2**31}, "intermediate_size=2147483648, of which one matrix alone"),
+        ("bert", {"type_vocab_size": [2]}, r"type_vocab_size=\[2\]"),
+        ("bert", {"model_type": ["bert"] * 1000}, "model_type=.*known are"),
+        ("roberta", {"pad_token_id": True}, "pad_token_id=True"),
     ],
 )
 def test_models_that_differ_are_refused(
@@ -172,10 +185,15 @@ def test_models_that_differ_are_refused(
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda f: (f / "config.json").write_text("[1]"), "not a table"),
-        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not a JSON object"),
+        (lambda f: (f / "config.json").write_text("[1]"), "it holds a list"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "config.json is not a JSON object"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
+        (lambda f: (f / "config.json").write_text('{"a":' * 980 + "1" + "}" * 980), "more than 64 deep"),
+        (lambda f: replaced(f / "config.json", os.mkfifo), "config.json .*not a regular file"),
+        (lambda f: replaced(f / "model.safetensors", os.mkfifo), "no whole safetensors file .not a regular file"),
+        (lambda f: replaced(f / "model.safetensors", endless), "no whole safetensors file .not a regular file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 7 + b"\1"), "its header is said to have"),
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors; copy"),
         (lambda f: os.truncate(f / "model.safetensors", 5000), "is no whole safetensors file"),
         (lambda f: os.truncate(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 1), "is no whole"),
@@ -198,6 +216,15 @@ def test_damaged_folders_are_refused(
     with pytest.raises(ValueError, match=complaint) as refused:
         import_model(folder)
     assert "\n" not in str(refused.value)
+
+
+def replaced(path: Path, by: Callable[[Path], object]) -> None:
+    path.unlink()
+    by(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
 
 
 def rewrite(folder: Path, more: dict[str, torch.Tensor], without: str = "") -> None:

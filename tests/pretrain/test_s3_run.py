@@ -16,7 +16,7 @@ def assert_same_run(run: Path, checkpoints: str, in_one_go: Path) -> None:
     assert losses(run) == losses(in_one_go)
     assert not (run / "checkpoints").exists()
     ours, theirs = verify(folder_of_step(checkpoints, STEPS)), verify(checkpoint(in_one_go))
-    assert ours.files == theirs.files and ours.content_hash() == theirs.content_hash()
+    assert ours.content_hash() == theirs.content_hash()
 
 
 def test_stopped_and_cut_off_it_goes_on_bit_for_bit(

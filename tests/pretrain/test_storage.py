@@ -1,7 +1,11 @@
 """A folder is used the same on a disk and in a bucket."""
 
+import errno
+import os
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,18 +29,22 @@ def test_files_are_written_read_listed_and_removed(place: str) -> None:
     assert folder.size("a") == 6 and folder.read_bytes("a") == b"second"
     folder.remove("a")
     folder.remove("a")
-    inner.remove_tree()
-    inner.remove_tree()
+    assert inner.remove_if_empty() == ["b"]
+    inner.remove("b")
+    assert inner.remove_if_empty() == inner.remove_if_empty() == []
     assert folder.names() == [] and inner.names() == []
 
 
 def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretrain.storage._UPLOAD_AHEAD", 6_000_000)  # no multiple of a part's size
+    monkeypatch.setattr("pretrain.bucket._PART", 6 * 2**20)  # no multiple of a block's size
     folder, block = open_folder(place), bytes(range(256)) * 4096
-    with folder.writing("large") as file:
+
+    def blocks() -> Iterator[memoryview]:
         for _ in range(25):
-            file.write(memoryview(block))
+            yield memoryview(block)
         assert folder.size("large") is None
+
+    folder.write("large", blocks())
     assert folder.names() == ["large"] and folder.size("large") == 25 * len(block)
     with folder.open("large") as source:
         assert source.size == 25 * len(block)
@@ -45,13 +53,73 @@ def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: 
         assert b"".join(source.chunks()) == block * 25
 
 
-def test_a_write_that_fails_leaves_nothing(place: str) -> None:
+@pytest.mark.parametrize("length", [20, 20_000_000])
+def test_a_write_that_fails_leaves_what_was_there(place: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, or the file before; nobody sees half of the new one at any moment."""
+    monkeypatch.setattr("pretrain.bucket._PART", 6 * 2**20)
     folder = open_folder(place)
-    folder.write_atomically("kept", b"kept")
-    with pytest.raises(KeyError), folder.writing("half") as file:
-        file.write(b"x" * 20_000_000)
+    folder.write_atomically("kept", b"old")
+
+    def half() -> Iterator[bytes]:
+        yield b"x" * length
         raise KeyError("stop")
-    assert folder.names() == ["kept"]
+
+    for name in ("kept", "new"):
+        with pytest.raises(KeyError):
+            folder.write(name, half())
+    assert folder.names() == ["kept"] and folder.read_bytes("kept") == b"old"
+
+
+def test_an_upload_that_fails_leaves_no_parts_to_pay_for(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    monkeypatch.setattr("pretrain.bucket._PART", 6 * 2**20)
+
+    def half() -> Iterator[bytes]:
+        yield b"x" * 20_000_000
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        open_folder(bucket).write("new", half())
+    assert "Uploads" not in boto3.client("s3").list_multipart_uploads(Bucket=bucket.removeprefix("s3://"))
+
+
+def test_a_file_is_created_by_one_of_many(tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path / "new"))
+    start = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        start.wait()
+        return folder.create("a", b"%d" % number, f"by-{number}")
+
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(create, range(8)))
+    assert created.count(True) == 1 and folder.names() == ["a"]
+    assert folder.read_bytes("a") == b"%d" % created.index(True)
+
+
+def test_a_file_system_without_links_creates_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    folder = open_folder(str(tmp_path))
+    assert folder.create("a", b"first", "x") and not folder.create("a", b"second", "x")
+    assert folder.names() == ["a"] and folder.read_bytes("a") == b"first"
+
+
+def test_in_a_bucket_too_a_file_is_created_once(bucket: str) -> None:
+    folder = open_folder(f"{bucket}/run")
+    assert folder.create("a", b"first", "x") and not folder.create("a", b"second", "x")
+    assert folder.read_bytes("a") == b"first"
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("fifo", "endless"):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_folder(str(tmp_path)).read_bytes(name)
 
 
 def test_a_folder_gets_another_name(place: str) -> None:
@@ -79,7 +147,26 @@ def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None
     assert s3.failures == 0 and len(s3.requests) > before + 4
 
 
-@pytest.mark.parametrize("location", ["gs://bucket/a", "s3://", "http://host/a"])
+@pytest.mark.parametrize("location", ["s3://AKIA:wJalr@bucket/x", "s3://AKIA:wJa/lr@bucket/x", "s3://wJalr@bucket/x"])
+def test_credentials_in_a_location_are_refused_and_not_shown(location: str) -> None:
+    with pytest.raises(ValueError, match=r"s3://…@bucket/x has credentials in it, .*set AWS_ACCESS_KEY_ID") as refused:
+        open_folder(location)
+    assert not any(part in str(refused.value) for part in ("wJa", "lr@", "AKIA"))
+
+
+def test_only_files_of_exactly_a_name_are_removed(bucket: str) -> None:
+    names = ["run/step-00000100/a", "run/step-000001000/a", "run/step-00000100.damaged-x/a", "run2/step-00000100/a"]
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        open_folder(f"{bucket}/{folder}").write_atomically(file, b"1")
+    step = open_folder(f"{bucket}/run/step-00000100")
+    step.remove("a")
+    assert step.remove_if_empty() == []
+    assert open_folder(f"{bucket}/run").names() == ["step-00000100.damaged-x", "step-000001000"]
+    assert open_folder(f"{bucket}/run2/step-00000100").names() == ["a"]
+
+
+@pytest.mark.parametrize("location", ["gs://bucket/a", "s3://", "s3://what:ever/a", "http://host/a"])
 def test_other_schemes_are_refused(location: str) -> None:
     with pytest.raises(ValueError, match=r"is no place for checkpoints; give a folder or s3://BUCKET/PREFIX"):
         open_folder(location)

@@ -20,6 +20,8 @@ class S3:
     """and besides each so-manieth; 0: none;"""
     failure: str = "503 Slow Down"
     """so."""
+    without_header: str = ""
+    """A request's header that is overlooked, as WSGI calls it."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each, the failed ones too."""
     names: Iterator[int] = field(default_factory=count)
@@ -53,6 +55,7 @@ def s3_server() -> Iterator[S3]:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(s3.failure, [("Content-Length", "0")])
             return [b""]
+        environ.pop(s3.without_header, None)
         return moto(environ, start_response)
 
     server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=Quiet)
@@ -75,6 +78,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3_server.failures, s3_server.failing_every, s3_server.failure = 0, 0, "503 Slow Down"
+    s3_server.without_header = ""
     return s3_server
 
 

@@ -1,14 +1,19 @@
 """Small checkpoints, written as ranks write them, whose content is known."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from data_prep.files import canonical_json, sha256_json
 from pretrain.checkpoint import CheckpointManifest, folder_of_step
 from pretrain.checkpoint_writer import CheckpointWriter
 
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
+RUN = "0123456789abcdef" * 2
+START = f"{RUN[:8]}-0000aaaa"
+"""What stands in the names of a start's files."""
 RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
 
 
@@ -19,6 +24,7 @@ def whole(step: int) -> dict[str, torch.Tensor]:
 
 def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPES) -> CheckpointManifest:
     return CheckpointManifest(
+        run=RUN,
         step=step,
         tokens=10 * step,
         updates=step,
@@ -37,7 +43,7 @@ def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPE
 def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
     """As ranks would, each of which owns its part."""
     kept = {"keep": 9, **kept}
-    writers = [CheckpointWriter(checkpoints, rank, len(parts), "a", **kept) for rank in range(len(parts))]
+    writers = [CheckpointWriter(checkpoints, rank, len(parts), START, **kept) for rank in range(len(parts))]
     for writer, part in zip(writers, parts, strict=True):
         writer.save(part, manifest)
     for writer in reversed(writers):
@@ -55,6 +61,19 @@ def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> st
             part[f"weight/{name}@{start}"] = tensor.view(-1)[start:stop]
         parts.append(part)
     return write(str(checkpoints), parts, manifest_of(step, world_size), **kept)
+
+
+def rank_file(rank: int) -> str:
+    """What `save` calls it."""
+    return f"rank-{rank:04d}.{START}.safetensors"
+
+
+def rewrite_manifest(folder: str | Path, **changes: Any) -> None:
+    """With a hash that is right, as anybody can write one."""
+    path = Path(folder, "manifest.json")
+    content = {**json.loads(path.read_bytes()), **changes}
+    del content["sha256"]
+    path.write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
 
 
 def flip(data: bytes, at: int, bit: int) -> bytes:

@@ -117,9 +117,11 @@ def newest(run_dir: Path) -> int:
 
 
 def assert_same_state(one: str, other: str) -> None:
-    """Of two ranks."""
-    for name in ("rank-0000.safetensors", "rank-0001.safetensors"):
-        assert Path(one, name).read_bytes() == Path(other, name).read_bytes(), name
+    """Of two ranks; what their files are called tells the runs apart."""
+    ours, theirs = (sorted(Path(each).glob("*.safetensors")) for each in (one, other))
+    assert len(ours) == len(theirs) == 2
+    for mine, other_file in zip(ours, theirs, strict=True):
+        assert mine.read_bytes() == other_file.read_bytes(), mine.name
 
 
 def log_of(run_dir: Path, rank: int = 0) -> str:
