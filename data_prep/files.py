@@ -5,16 +5,104 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+_JSON_BYTES = 8 * 2**20
+"""Parsed, the worst of a JSON file takes 24 times its size."""
+_JSON_DEPTH = 64
+"""Far more than any file of ours has, and far less than what Python's recursion stands."""
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading. What is no regular file is refused: a FIFO would wait, /dev/zero would never end.
+
+    Raises:
+        OSError: as `open`; with `strerror` "not a regular file" and EINVAL where it is none.
+    """
+    # Without O_NONBLOCK a FIFO is not even opened before somebody writes into it. It means nothing to regular files.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def sha256_file(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, as 64 hex digits; reads it in pieces."""
-    with open(path, "rb") as file:
+    """SHA-256 of a regular file's bytes, as 64 hex digits; reads it in pieces. Raises OSError as `open_regular`."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json_object(
+    path: Path, *, advice: str = "restore it from a copy", most_bytes: int = _JSON_BYTES
+) -> dict[str, Any]:
+    """The object in a JSON file, whose lists and objects are at most 64 deep and whose whole numbers have 64 bits.
+
+    Args:
+        advice: what the user is to do about a file that holds none, as the end of a sentence.
+        most_bytes: of the file.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        ValueError: it holds anything else (nothing, half an object, other bytes, a list), or is no regular file or
+            too large; the file is named.
+    """
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"{path} is not a JSON object ({why}); {advice}")
+
+    try:
+        with open_regular(path) as file:
+            data = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise refused(f"it cannot be read: {error.strerror}") from None
+    if len(data) > most_bytes:
+        raise refused(f"it has more than {most_bytes:,} bytes")
+    if not data.strip(b" \t\r\n\0"):
+        raise refused("it is empty" if not data.strip() else "it holds nothing but NUL bytes")
+    try:
+        content = json.loads(data.decode(), parse_int=_int64)
+    except UnicodeDecodeError as error:
+        raise refused(f"byte {error.start:,} is not UTF-8") from None
+    except ValueError as error:
+        raise refused(str(error)) from None
+    except RecursionError:
+        raise refused(f"its lists and objects are more than {_JSON_DEPTH} deep") from None
+    if not isinstance(content, dict):
+        kind = {list: "list", str: "string", bool: "truth value", type(None): "null"}.get(type(content), "number")
+        raise refused(f"it holds a {kind}")
+    if _is_deep(content):
+        raise refused(f"its lists and objects are more than {_JSON_DEPTH} deep")
+    return content
+
+
+def _int64(digits: str) -> int:
+    number = int(digits) if len(digits) <= 20 else 2**64
+    if not -(2**63) <= number < 2**64:
+        raise ValueError("a whole number in it has more than 64 bits")
+    return number
+
+
+def _is_deep(content: dict[str, Any]) -> bool:
+    level: list[Any] = [content]
+    for _ in range(_JSON_DEPTH):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def sha256_json(obj: Any) -> str:
