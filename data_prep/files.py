@@ -57,19 +57,25 @@ def read_json_object(
         ValueError: it holds anything else (nothing, half an object, other bytes, a list), or is no regular file or
             too large; the file is named.
     """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(size) if size <= most_bytes else b""
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
+    if size > most_bytes:
+        raise ValueError(f"{path} is not a JSON object (it has more than {most_bytes:,} bytes); {advice}")
+    return parse_json_object(data, path, advice)
+
+
+def parse_json_object(data: bytes, path: str | Path, advice: str) -> dict[str, Any]:
+    """What `read_json_object` gives for a file at `path` that holds `data`. Raises ValueError as it does."""
 
     def refused(why: str) -> ValueError:
         return ValueError(f"{path} is not a JSON object ({why}); {advice}")
 
-    try:
-        with open_regular(path) as file:
-            data = file.read(most_bytes + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise refused(f"it cannot be read: {error.strerror}") from None
-    if len(data) > most_bytes:
-        raise refused(f"it has more than {most_bytes:,} bytes")
     if not data.strip(b" \t\r\n\0"):
         raise refused("it is empty" if not data.strip() else "it holds nothing but NUL bytes")
     try:
@@ -136,7 +142,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """What was created, renamed or removed in a folder is so after a power cut, too."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
