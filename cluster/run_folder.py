@@ -17,6 +17,10 @@ from data_prep.rows import append_row
 from pretrain.changes import CHANGES, Difference, binding_differences, check_allowed
 
 
+class InUseError(ValueError):
+    """Another process holds a folder."""
+
+
 @contextmanager
 def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
     """Hold the run for the length of a block, its resolved recipe written into it.
@@ -49,7 +53,7 @@ def held(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         who = holder.read_text().strip() if holder.exists() else "another process"
-        raise ValueError(f"{folder} is in use by {who}; wait for it, or end it") from None
+        raise InUseError(f"{folder} is in use by {who}; wait for it, or end it") from None
     try:
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         yield

@@ -59,23 +59,28 @@ def read_json_object(
     """
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            data = file.read(size) if size <= most_bytes else b""
+            data = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
-    if size > most_bytes:
-        raise ValueError(f"{path} is not a JSON object (it has more than {most_bytes:,} bytes); {advice}")
-    return parse_json_object(data, path, advice)
+    return json_object(data, path, advice=advice, most_bytes=most_bytes)
 
 
-def parse_json_object(data: bytes, path: str | Path, advice: str) -> dict[str, Any]:
-    """What `read_json_object` gives for a file at `path` that holds `data`. Raises ValueError as it does."""
+def json_object(
+    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", most_bytes: int = _JSON_BYTES
+) -> dict[str, Any]:
+    """`read_json_object` of what was read of a file, one byte more than `most_bytes` where it has more.
+
+    Raises:
+        ValueError: as there.
+    """
 
     def refused(why: str) -> ValueError:
         return ValueError(f"{path} is not a JSON object ({why}); {advice}")
 
+    if len(data) > most_bytes:
+        raise refused(f"it has more than {most_bytes:,} bytes")
     if not data.strip(b" \t\r\n\0"):
         raise refused("it is empty" if not data.strip() else "it holds nothing but NUL bytes")
     try:
@@ -122,6 +127,15 @@ def canonical_json(obj: Any) -> bytes:
     return text.encode()
 
 
+def sync_folder(path: Path) -> None:
+    """Sync the names in a folder: a new file's content alone would be lost with its name."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`: synced and renamed to it when the block ends well, removed when it does not.
@@ -143,15 +157,6 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """What was created, renamed or removed in a folder is so after a power cut, too."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from data_prep.files import canonical_json, open_regular, parse_json_object, sha256_json, write_atomically
+from data_prep.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.model"
@@ -150,14 +150,12 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(size) if size <= _MOST_BYTES else b""
+            data = file.read(min(size, _MOST_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); {again}") from None
-    if size > _MOST_BYTES:
-        raise ValueError(f"{path} is not valid (it has more than {_MOST_BYTES:,} bytes); {again}")
-    content = parse_json_object(data, path, again)
+    content = json_object(data, path, advice=again, most_bytes=_MOST_BYTES)
     version = content.get("format_version")
     if version not in (1, 2):
         raise ValueError(

@@ -124,8 +124,8 @@ def prepare(
     beside = out_dir / _BESIDE
     for folder in (out_dir, beside):
         remove_temporaries(folder)
-    standing = _made_from(out_dir, inputs_key)
-    if standing is not None and _is_whole(out_dir, standing, run):
+    standing = find_whole(out_dir, inputs_key, map_splits, progress)
+    if standing is not None:
         if standing.format_version == 1:
             write_manifest(out_dir, standing)
         _remove_beside(beside)
@@ -202,15 +202,39 @@ def already_prepared(
 
     Raises ValueError for a missing source.
     """
-    files = list_files(data.sources)
-    hashes = inputs.recall((out_dir / "work" if work is None else work) / "inputs.json", files)
-    if any(file.path not in hashes for file in files):
-        return None
-    manifest = _made_from(out_dir, inputs_key(data, tok, files, hashes))
+    identity = recall_identity(data, tok, out_dir / "work" if work is None else work)
+    manifest = None if identity is None else _made_from(out_dir, identity)
     if manifest is None or any(not Path(path).exists() for path, _ in dataset_files(out_dir, manifest)):
         return None
     whole = all((out_dir / shard.file).stat().st_size == shard.bytes for shard in manifest.shards)
     return manifest if whole else None
+
+
+def recall_identity(data: DataConfig, tok: TokenizerConfig, work: Path) -> str | None:
+    """What `identify` would say, as far as `work` remembers all files as they are now; nothing is read or written.
+
+    Raises ValueError for a missing source.
+    """
+    files = list_files(data.sources)
+    hashes = inputs.recall(work / "inputs.json", files)
+    return inputs_key(data, tok, files, hashes) if all(file.path in hashes for file in files) else None
+
+
+def find_whole(
+    out_dir: Path,
+    identity: str,
+    map_splits: MapSplits = map_in_process,
+    progress: Progress = lambda stage, done, total: None,
+) -> Manifest | None:
+    """The data set in `out_dir`, if it is the one that `identify` names and all its files have their hashes.
+
+    Nothing is written, so any number of callers may look, also while one prepares.
+    """
+    standing = _made_from(out_dir, identity)
+    if standing is None:
+        return None
+    damages = _runner(map_splits, progress)("verify", complaint, dataset_files(out_dir, standing))
+    return None if any(damages) or info_complaint(out_dir, standing) else standing
 
 
 def _runner(map_splits: MapSplits, progress: Progress) -> _Run:
@@ -281,10 +305,6 @@ def _npy(array: np.ndarray) -> bytes:
     buffer = BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
-
-
-def _is_whole(out_dir: Path, standing: Manifest, run: _Run) -> bool:
-    return not any(run("verify", complaint, dataset_files(out_dir, standing))) and not info_complaint(out_dir, standing)
 
 
 def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, str], contents: dict[str, bytes]) -> None:

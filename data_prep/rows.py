@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import cut_torn_line, open_regular
+from data_prep.files import cut_torn_line
 
 Row = dict[str, Any]
 
@@ -20,13 +20,12 @@ def read_rows(path: Path) -> list[Row]:
     """
     if not path.exists():
         return []
-    with open_regular(path) as file:
-        *lines, _torn = file.read().split(b"\n")
+    *lines, _torn = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number} is not a JSON object; delete that line and run again")

@@ -13,8 +13,6 @@ from data_prep.reading.sources import InputFile, group_into_splits, printable
 
 UNREADABLE = "unreadable"
 """Stands for the identity of a file that cannot be opened."""
-_MEMORY_BYTES = 2**34
-"""Of what is remembered: about 200 bytes for each of the files, which may be tens of millions."""
 _REQUESTS = 16
 """That wait for their answers at once."""
 
@@ -81,7 +79,7 @@ def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
     What cannot be read is known by the problem that listing found.
     """
     try:
-        known = read_json_object(memory, most_bytes=_MEMORY_BYTES)
+        known = read_json_object(memory, most_bytes=memory.stat().st_size)
     except (OSError, ValueError):
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
