@@ -19,6 +19,7 @@ from data_prep.manifest import MANIFEST, read_manifest
 from data_prep.shards import complaint, dataset_files
 from data_prep.shown import shown
 from data_prep.statistics import QUANTILES, Statistics, gather
+from data_prep.tokenizers.tokenizer import info_complaint
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -42,15 +43,19 @@ def show_verdict(place: Path) -> int:
         ValueError: there is none, or its manifest is damaged.
     """
     folder = data_set_at(place)
-    files = dataset_files(folder, read_manifest(folder))
+    manifest = read_manifest(folder)
+    files = dataset_files(folder, manifest)
     damages = []
     with progress_line("verify   ") as line:
         for done, file in enumerate(files, start=1):
             damages += [sentence] if (sentence := complaint(file)) else []
             line.update(done, len(files))
+    bad = len(damages)
+    if not bad and (sentence := info_complaint(folder, manifest)):
+        damages.append(sentence)
     for sentence in damages:
         print(shown(sentence))
-    print(f"{folder}: {len(files) - len(damages)} of {len(files)} files are as they were written")
+    print(f"{folder}: {len(files) - bad} of {len(files)} files are as they were written")
     return 1 if damages else 0
 
 

@@ -1,18 +1,71 @@
 """Data preparation on Ray tasks: the pure functions of `data_prep`, run anywhere in the cluster."""
 
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.progress import console
+from cluster.run_folder import InUseError, held
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.manifest import Manifest
-from data_prep.pipeline import Progress, identify, prepare
+from data_prep.pipeline import Progress, find_whole, identify, prepare, recall_identity
 
 _RETRIES = 3
+_LOOK_AGAIN_S = 1.0
 
 
 class WorkersDied(Exception):
     """A task took its worker with it each time; the message is for the user."""
+
+
+def provide(
+    data: DataConfig, tokenizer: TokenizerConfig, store: Path, place: Path, progress: Progress
+) -> tuple[Path, Manifest]:
+    """The folder and manifest of a run's data set, every byte of which is as it was written.
+
+    Runs that share one do not wait for each other; whoever has to write into `store` waits for another that does.
+
+    Args:
+        store: see `prepare_on_ray`.
+        place: where the run has its data: a link into `store` or nothing yet, or what a copy of a run has there, a
+            folder of its own. That one is used if it is what the recipe says, and never taken for it if it is not.
+
+    Raises ValueError for anything else in `place`, and what `prepare_on_ray` raises.
+    """
+    work = work_of(store)
+    identity = recall_identity(data, tokenizer, work)
+    if not place.is_symlink() and place.exists():
+        if identity is None:
+            with _waited_for(store):
+                identity = identify(data, tokenizer, work, map_on_ray, progress)
+        manifest = find_whole(place, identity, map_on_ray, progress)
+        if manifest is None:
+            raise ValueError(
+                f"{place} is not the link to the prepared data that a run has there, and what it holds is not whole or "
+                "not made from the texts and settings of now; remove it, and a link takes its place, or set name=…"
+            )
+        return place, manifest
+    if identity is not None:
+        folder = store / identity[:16]
+        manifest = find_whole(folder, identity, map_on_ray, progress)
+        if manifest is not None and manifest.format_version > 1:
+            return folder, manifest
+    with _waited_for(store):
+        return prepare_on_ray(data, tokenizer, store, progress)
+
+
+def link(place: Path, folder: Path) -> None:
+    """Let `place` be a link to the data set in `folder`, unless it is that folder; a link to another is replaced."""
+    if place == folder:
+        return
+    target = os.path.relpath(folder, place.parent)
+    if place.is_symlink() and os.readlink(place) != target:
+        place.unlink()
+    if not place.is_symlink():
+        place.symlink_to(target)
 
 
 def prepare_on_ray(
@@ -28,6 +81,24 @@ def prepare_on_ray(
     """
     folder = store / identify(data, tokenizer, work_of(store), map_on_ray, progress)[:16]
     return folder, prepare(data, tokenizer, folder, map_on_ray, progress, work_of(store))
+
+
+@contextmanager
+def _waited_for(store: Path) -> Iterator[None]:
+    """Hold `store`, once nobody else does."""
+    store.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        told = ""
+        while True:
+            try:
+                stack.enter_context(held(store))
+                break
+            except InUseError as error:
+                if str(error) != told:
+                    told = str(error)
+                    console.print(f"waiting   {told}")
+                time.sleep(_LOOK_AGAIN_S)
+        yield
 
 
 def work_of(store: Path) -> Path:

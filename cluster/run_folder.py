@@ -23,6 +23,10 @@ _MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
 _WRITTEN_INTO = ("eval", "index", "logs", ".ray-train")
 
 
+class InUseError(ValueError):
+    """Another process holds a folder."""
+
+
 @contextmanager
 def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
     """Hold the run for the length of a block, its resolved recipe written into it.
@@ -59,12 +63,12 @@ def held(folder: Path) -> Iterator[None]:
     It ends with the process, unless a child was forked from it that lives on and starts no other program.
 
     Raises:
-        ValueError: another process holds it.
+        InUseError: another process holds it.
     """
     holder = folder / _HOLDER
     with _locked(folder) as is_mine:
         if not is_mine:
-            raise ValueError(f"{folder} is in use by {_who(holder)}; wait for it, or end it")
+            raise InUseError(f"{folder} is in use by {_who(holder)}; wait for it, or end it")
         try:
             write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield

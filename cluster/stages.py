@@ -1,6 +1,5 @@
 """The stages of a run: prepare, pretrain, evaluate, report. What is done already is not done again."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.mlflow_store import store_uri
-from cluster.prep import prepare_on_ray, work_of
+from cluster.prep import link, provide, work_of
 from cluster.progress import console, progress_line
 from cluster.recipe import Recipe
-from cluster.run_folder import held, note_change, opened
+from cluster.run_folder import note_change, opened
 from cluster.session import check_answers, ray_session
 from cluster.summary import environment, read_summary, write_summary
 from cluster.tracking import is_behind, open_run
@@ -149,24 +148,17 @@ def _prepare(run: _Run) -> Manifest:
     """
     if run.recipe.tokenizer.path is not None:
         check_objective(run.recipe.tokenizer.path, run.recipe.tokenizer.lowercase, run.recipe.objective.name)
-    run.store.mkdir(parents=True, exist_ok=True)
-    with (
-        held(run.store),
-        run.timed("prep" if _standing_data(run) is None else "verify"),
-        progress_line("prepare  ") as line,
-    ):
-        folder, manifest = prepare_on_ray(
+    place = run.folder / "data"
+    with run.timed("prep" if _standing_data(run) is None else "verify"), progress_line("prepare  ") as line:
+        folder, manifest = provide(
             run.recipe.data,
             run.recipe.tokenizer,
             run.store,
+            place,
             lambda stage, done, total: line.update(done, total, stage),
         )
     _check_unchanged(run, manifest)
-    link, target = run.folder / "data", os.path.relpath(folder, run.folder)
-    if link.is_symlink() and os.readlink(link) != target:
-        link.unlink()
-    if not link.exists():
-        link.symlink_to(target)
+    link(place, folder)
     train, heldout = manifest.totals["train"], manifest.totals["heldout"]
     console.print(
         f"data      {train.documents + heldout.documents:,} documents, {train.tokens:,} pieces to train on, "

@@ -17,7 +17,7 @@ from data_prep.host_memory import keep_freed_blocks
 from data_prep.rules.sentences import split_sentences
 from data_prep.sample import texts_of
 from data_prep.shards import shard_schema, token_dtype, write_shard
-from data_prep.stages import Output, once, write_batches
+from data_prep.stages import Output, once, standing_at, write_batches
 from data_prep.tokenizers.existing import adopt
 from data_prep.tokenizers.tokenizer import Tokenizer, load
 from data_prep.tokenizers.training import train
@@ -52,12 +52,15 @@ class EncodeSplit:
 
 @dataclass(frozen=True)
 class AssembleShard:
-    """Put batches of encoded splits, (path, number) in order, into one shard at `target`."""
+    """Put batches of encoded splits, (path, number) in order, into one shard, for `target`."""
 
     key: str
     folder: str
     split: Literal["train", "heldout"]
     target: str
+    """Where the data set has it."""
+    beside: str
+    """Where it is written, unless it stands at its target: the data set may be another there, and in use."""
     batches: list[tuple[str, int]]
 
 
@@ -120,7 +123,7 @@ def encode_split(item: EncodeSplit) -> Output:
 
 
 def assemble_shard(item: AssembleShard) -> Output:
-    """Write one shard of the data set, entered as FOLDER/KEY.json. Facts: "bytes", the file's size."""
+    """Write one shard of the data set beside it, entered as FOLDER/KEY.json. Facts: "bytes", the file's size."""
 
     def write(path: Path) -> dict[str, Any]:
         batches = []
@@ -132,7 +135,8 @@ def assemble_shard(item: AssembleShard) -> Output:
         write_shard(path, batches)
         return {"bytes": path.stat().st_size}
 
-    return once(Path(item.folder) / f"{item.key}.json", Path(item.target), write)
+    entry = Path(item.folder) / f"{item.key}.json"
+    return standing_at(entry, Path(item.target)) or once(entry, Path(item.beside), write)
 
 
 @lru_cache(maxsize=1)

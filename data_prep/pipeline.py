@@ -8,11 +8,15 @@
     tokenizer  SentencePiece trained on them, or an existing one taken over          once
     encode     tokens and sentence ends                                              a split
     shards     batches of encoded splits, in order                                   a shard
-    count      how often each piece occurs, and then the manifest                    a shard
+    count      how often each piece occurs                                           a shard
+    commit     the files take their places, and then the manifest                    once
 
 `work` holds the stages' outputs. It may be deleted once the manifest stands: that costs time, not data.
 """
 
+import hashlib
+import os
+import shutil
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
@@ -33,7 +37,7 @@ from data_prep.encode import (
     encode_split,
     train_tokenizer,
 )
-from data_prep.files import remove_temporaries, sha256_file, write_atomically
+from data_prep.files import remove_temporaries, sync_folder, write_atomically
 from data_prep.identity import existing, inputs_key, rules_depend_on, settings_of
 from data_prep.manifest import (
     MANIFEST,
@@ -51,6 +55,7 @@ from data_prep.shard_plan import plan_shards, shard_entry, shard_items, totals
 from data_prep.shards import complaint, count_tokens, dataset_files, token_dtype
 from data_prep.stages import Output, stage_key
 from data_prep.tokenizers import tokenizer
+from data_prep.tokenizers.tokenizer import info_complaint
 
 MapSplits = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Runs a pure, picklable function on every item, anywhere, and yields the results in any order."""
@@ -59,6 +64,8 @@ Progress = Callable[[str, int, int], None]
 
 _Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 """Runs a stage's function on items and yields the results in any order: (stage's name, function, items)."""
+_BESIDE = ".beside"
+"""In the data set's folder: shards that wait for the others."""
 _SPLITS: tuple[Literal["train"], Literal["heldout"]] = ("train", "heldout")
 
 
@@ -95,6 +102,8 @@ def prepare(
 
     With the same input and settings the files are the same bytes, whatever `map_splits` does and however often it
     was interrupted. `out_dir`, `work` and the input must be seen under the same paths wherever `map_splits` runs.
+    Others may read the data set meanwhile: what is damaged in it is rebuilt under its manifest, and another that
+    stands in `out_dir` stays until this one is made; then none is there for the moment of the renames.
 
     Args:
         work: where the stages' outputs are kept, for all data sets of the same sources; None: `out_dir`/work.
@@ -112,10 +121,15 @@ def prepare(
 
     inputs_key, files = _identify(data, tok, work, list_files(data.sources), run)
     out_dir.mkdir(parents=True, exist_ok=True)
-    remove_temporaries(out_dir)
-    standing = _made_from(out_dir, inputs_key)
-    if standing is not None and not any(run("verify", complaint, dataset_files(out_dir, standing))):
-        return standing
+    beside = out_dir / _BESIDE
+    for folder in (out_dir, beside):
+        remove_temporaries(folder)
+    standing = find_whole(out_dir, inputs_key, map_splits, progress)
+    if standing is not None:
+        if standing.format_version == 1:
+            write_manifest(out_dir, standing)
+        _remove_beside(beside)
+        return read_manifest(out_dir)
 
     splits = group_into_splits(files)
     read = run_once("read", read_split, [read_item(work, parts, data) for parts in splits])
@@ -139,20 +153,19 @@ def prepare(
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
         raise ValueError("the tokenizer leaves no piece of the train or of the held-out documents; add text")
 
-    # From here on files of the data set are replaced: it does not exist until its manifest is written again.
-    (out_dir / MANIFEST).unlink(missing_ok=True)
-    items = [item for split in _SPLITS for item in shard_items(work, out_dir, split, plan[split])]
+    items = [item for split in _SPLITS for item in shard_items(work, out_dir, beside, split, plan[split])]
     assembled = run_once("shards", assemble_shard, items)
     shards = [shard_entry(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
 
     content = Path(trained.path).read_bytes()
     info = tokenizer.describe(content, trained.sha256)
-    write_atomically(out_dir / info.file, content)
     counts = np.zeros(info.vocab_size, dtype=np.int64)
-    to_count = [(str(out_dir / shard.file), info.vocab_size) for shard in shards if shard.split == "train"]
+    to_count = [
+        (made.path, info.vocab_size) for made, shard in zip(assembled, shards, strict=True) if shard.split == "train"
+    ]
     for of_shard in run("count", count_tokens, to_count):
         counts += of_shard
-    _write_array(out_dir / TOKEN_COUNTS, counts)
+    counted = _npy(counts)
 
     dtype = token_dtype(info.vocab_size)
     no_tokens = sum(output.facts["no tokens"] for output in encoded)
@@ -162,7 +175,7 @@ def prepare(
         tokenizer=info,
         token_dtype=dtype,
         shards=shards,
-        token_counts=TokenCounts(sha256=sha256_file(out_dir / TOKEN_COUNTS)),
+        token_counts=TokenCounts(sha256=hashlib.sha256(counted).hexdigest()),
         totals={split: totals(plan[split]) for split in _SPLITS},
         settings=settings_of(data, tok),
         counts={
@@ -173,7 +186,8 @@ def prepare(
         set_aside=set_aside,
         sources=[source.path for source in data.sources],
     )
-    write_manifest(out_dir, manifest)
+    moves = {item.target: made.path for item, made in zip(items, assembled, strict=True) if made.path != item.target}
+    _commit(out_dir, manifest, moves, {info.file: content, TOKEN_COUNTS: counted})
     _sweep(out_dir, work, manifest, [*read, *chosen, *drawn, trained, *encoded, *assembled])
     return manifest
 
@@ -188,15 +202,39 @@ def already_prepared(
 
     Raises ValueError for a missing source.
     """
-    files = list_files(data.sources)
-    hashes = inputs.recall((out_dir / "work" if work is None else work) / "inputs.json", files)
-    if any(file.path not in hashes for file in files):
-        return None
-    manifest = _made_from(out_dir, inputs_key(data, tok, files, hashes))
+    identity = recall_identity(data, tok, out_dir / "work" if work is None else work)
+    manifest = None if identity is None else _made_from(out_dir, identity)
     if manifest is None or any(not Path(path).exists() for path, _ in dataset_files(out_dir, manifest)):
         return None
     whole = all((out_dir / shard.file).stat().st_size == shard.bytes for shard in manifest.shards)
     return manifest if whole else None
+
+
+def recall_identity(data: DataConfig, tok: TokenizerConfig, work: Path) -> str | None:
+    """What `identify` would say, as far as `work` remembers all files as they are now; nothing is read or written.
+
+    Raises ValueError for a missing source.
+    """
+    files = list_files(data.sources)
+    hashes = inputs.recall(work / "inputs.json", files)
+    return inputs_key(data, tok, files, hashes) if all(file.path in hashes for file in files) else None
+
+
+def find_whole(
+    out_dir: Path,
+    identity: str,
+    map_splits: MapSplits = map_in_process,
+    progress: Progress = lambda stage, done, total: None,
+) -> Manifest | None:
+    """The data set in `out_dir`, if it is the one that `identify` names and all its files have their hashes.
+
+    Nothing is written, so any number of callers may look, also while one prepares.
+    """
+    standing = _made_from(out_dir, identity)
+    if standing is None:
+        return None
+    damages = _runner(map_splits, progress)("verify", complaint, dataset_files(out_dir, standing))
+    return None if any(damages) or info_complaint(out_dir, standing) else standing
 
 
 def _runner(map_splits: MapSplits, progress: Progress) -> _Run:
@@ -263,10 +301,40 @@ def _encode_item(work: Path, split: Kept, trained: Output, languages: tuple[str,
     return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path, languages)
 
 
-def _write_array(path: Path, array: np.ndarray) -> None:
+def _npy(array: np.ndarray) -> bytes:
     buffer = BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, str], contents: dict[str, bytes]) -> None:
+    """Make `manifest` and its files the data set in `out_dir`. What stands there by these names is replaced.
+
+    Args:
+        moves: by where they shall stand, where shards stand that are whole and synced.
+        contents: by name, what other files hold.
+    """
+    # No reader may see a manifest whose files are others. A repair replaces damaged files by what they were.
+    if _fingerprint_of(out_dir) != manifest.fingerprint:
+        (out_dir / MANIFEST).unlink(missing_ok=True)
+        sync_folder(out_dir)
+    for target, made in moves.items():
+        os.replace(made, target)
+    for name, content in contents.items():
+        write_atomically(out_dir / name, content)
+    write_manifest(out_dir, manifest)
+
+
+def _remove_beside(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _fingerprint_of(out_dir: Path) -> str | None:
+    try:
+        return read_manifest(out_dir).fingerprint
+    except ValueError:
+        return None
 
 
 def _check_heldout(documents: int, held: int, fraction: float) -> None:
@@ -285,6 +353,7 @@ def _check_heldout(documents: int, held: int, fraction: float) -> None:
 
 def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output]) -> None:
     """Remove what earlier input, other settings and killed processes left behind."""
+    _remove_beside(out_dir / _BESIDE)
     remove_temporaries(out_dir)
     current = {shard.file for shard in manifest.shards}
     for pattern in ("train-*.arrow", "heldout-*.arrow"):

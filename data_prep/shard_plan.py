@@ -30,14 +30,15 @@ def plan_shards(encoded: list[Output], split: str) -> list[Batches]:
 
 
 def shard_items(
-    work: Path, out_dir: Path, split: Literal["train", "heldout"], plan: list[Batches]
+    work: Path, out_dir: Path, beside: Path, split: Literal["train", "heldout"], plan: list[Batches]
 ) -> list[AssembleShard]:
     items = []
     for number, batches in enumerate(plan):
         target = out_dir / f"{split}-{number:05d}.arrow"
         key = stage_key("shard", [], target.name, [[batch["sha256"], batch["number"]] for batch in batches])
         chosen = [(batch["path"], batch["number"]) for batch in batches]
-        items.append(AssembleShard(key, str(work / "shards"), split, str(target), chosen))
+        made = beside / target.name
+        items.append(AssembleShard(key, str(work / "shards"), split, str(target), str(made), chosen))
     return items
 
 

@@ -1,5 +1,6 @@
 """Token shards: Arrow files with one row a document, memory-mapped; several shards are seen as one sequence."""
 
+import os
 from bisect import bisect_left, bisect_right
 from copy import copy
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from data_prep.files import sha256_file
+from data_prep.files import open_regular, sha256_file
 from data_prep.manifest import Manifest, Shard, read_manifest
 
 SHARD_BYTES = 256 * 2**20
@@ -71,8 +72,8 @@ class _MappedShard:
     def __init__(self, path: Path) -> None:
         with pa.memory_map(str(path)) as mapped:
             reader = pa.ipc.open_file(mapped)
-            if reader.num_record_batches != 1:
-                raise ValueError(f"{path} has {reader.num_record_batches} record batches, expected 1")
+            if reader.num_record_batches != 1 or reader.schema not in (shard_schema("uint16"), shard_schema("uint32")):
+                raise pa.ArrowInvalid("its columns are not those of a shard")
             batch = reader.get_batch(0)
         batch.validate()
         self.ids = batch.column("document").to_numpy(zero_copy_only=True)
@@ -81,11 +82,19 @@ class _MappedShard:
         self.sentence_ends = _Lists(batch.column("sentence_ends"))
 
 
+def _mapped(path: Path) -> _MappedShard:
+    try:
+        return _MappedShard(path)
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is damaged ({reason}); run `multihop prep` again to rebuild it") from None
+
+
 class Documents:
     """The documents of one split, as one sequence over its shards; an index costs the same anywhere."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._shards = [_MappedShard(path) for path in paths]
+        self._shards = [_mapped(path) for path in paths]
         self._starts = [0]
         for shard in self._shards:
             self._starts.append(self._starts[-1] + len(shard.ids))
@@ -93,6 +102,10 @@ class Documents:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Documents and tokens of each shard, without reading either."""
+        return [(len(shard.ids), int(shard.tokens.offsets[-1] - shard.tokens.offsets[0])) for shard in self._shards]
 
     def of_source(self, source: int) -> tuple[int, "Documents"]:
         """The documents of one source, which stand together, and the number of the first of them in this sequence."""
@@ -105,8 +118,14 @@ class Documents:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 (n,): tokens of each document."""
-        return self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
+        """int64 (n,): tokens of each document.
+
+        Raises ValueError where a shard is damaged: unlike opening, this reads them all.
+        """
+        lengths = self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
+        if (lengths < 0).any():
+            raise ValueError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
+        return lengths
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -162,6 +181,8 @@ class TokenDataset:
 def open_dataset(folder: str | Path) -> TokenDataset:
     """Map the data set in `folder`: no token is read, files are only checked to be there and to have their sizes.
 
+    Hashing them is for `verify_dataset`, and for each start of a run before its ranks come here.
+
     Raises ValueError with the file's name when one is missing, is cut, or is not what the manifest says.
     """
     folder = Path(folder)
@@ -169,6 +190,9 @@ def open_dataset(folder: str | Path) -> TokenDataset:
     for shard in manifest.shards:
         _check_size(folder, shard)
     splits = {split: _open_split(folder, manifest.of_split(split)) for split in ("train", "heldout")}
+    # Whoever replaces a data set by another takes the manifest away first: the files are those of this one.
+    if read_manifest(folder).fingerprint != manifest.fingerprint:
+        raise ValueError(f"{folder} became another data set while it was opened; open it again")
     return TokenDataset(manifest, splits["train"], splits["heldout"])
 
 
@@ -205,7 +229,8 @@ def complaint(file: tuple[str, str]) -> str | None:
 def _check_size(folder: Path, shard: Shard) -> None:
     path = folder / shard.file
     try:
-        size = path.stat().st_size
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
     if size != shard.bytes:
@@ -213,11 +238,11 @@ def _check_size(folder: Path, shard: Shard) -> None:
 
 
 def _open_split(folder: Path, shards: list[Shard]) -> Documents:
-    try:
-        documents = Documents([folder / shard.file for shard in shards])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError, OSError) as error:
-        raise ValueError(f"a shard in {folder} is damaged ({error}); run `multihop prep` again to rebuild it") from None
-    expected = sum(shard.documents for shard in shards)
-    if len(documents) != expected:
-        raise ValueError(f"shards in {folder} hold {len(documents)} documents, the manifest says {expected}")
+    documents = Documents([folder / shard.file for shard in shards])
+    for shard, (rows, tokens) in zip(shards, documents.sizes(), strict=True):
+        if (rows, tokens) != (shard.documents, shard.tokens):
+            raise ValueError(
+                f"{folder / shard.file} is damaged (it holds {rows} documents with {tokens} tokens, the manifest says "
+                f"{shard.documents} with {shard.tokens}); run `multihop prep` again to rebuild it"
+            )
     return documents

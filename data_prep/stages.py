@@ -14,7 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.files import canonical_json, replacing, sha256_file, sha256_json, write_atomically
+from data_prep.files import canonical_json, open_regular, replacing, sha256_file, sha256_json, write_atomically
+
+_OWN = "own"
+"""In an entry: the SHA-256 of all else in it. A shard's size is among the facts, which go into the manifest."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +42,42 @@ def once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Ou
 
     `write` puts the bytes at the temporary path that it is given, and returns the output's facts.
     """
-    standing = read_entry(entry)
-    if standing is not None and path.is_file() and sha256_file(path) == standing["sha256"]:
-        return Output(entry.stem, str(path), standing["sha256"], standing["facts"])
+    standing = standing_at(entry, path)
+    if standing is not None:
+        return standing
     entry.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         facts = write(temporary)
         sha256 = sha256_file(temporary)
-    write_atomically(entry, canonical_json({"sha256": sha256, "facts": facts}))
+    written = {"sha256": sha256, "facts": facts}
+    write_atomically(entry, canonical_json({**written, _OWN: sha256_json(written)}))
     # Through JSON, so that facts made now and facts read again are equal.
     return Output(entry.stem, str(path), sha256, json.loads(canonical_json(facts)))
 
 
-def read_entry(entry: Path) -> dict[str, Any] | None:
-    """The entry's content; None where there is none or it is not whole."""
-    try:
-        found = json.loads(entry.read_bytes())
-    except (OSError, ValueError):
+def standing_at(entry: Path, path: Path) -> Output | None:
+    """The output that is entered in `entry`, if `path` has its bytes."""
+    standing = read_entry(entry)
+    if standing is None or not path.is_file() or sha256_file(path) != standing["sha256"]:
         return None
-    return found if isinstance(found, dict) and found.keys() == {"sha256", "facts"} else None
+    return Output(entry.stem, str(path), standing["sha256"], standing["facts"])
+
+
+def read_entry(entry: Path) -> dict[str, Any] | None:
+    """The entry's content; None where there is none or it is not as it was written.
+
+    Those of earlier versions have no hash of their own.
+    """
+    try:
+        with open_regular(entry) as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.keys() - {_OWN} != {"sha256", "facts"}:
+        return None
+    own = found.pop(_OWN, None)
+    return found if own in (None, sha256_json(found)) else None
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], compression: str | None) -> None:

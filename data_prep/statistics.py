@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.manifest import Manifest
+from data_prep.manifest import Manifest, read_token_counts
 from data_prep.shards import Documents, open_dataset
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -59,7 +59,7 @@ def gather(folder: Path) -> Statistics:
             if (part := _part(split, source, documents.of_source(source)[1])) is not None
         ],
         length_counts={split: _by_powers_of_two(documents.lengths) for split, documents in splits.items()},
-        token_counts=np.load(folder / manifest.token_counts.file, allow_pickle=False),
+        token_counts=read_token_counts(folder, manifest),
     )
 
 

@@ -203,8 +203,7 @@ def _finetuned(trial: Trial, task: Task, config: EvalConfig) -> Row:
 
 
 def _perplexity(trial: Trial, config: EvalConfig) -> Row:
-    import numpy as np
-
+    from data_prep.manifest import read_token_counts
     from eval.finetune import NonFiniteLossError
     from eval.perplexity import cross_entropy, unigram_cross_entropy
     from pretrain.models.gpt import GPT
@@ -220,7 +219,7 @@ def _perplexity(trial: Trial, config: EvalConfig) -> Row:
     loss, pieces = cross_entropy(model, data.heldout, tokenizer.special_ids["end"], seq_len)
     if not math.isfinite(loss):
         raise NonFiniteLossError(f"the cross-entropy on held-out text is {loss}")
-    counts = np.load(Path(trial.data_path) / data.manifest.token_counts.file)
+    counts = read_token_counts(trial.data_path, data.manifest)
     return {
         "value": math.exp(loss),
         "dev_value": None,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.manifest import read_token_counts
 from data_prep.shards import Documents, TokenDataset, open_dataset
 from pretrain.config import TrainingConfig
 from pretrain.keyed import UInt64, key_of, permute, random_bits
@@ -71,7 +72,7 @@ class BatchMaker:
         """Map the prepared data, and the indexes that `pretrain.samples.build_indexes` wrote."""
         assert len(micro_batches) == len(config.phases), micro_batches
         data = open_dataset(data_folder)
-        counts = np.load(data_folder / data.manifest.token_counts.file, allow_pickle=False)
+        counts = read_token_counts(data_folder, data.manifest)
         train = [
             [
                 open_index(index_folder, data, "train", config.objective, phase.seq_len, source)

@@ -10,6 +10,7 @@ used, for a recipe from somebody else may name any host.
 import base64
 import netrc
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +27,7 @@ _ATTEMPTS = 8
 _LONGEST_WAIT_S = 20.0
 _SILENCE_S = 60.0
 _SKIP = 2**20
+_SIZE = re.compile(r"[0-9]{1,18}")
 _GONE = (404, 410)
 _FORBIDDEN = (401, 403)
 
@@ -53,11 +55,11 @@ def describe(url: str) -> Description:
     with _ask(url, "HEAD", {}) as answer:
         size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
         etag, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
-    if size is None:
+    if size is None or not _SIZE.fullmatch(size):
         raise ValueError(f"{url}: the server does not tell the file's size; download it and give its path")
     mtime_ns = 0
     if changed:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             mtime_ns = int(parsedate_to_datetime(changed).timestamp()) * 10**9
     version = f"etag {etag}" if etag else f"changed {changed}" if changed else ""
     return Description(int(size), mtime_ns, version, ranges)

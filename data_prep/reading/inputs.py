@@ -2,12 +2,11 @@
 
 import dataclasses
 import hashlib
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import canonical_json, write_atomically
+from data_prep.files import canonical_json, read_json_object, write_atomically
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
 from data_prep.reading.sources import InputFile, group_into_splits, printable
@@ -80,14 +79,14 @@ def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
     What cannot be read is known by the problem that listing found.
     """
     try:
-        known = json.loads(memory.read_bytes())
+        known = read_json_object(memory, most_bytes=memory.stat().st_size)
     except (OSError, ValueError):
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
     for file in files:
-        remembered = known.get(printable(file.path), [None])
-        if remembered[:2] == [file.size, file.mtime_ns] and not file.problem:
-            found[file.path] = remembered[2]
+        match known.get(printable(file.path)):
+            case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
+                found[file.path] = remembered
     return found
 
 

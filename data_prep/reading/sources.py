@@ -19,6 +19,10 @@ _PACKAGE = "package:"
 LEAST_SPLIT = 4 * 2**20
 MOST_SPLIT = 256 * 2**20
 _SPLITS = 1024
+_MOST_FILE = 2**46
+_MOST_TOTAL = 2**50
+"""64 TiB a file and 1 PiB in all, 2^18 and 2^22 of the largest splits: a server can claim any size for nothing, and a
+sparse file has it for nothing, but the list of splits takes memory."""
 _FILES_A_SPLIT = 4096
 """To open a file costs too: no more than so many small ones are one task."""
 
@@ -71,9 +75,17 @@ class Part:
 def list_files(sources: Sequence[Source]) -> list[InputFile]:
     """The files of all sources, by source and then by path.
 
-    Raises ValueError when a path or package is missing, cannot be listed, or names no file of a known format.
+    Raises ValueError when a path or package is missing, cannot be listed, or names no file of a known format, and when
+    all files together are larger than any text.
     """
-    return [file for index, source in enumerate(sources) for file in _files_of(index, source)]
+    files = [file for index, source in enumerate(sources) for file in _files_of(index, source)]
+    total = sum(file.size for file in files)
+    if total > _MOST_TOTAL:
+        raise ValueError(
+            f"data.sources name files of {total:,} bytes in all, more than the {_MOST_TOTAL:,} that can be prepared at "
+            "once; leave out those that are not so large in truth, or prepare them in parts"
+        )
+    return files
 
 
 def split_bytes_of(total: int) -> int:
@@ -153,6 +165,7 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
 
 def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, packing: str) -> InputFile:
     path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
+    is_too_large = entry.size > _MOST_FILE
     return InputFile(
         name=printable(name),
         path=path,
@@ -160,11 +173,11 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         field=source.field,
         format=kind,
         packing=packing,
-        size=entry.size,
+        size=0 if is_too_large else entry.size,
         mtime_ns=entry.mtime_ns,
         documents=source.documents,
         in_order=entry.in_order,
-        problem=entry.problem,
+        problem=f"larger than {_MOST_FILE:,} bytes" if is_too_large else entry.problem,
     )
 
 

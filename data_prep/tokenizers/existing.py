@@ -5,8 +5,10 @@ tokenizer.json, which holds all that decides the pieces.
 """
 
 import json
+from io import TextIOWrapper
 from pathlib import Path
 
+from data_prep.files import open_regular
 from data_prep.tokenizers.tokenizer import describe
 from data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
@@ -62,18 +64,24 @@ def _read(path: Path, lowercase: bool) -> bytes:
         raise ValueError("tokenizer.lowercase=false is for a vocab.txt; leave it out")
     files = _files_of(path)
     if len(files) == 2:
-        return byte_bpe_json(json.loads(files[0].read_bytes()), _merges(files[1]))
-    content = path.read_bytes()
+        return byte_bpe_json(json.loads(_text(files[0])), _merges(files[1]))
+    with open_regular(path) as file:
+        content = file.read()
     if path.suffix not in (".model", ".json") or content.startswith(b"{") != (path.suffix == ".json"):
         raise ValueError(f"it is none of the files that are known; give {_FORMS}")
     return content
 
 
+def _text(path: Path) -> str:
+    with TextIOWrapper(open_regular(path), "utf-8") as file:
+        return file.read()
+
+
 def _lines(path: Path) -> list[str]:
     """A piece a line; its number is the piece's id."""
-    return [line.strip() for line in path.read_text("utf-8").removesuffix("\n").split("\n")]
+    return [line.strip() for line in _text(path).removesuffix("\n").split("\n")]
 
 
 def _merges(path: Path) -> list[list[str]]:
-    lines = path.read_text("utf-8").split("\n")
+    lines = _text(path).split("\n")
     return [line.split() for line in lines[lines[0].startswith("#version") :] if line]

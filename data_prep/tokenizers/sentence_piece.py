@@ -32,11 +32,17 @@ class SentencePiece:
     """The tokenizer of a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises RuntimeError when `model` is none, ValueError when it is neither unigram nor BPE."""
+        """Raises ValueError when `model` is none, or neither unigram nor BPE."""
+        from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
 
-        self._processor = spm.SentencePieceProcessor(model_proto=model)
-        proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+        try:
+            self._processor = spm.SentencePieceProcessor(model_proto=model)
+            proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+        except (RuntimeError, DecodeError) as error:
+            raise ValueError(f"it is no SentencePiece model: {error}") from None
+        if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf gives what is no text as bytes
+            raise ValueError("a piece of the SentencePiece model is not UTF-8")
         kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
         if proto.trainer_spec.model_type not in kinds:
             raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from data_prep.manifest import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
+from data_prep.files import open_regular
+from data_prep.manifest import MANIFEST, TOKENIZER, TOKENIZER_JSON, Manifest, TokenizerInfo, TokenizerKind, pack_flags
 from data_prep.rules.sentences import LANGUAGE
 from data_prep.tokenizers.special_pieces import find_special
 from data_prep.tokenizers.word_cache import Ids, Lengths
@@ -46,15 +47,16 @@ class Tokenizer(Protocol):
 def load(path: str | Path) -> Tokenizer:
     """The tokenizer of a data set's file. Raises ValueError when the file holds none."""
     try:
-        return parse(Path(path).read_bytes())
-    except (OSError, RuntimeError, ValueError) as error:
+        with open_regular(path) as file:
+            return parse(file.read())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a tokenizer ({error}); run `multihop prep` again") from None
 
 
 def parse(content: bytes) -> Tokenizer:
     """The tokenizer of a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
 
-    Raises RuntimeError or ValueError when they are neither.
+    Raises ValueError when they are neither.
     """
     if content.startswith(b"{"):
         from data_prep.tokenizers.tokenizer_json import parse_json
@@ -83,3 +85,16 @@ def describe(content: bytes, sha256: str) -> TokenizerInfo:
         special_ids=special_ids,
         word_start=pack_flags(starts),
     )
+
+
+def info_complaint(folder: Path, manifest: Manifest) -> str | None:
+    """A sentence when what the manifest says of its tokenizer is not what the tokenizer's file, which is whole, says.
+
+    So the fingerprint, in which the file's hash is, covers the special ids, the word starts and the vocabulary's size.
+    """
+    path = folder / manifest.tokenizer.file
+    with open_regular(path) as file:
+        found = describe(file.read(), manifest.tokenizer.sha256)
+    if found == manifest.tokenizer:
+        return None
+    return f"{folder / MANIFEST} says other things of the tokenizer than {path} itself; run `multihop prep` again"

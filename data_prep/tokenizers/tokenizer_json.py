@@ -21,7 +21,7 @@ def parse_json(content: bytes) -> WordPiece | ByteBPE:
     """The tokenizer of a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
     try:
         return _parse(json.loads(content))
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"the tokenizer.json is not put together as such ({error!r}); give another") from None
 
 

@@ -1,14 +1,20 @@
+import json
 import os
+import shutil
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import ray
 
-from cluster.prep import WorkersDied, map_on_ray, prepare_on_ray
+from cluster import prep
+from cluster.prep import WorkersDied, link, map_on_ray, prepare_on_ray, provide
+from cluster.run_folder import held
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline import prepare
-from data_prep.shards import verify_dataset
+from data_prep.shards import open_dataset, verify_dataset
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -96,3 +102,80 @@ def test_ray_prepares_the_same_bytes_as_one_process(tmp_path, data, monkeypatch)
 def test_a_vocabulary_too_large_is_one_sentence_also_from_a_task(tmp_path, data):
     with pytest.raises(ValueError, match=r"^tokenizer.vocab_size=90000 is more than the text can support"):
         prepare_on_ray(data, TokenizerConfig(vocab_size=90_000, threads=1), tmp_path / "out", lambda *step: None)
+
+
+def silent(*_: object) -> None:
+    """No progress is shown."""
+
+
+@pytest.fixture
+def own_texts(texts: Path, tmp_path: Path) -> DataConfig:
+    """Sources that a test may change."""
+    shutil.copytree(texts, tmp_path / "texts")
+    return DataConfig(sources=[Source(path=str(tmp_path / "texts"))], heldout_fraction=0.1)
+
+
+def test_a_run_has_a_link_to_the_data_that_it_shares_whatever_link_was_there(tmp_path, own_texts):
+    store, place = tmp_path / "runs" / ".prepared" / "key", tmp_path / "runs" / "a" / "data"
+    place.parent.mkdir(parents=True)
+    for target in (None, "nowhere", str(tmp_path)):
+        if target is not None:
+            place.unlink()
+            place.symlink_to(target)
+        folder, manifest = provide(own_texts, TOKENIZER, store, place, silent)
+        link(place, folder)
+        assert place.is_symlink() and place.resolve() == folder.resolve()
+        assert open_dataset(place).manifest == manifest
+
+
+def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_path, own_texts):
+    store, place = tmp_path / "store", tmp_path / "run" / "data"
+    folder, manifest = provide(own_texts, TOKENIZER, store, place, silent)
+    shutil.copytree(folder, place)
+    shutil.rmtree(store)
+    for _ in range(2):
+        assert provide(own_texts, TOKENIZER, store, place, silent) == (place, manifest)
+        link(place, place)
+    assert not place.is_symlink() and [path.name for path in store.glob("[!.]*")] == ["work"]
+
+    (tmp_path / "texts" / "new.txt").write_text("A text that was not there. It is now.")
+    refused = rf"^{place} is not the link .* not made from the texts and settings of now; remove it, .* set name="
+    with pytest.raises(ValueError, match=refused):
+        provide(own_texts, TOKENIZER, store, place, silent)
+    (tmp_path / "texts" / "new.txt").unlink()
+    provide(own_texts, TOKENIZER, store, place, silent)
+    os.truncate(place / "token_counts.npy", 5)
+    with pytest.raises(ValueError, match=refused):
+        provide(own_texts, TOKENIZER, store, place, silent)
+    shutil.rmtree(place)
+    place.write_text("no folder")
+    with pytest.raises(ValueError, match=refused):
+        provide(own_texts, TOKENIZER, store, place, silent)
+
+
+def test_runs_that_share_data_start_together_and_who_writes_is_waited_for(tmp_path, own_texts, monkeypatch, capsys):
+    monkeypatch.setattr(prep, "_LOOK_AGAIN_S", 0.01)
+    store, place = tmp_path / "store", tmp_path / "run" / "data"
+    found = provide(own_texts, TOKENIZER, store, place, silent)
+    with held(store):
+        assert provide(own_texts, TOKENIZER, store, place, silent) == found
+    (found[0] / "tokenizer.model").unlink()
+    with ThreadPoolExecutor(1) as other:
+        with held(store):
+            repaired, told = other.submit(provide, own_texts, TOKENIZER, store, place, silent), ""
+            while "waiting" not in told and not repaired.done():
+                told += capsys.readouterr().err
+                time.sleep(0.01)
+            assert f"{store} is in use by process {os.getpid()} on " in told and not repaired.done()
+        assert repaired.result() == found
+    assert verify_dataset(found[0]) == []
+
+
+def test_data_of_the_first_format_version_is_written_anew_at_a_start(tmp_path, own_texts):
+    store, place = tmp_path / "store", tmp_path / "run" / "data"
+    folder, manifest = provide(own_texts, TOKENIZER, store, place, silent)
+    now = (folder / "manifest.json").read_bytes()
+    first = {key: value for key, value in json.loads(now).items() if key != "sha256"}
+    (folder / "manifest.json").write_text(json.dumps({**first, "format_version": 1}, indent=1))
+    assert provide(own_texts, TOKENIZER, store, place, silent) == (folder, manifest)
+    assert (folder / "manifest.json").read_bytes() == now

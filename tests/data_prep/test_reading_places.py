@@ -235,13 +235,10 @@ class Web(http.server.SimpleHTTPRequestHandler):
     failing_every = 0
     cutting_every = 0
     ranges = False
+    claims = ""
     requests = 0
     moved_to: str | None = None
     seen: ClassVar[list[str | None]] = []
-
-    def do_HEAD(self) -> None:
-        if not self._is_moved():
-            super().do_HEAD()
 
     def _is_moved(self) -> bool:
         self.seen.append(self.headers.get("Authorization"))
@@ -251,6 +248,16 @@ class Web(http.server.SimpleHTTPRequestHandler):
         self.send_header("Location", self.moved_to + self.path.removeprefix("/moved"))
         self.end_headers()
         return True
+
+    def do_HEAD(self) -> None:
+        if self._is_moved():
+            return
+        if not self.claims:
+            super().do_HEAD()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", self.claims)
+        self.end_headers()
 
     def do_GET(self) -> None:
         if self._is_moved():
@@ -286,7 +293,7 @@ class Web(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
-    for name in ("failing_every", "cutting_every", "requests", "ranges", "moved_to"):
+    for name in ("failing_every", "cutting_every", "requests", "ranges", "claims", "moved_to"):
         monkeypatch.setattr(Web, name, getattr(Web, name))
     monkeypatch.setattr(Web, "seen", [])
     server = http.server.ThreadingHTTPServer(
@@ -319,6 +326,34 @@ def test_a_file_that_is_not_on_the_web_server_is_refused(web: str) -> None:
         list_files([Source(path=f"{web}/nothing.txt")])
     with pytest.raises(ValueError, match="names no file ending in"):
         list_files([Source(path=f"{web}/README.md")])
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        (str(2**56), r"cannot be read \(larger than 70,368,744,177,664 bytes\); correct the path"),
+        ("9" * 30, "does not tell the file's size"),
+        ("-5", "does not tell the file's size"),
+        ("many", "does not tell the file's size"),
+        ("1e3", "does not tell the file's size"),
+    ],
+)
+def test_a_size_that_no_file_has_is_refused(web: str, monkeypatch: pytest.MonkeyPatch, claims: str, why: str) -> None:
+    for ranges in (True, False):
+        monkeypatch.setattr(Web, "ranges", ranges)
+        monkeypatch.setattr(Web, "claims", claims)
+        with pytest.raises(ValueError, match=why) as refused:
+            list_files([Source(path=f"{web}/a.jsonl")])
+        assert "\n" not in str(refused.value) and f"{web}/a.jsonl" in str(refused.value)
+
+
+def test_files_of_a_petabyte_in_all_are_refused(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Web, "ranges", True)
+    monkeypatch.setattr(Web, "claims", str(2**46))
+    ((file,), sources) = list_files([Source(path=f"{web}/a.jsonl")]), [Source(path=f"{web}/a.jsonl")] * 17
+    assert len(group_into_splits([file])) == 2**18
+    with pytest.raises(ValueError, match=r"data\.sources name files of 1,196,268,651,020,288 bytes in all, more than"):
+        list_files(sources)
 
 
 def test_a_web_server_that_stays_away_stops_the_reading(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
