@@ -131,11 +131,19 @@ ranks.leave()
 """
 
 
-def start_rank(rank: int, run_dir: Path, **environment: str) -> "subprocess.Popen[str]":
+IMPOSTOR = f"""
+from pretrain import ranks
+prove = ranks._prove
+ranks._prove = lambda ranks, store, secret: prove(ranks, store, b"another")
+{RANK}"""
+"""Takes a rank's place in gloo's connections, where the store has nothing to say."""
+
+
+def start_rank(rank: int, run_dir: Path, code: str = RANK, **environment: str) -> "subprocess.Popen[str]":
     where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     where |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29511", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-c", RANK, str(run_dir)],
+        [sys.executable, "-c", code, str(run_dir)],
         env={**os.environ, **where, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -167,6 +175,14 @@ def test_ranks_find_each_other_by_a_file_that_only_their_user_reads_and_a_strang
         output, errors = process.communicate(timeout=120)
         assert output == "{'ranks': 2.0}\n", errors
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ranks
+def test_whoever_slips_into_a_ranks_place_ends_the_start(tmp_path: Path) -> None:
+    first, _ = start_rank(0, tmp_path), start_rank(1, tmp_path, IMPOSTOR)
+    _, complaint = first.communicate(timeout=120)
+    assert first.returncode == 1
+    assert "ConnectionError: whoever answers as rank 1 does not know the secret of this start" in complaint
 
 
 def test_a_file_that_a_killed_start_left_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
