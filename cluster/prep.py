@@ -10,6 +10,7 @@ from typing import Any
 from cluster.progress import console
 from cluster.run_folder import InUseError, held
 from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.files import make_folder
 from data_prep.manifest import Manifest
 from data_prep.pipeline import Progress, find_whole, identify, prepare, recall_identity
 
@@ -86,7 +87,7 @@ def prepare_on_ray(
 @contextmanager
 def _waited_for(store: Path) -> Iterator[None]:
     """Hold `store`, once nobody else does."""
-    store.mkdir(parents=True, exist_ok=True)
+    make_folder(store)
     with ExitStack() as stack:
         told = ""
         while True:

@@ -19,7 +19,7 @@ from cluster.nodes import Nodes
 from cluster.progress import clock, console
 from cluster.rank import run_rank
 from cluster.rows import RowFollower
-from data_prep.files import write_atomically
+from data_prep.files import read_json_object, write_atomically
 from pretrain.checkpoint import newest_step
 from pretrain.run_files import GAVE_UP
 from pretrain.starting import TIMES
@@ -75,7 +75,7 @@ def train_on_ray(
                     times["silent"] = row.get("time", times["asked"])
                     on_row(row)
             if (run_dir / GAVE_UP).exists():
-                reason = json.loads((run_dir / GAVE_UP).read_text())
+                reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
                 raise ValueError(reason["message"]) if reason["code"] == 2 else TrainingFailed(reason["message"])
             if gang.error is None:
                 break

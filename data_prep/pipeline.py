@@ -37,7 +37,7 @@ from data_prep.encode import (
     encode_split,
     train_tokenizer,
 )
-from data_prep.files import remove_temporaries, sync_folder, write_atomically
+from data_prep.files import make_folder, remove_temporaries, sync_folder, write_atomically
 from data_prep.identity import existing, inputs_key, rules_depend_on, settings_of
 from data_prep.manifest import (
     MANIFEST,
@@ -120,7 +120,7 @@ def prepare(
         return [by_key[item.key] for item in items]
 
     inputs_key, files = _identify(data, tok, work, list_files(data.sources), run)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(out_dir)
     beside = out_dir / _BESIDE
     for folder in (out_dir, beside):
         remove_temporaries(folder)
@@ -250,7 +250,7 @@ def _runner(map_splits: MapSplits, progress: Progress) -> _Run:
 def _identify(
     data: DataConfig, tok: TokenizerConfig, work: Path, files: list[InputFile], run: _Run
 ) -> tuple[str, list[InputFile]]:
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(work)
     # First of all, for they may be what fills the disk.
     for folder in (work, *work.glob("*/")):
         remove_temporaries(folder)

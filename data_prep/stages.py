@@ -14,7 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.files import canonical_json, open_regular, replacing, sha256_file, sha256_json, write_atomically
+from data_prep.files import (
+    canonical_json,
+    make_folder,
+    open_regular,
+    replacing,
+    sha256_file,
+    sha256_json,
+    write_atomically,
+)
 
 _OWN = "own"
 """In an entry: the SHA-256 of all else in it. A shard's size is among the facts, which go into the manifest."""
@@ -45,8 +53,8 @@ def once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Ou
     standing = standing_at(entry, path)
     if standing is not None:
         return standing
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(entry.parent)
+    make_folder(path.parent)
     with replacing(path) as temporary:
         facts = write(temporary)
         sha256 = sha256_file(temporary)

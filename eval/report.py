@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_atomically
+from data_prep.files import read_json_object, write_atomically
 from data_prep.manifest import MANIFEST, Manifest, read_manifest
 from data_prep.rows import Row, read_rows
 from data_prep.shown import shown
@@ -223,14 +223,9 @@ def duration(seconds: float) -> str:
 
 def _read_json(path: Path) -> Facts:
     try:
-        content = json.loads(path.read_bytes())
+        return read_json_object(path, advice="delete it and use `multihop run` again")
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a report needs a run that was trained: use `multihop run`") from None
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object; delete it and use `multihop run` again")
-    return content
 
 
 def _render(template: str, facts: Facts) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.files import sha256_json, write_atomically
+from data_prep.files import read_json_object, sha256_json, write_atomically
 from pretrain.batches import BatchMaker
 from pretrain.config import TrainingConfig
 from pretrain.engine import checkpoint_activations
@@ -44,7 +44,9 @@ def micro_batches(config: TrainingConfig, run_dir: Path, ranks: Ranks) -> list[i
         return [given] * len(config.phases)
     # Only rank 0 looks into the file: the others could see it before or after it is written.
     path = run_dir / REMEMBERED
-    known: dict[str, Any] = json.loads(path.read_text()) if ranks.rank == 0 and path.exists() else {}
+    known: dict[str, Any] = {}
+    if ranks.rank == 0 and path.exists():
+        known = read_json_object(path, advice="remove it: what fits is measured anew")
     sizes = []
     for number, phase in enumerate(config.phases):
         decides = _what_decides(config, ranks, number)

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from pyarrow import fs
 
-from data_prep.files import open_regular, replacing
+from data_prep.files import make_folder, open_regular, replacing, sync_folder
 from data_prep.reading.locations import s3_filesystem
 from pretrain import bucket
 
@@ -135,7 +135,7 @@ class Folder:
         if not self.is_local:
             bucket.upload(f"{self.path}/{name}", self._region, chunks)
             return
-        _make_folder(self.path)
+        make_folder(Path(self.path))
         with replacing(Path(self.path, name)) as temporary, open(temporary, "wb") as local:
             for chunk in chunks:
                 local.write(chunk)
@@ -161,7 +161,7 @@ class Folder:
         """
         if not self.is_local:
             return bucket.create(f"{self.path}/{name}", self._region, data)
-        _make_folder(self.path)
+        make_folder(Path(self.path))
         path, temporary = Path(self.path, name), Path(self.path, f".{name}.{by}.tmp")
         try:
             _write_synced(temporary, data, "wb")
@@ -175,7 +175,7 @@ class Folder:
             return False
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(self.path)
+        sync_folder(Path(self.path))
         return True
 
     def remove(self, name: str) -> None:
@@ -268,27 +268,8 @@ def _kind(entry: "os.DirEntry[str]") -> Kind:
     return "link" if entry.is_symlink() else "folder"
 
 
-def _make_folder(path: str) -> None:
-    """Made with those above it, each of them synced: a file in it is not lost to a power cut through its folder."""
-    if os.path.isdir(path):
-        return
-    above = os.path.dirname(path)
-    _make_folder(above)
-    with suppress(FileExistsError):
-        os.mkdir(path)
-    _sync_folder(above)
-
-
 def _write_synced(path: Path, data: bytes, mode: Literal["wb", "xb"]) -> None:
     with open(path, mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

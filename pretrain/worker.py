@@ -86,6 +86,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     writer.prepare(engine.state()[0])
 
     def save(progress: Progress) -> None:
+        if ranks.rank == 0:
+            os.fsync(metrics.fileno())  # no checkpoint is to outlive the rows of the steps before it
         tensors, updates, counters = engine.state()
         manifest = CheckpointManifest(
             run=run or None,
@@ -249,7 +251,11 @@ def main() -> int:
         return 2
     keep_freed_memory()
     run_dir = Path(sys.argv[1])
-    console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
+    try:
+        console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     times = StartTimes()
     try:
         ranks = join(run_dir)
