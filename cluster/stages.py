@@ -47,6 +47,8 @@ class _Run:
     seconds: dict[str, float] = field(default_factory=dict)
     verified: str | None = None
     """The hash of the last checkpoint's manifest, once all of its files were read."""
+    damage: str | None = None
+    """What is wrong with the last checkpoint, once the user was told."""
 
     @property
     def checkpoints(self) -> str:
@@ -222,7 +224,9 @@ def _is_trained(run: _Run) -> bool:
     try:
         _last_checkpoint(run)
     except ValueError as error:
-        console.print(f"{error}; the steps since the last good checkpoint are trained again")
+        if str(error) != run.damage:
+            console.print(f"{error}; the steps since the last good checkpoint are trained again")
+            run.damage = str(error)
         return False
     return True
 

@@ -66,11 +66,11 @@ def no_conditions(location: str) -> str:
 
 def upload(path: str, region: str, chunks: Iterable[bytes | memoryview]) -> None:
     """Write an object of any size. It is seen when it is whole; when `chunks` fails the upload is abandoned."""
-    from boto3.s3.transfer import TransferConfig
-
-    config = TransferConfig(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_AT_ONCE)
-    config.max_in_memory_upload_chunks = _AT_ONCE
     with _as_os_error(path) as key, io.BufferedReader(_Stream(chunks), io.DEFAULT_BUFFER_SIZE) as stream:
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_AT_ONCE)
+        config.max_in_memory_upload_chunks = _AT_ONCE
         _client(region).upload_fileobj(stream, **key, Config=config)
 
 

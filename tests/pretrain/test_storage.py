@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,21 @@ def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None
     s3.failures = 2
     assert folder.read_bytes("a") == b"whole"
     assert s3.failures == 0 and len(s3.requests) > before + 4
+
+
+def test_without_boto3_a_bucket_is_read_and_not_written(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(f"{bucket}/run")
+    folder.write_atomically("a", b"1")
+    for module in ("boto3.exceptions", "boto3.s3.transfer", "boto3.session"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for write in (
+        lambda: folder.write_atomically("b", b"2"),
+        lambda: folder.create("b", b"2", "x"),
+        lambda: folder.write("b", []),
+    ):
+        with pytest.raises(ValueError, match=r"needs boto3; pip install 'multihop\[s3\]'"):
+            write()
+    assert folder.names() == ["a"] and folder.read_bytes("a") == b"1"
 
 
 @pytest.mark.parametrize("location", ["s3://AKIA:wJalr@bucket/x", "s3://AKIA:wJa/lr@bucket/x", "s3://wJalr@bucket/x"])
