@@ -8,8 +8,9 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 _JSON_BYTES = 8 * 2**20
 """Parsed, the worst of a JSON file takes 24 times its size."""
@@ -17,7 +18,7 @@ _JSON_DEPTH = 64
 """Far more than any file of ours has, and far less than what Python's recursion stands."""
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a file for reading. What is no regular file is refused: a FIFO would wait, /dev/zero would never end.
 
     Raises:
