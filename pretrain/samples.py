@@ -112,8 +112,9 @@ def open_index(
         if rows.dtype != np.int64:
             raise ValueError(f"it holds {rows.dtype}")
     except (OSError, ValueError, EOFError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the sample index {path} cannot be read ({error}); start the run again to rebuild it"
+            f"the sample index {path} cannot be read ({reason}); start the run again to rebuild it"
         ) from None
     first_document, _ = _documents(data, split, source)
     return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
