@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.files import make_folder, sha256_file, write_atomically
+from data_prep.files import make_folder, open_regular, sha256_file, write_atomically
 from data_prep.shards import Documents, TokenDataset
 from pretrain.config import ObjectiveConfig, TrainingConfig
 from pretrain.keyed import key_of
@@ -71,7 +71,7 @@ def build_index(
     """
     path = index_path(folder, data, split, objective, seq_len, source)
     proof = path.with_suffix(".sha256")
-    if path.exists() and proof.exists() and proof.read_text() == sha256_file(path):
+    if _is_whole(path, proof):
         return
     _, documents = _documents(data, split, source)
     whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
@@ -100,10 +100,22 @@ def open_index(
     seq_len: int,
     source: int | None = None,
 ) -> SampleIndex:
-    """The index that `build_index` wrote, memory-mapped."""
-    rows: NDArray[np.int64] = np.load(
-        index_path(folder, data, split, objective, seq_len, source), mmap_mode="r", allow_pickle=False
-    )
+    """The index that `build_index` wrote, memory-mapped.
+
+    Raises:
+        ValueError: it is missing or damaged; that its numbers are those that were written is for `build_index` to say.
+    """
+    path = index_path(folder, data, split, objective, seq_len, source)
+    try:
+        open_regular(path).close()
+        rows: NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
+        if rows.dtype != np.int64:
+            raise ValueError(f"it holds {rows.dtype}")
+    except (OSError, ValueError, EOFError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the sample index {path} cannot be read ({reason}); start the run again to rebuild it"
+        ) from None
     first_document, _ = _documents(data, split, source)
     return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
 
@@ -141,6 +153,14 @@ def look_up(
         rows[mine] = found
     assert rows is not None
     return rows
+
+
+def _is_whole(path: Path, proof: Path) -> bool:
+    try:
+        with open_regular(proof) as file:
+            return file.read(65) == sha256_file(path).encode()
+    except OSError:  # missing, or no file: it is written anew
+        return False
 
 
 def _documents(data: TokenDataset, split: str, source: int | None) -> tuple[int, Documents]:

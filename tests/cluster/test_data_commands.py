@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.data_sets import show_verdict
 from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.manifest import read_manifest, write_manifest
 from data_prep.pipeline import prepare
 from data_prep.shards import open_dataset
 from data_prep.statistics import QUANTILES, gather
@@ -48,6 +50,18 @@ def test_statistics_are_those_of_the_documents(folder: Path) -> None:
     largest = np.sort(found.token_counts)[::-1]
     assert largest[: half - 1].sum() < found.token_counts.sum() / 2 <= largest[:half].sum()
     assert found.ids_that_make_up(1.0) == (found.token_counts > 0).sum()
+
+
+def test_verify_compares_what_the_manifest_says_of_the_tokenizer_with_the_tokenizer(folder: Path, capsys) -> None:
+    manifest = read_manifest(folder / "data")
+    info = manifest.tokenizer.model_copy(update={"special_ids": {**manifest.tokenizer.special_ids, "mask": 7}})
+    try:
+        write_manifest(folder / "data", manifest.model_copy(update={"tokenizer": info}))
+        assert show_verdict(folder) == 1
+        assert "says other things of the tokenizer than" in capsys.readouterr().out
+    finally:
+        write_manifest(folder / "data", manifest)
+    assert show_verdict(folder) == 0
 
 
 def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path) -> None:
