@@ -117,7 +117,7 @@ def _do(run: _Run, wanted: tuple[str, ...]) -> int:
         finished = _train(run, manifest, tracker)
         if not finished:
             status = "stopped"
-            console.print("stopped and saved; the same command goes on from here")
+            console.print("stopped; the same command goes on from the newest checkpoint")
             return STOPPED
         if "eval" in wanted:
             _evaluate(run, manifest, tracker)

@@ -149,5 +149,6 @@ def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
-    reasons = [str(failure).strip().splitlines()[-1] for failure in failures.values()] if failures else [str(error)]
+    # Of a traceback the last line says why.
+    reasons = [str(failure).strip().splitlines()[-1].strip() for failure in failures.values()] if failures else [str(error)]
     return "; ".join(reasons)

@@ -37,7 +37,7 @@ def stop_after_a_row(workplace: Path, command: Command) -> None:
     before = len(losses(run_in(workplace)))
     wait_for(lambda: len(losses(run_in(workplace))) > before, workplace, command)
     command.send_signal(signal.SIGINT)
-    assert "stopped and saved" in ended(workplace, command, 75)
+    assert "stopped; the same command goes on" in ended(workplace, command, 75)
     assert 0 < saved(workplace) < STEPS
 
 
