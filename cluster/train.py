@@ -148,7 +148,6 @@ def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    failures = getattr(error, "worker_failures", None)
-    # Of a traceback the last line says why.
-    reasons = [str(failure).strip().splitlines()[-1].strip() for failure in failures.values()] if failures else [str(error)]
-    return "; ".join(reasons)
+    """The last line of what each rank's actor raised, which of a traceback says why; those that say the same, once."""
+    raised = getattr(error, "worker_failures", None) or {0: error}
+    return "; ".join(dict.fromkeys(str(each).strip().splitlines()[-1].strip() for each in raised.values()))
