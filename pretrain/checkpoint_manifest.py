@@ -13,8 +13,8 @@ from pretrain.storage import open_folder
 from pretrain.tensor_file import ITEM_BYTES
 
 MANIFEST = "manifest.json"
-_MOST_BYTES = 4 * 2**20
-"""Ten times what a model of a thousand layers on ten thousand ranks would need."""
+_MOST_BYTES = 2 * 2**20
+"""That of a model with a thousand layers, on several thousand ranks."""
 _FOLDER = re.compile(r"step-([0-9]{8,18})")
 _FILE = r"^rank-[0-9]{4,9}(\.[0-9A-Za-z_-]+)?\.safetensors$"
 

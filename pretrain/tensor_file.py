@@ -18,6 +18,8 @@ ITEM_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 8 * 2**20
 """That of a model with more than a thousand layers, all on one rank."""
+_BYTES_A_LIST = 16
+"""Or object; one tensor has three, and sixty bytes. Empty ones would take many times their size in memory."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def read_header(file: Source) -> tuple[dict[str, Extent], int]:
     if begin > file.size:
         raise ValueError(f"its header is said to have {length} bytes, the whole file has {file.size}")
     data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
+    if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_A_LIST + 1:
+        raise ValueError("its header holds more lists than a table of tensors has")
     header = json_object(data, "its header", most_bytes=_LONGEST_HEADER)
     header.pop("__metadata__", None)
     extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
