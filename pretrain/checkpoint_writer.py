@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -120,10 +120,14 @@ class CheckpointWriter:
         if self._rank != 0:
             self._until(folder, partial(folder.size, MANIFEST), "rank 0's commit")
             return
-        files = [
-            self._until(folder, partial(self._part_of, folder, rank), f"rank {rank}'s part")
-            for rank in range(self._world_size)
-        ]
+        files: list[CheckpointFile] = []
+        for rank in range(self._world_size):
+            look = partial(self._part_or_commit, folder, rank)
+            found: CheckpointFile | Literal[True] = self._until(folder, look, f"rank {rank}'s part")
+            if found is True:  # another start's: ranks of this one that come to it now write nothing any more
+                self._check_standing(folder, manifest)
+                return
+            files.append(found)
         self._check_whole(folder, files)
         if not commit(folder.location, manifest.model_copy(update={"files": files})):
             self._check_standing(folder, manifest)  # another start's rank 0 was faster
@@ -159,12 +163,14 @@ class CheckpointWriter:
         folder.write(name, chunks())
         return CheckpointFile(file=name, bytes=size, sha256=digest.hexdigest())
 
-    def _part_of(self, folder: Folder, rank: int) -> CheckpointFile | None:
+    def _part_or_commit(self, folder: Folder, rank: int) -> CheckpointFile | Literal[True] | None:
+        """What a rank has written; True where the checkpoint is committed."""
         try:
             entry = json.loads(folder.read_bytes(f"{self._name(rank)}.done"))
         except FileNotFoundError:
-            return None
-        return CheckpointFile.model_validate(entry) if entry.pop("attempt") == self._attempt else None
+            return True if folder.size(MANIFEST) is not None else None
+        assert entry.pop("attempt") == self._attempt, "the start stands in the file's name"
+        return CheckpointFile.model_validate(entry)
 
     def _name(self, rank: int) -> str:
         return f"rank-{rank:04d}.{self._attempt}"

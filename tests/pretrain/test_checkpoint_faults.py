@@ -166,6 +166,21 @@ def test_a_late_rank_0_of_an_earlier_start_commits_nothing_over_a_commit(
     assert Path(folder, "manifest.json").read_bytes() == before and verify(folder).world_size == 2
 
 
+def test_a_commit_of_an_earlier_start_under_a_save_ends_it(tmp_path: Path) -> None:
+    """Ranks that come to it after the commit write nothing, and nobody waits for them."""
+    halves = [{"weight/word.weight@0": whole(1)["word.weight"].view(-1)}, {"weight/norm.bias@0": whole(1)["norm.bias"]}]
+    writers = [CheckpointWriter(str(tmp_path), rank, 2, f"{RUN[:8]}-b", 9) for rank in (0, 1)]
+    writers[0].save(halves[0], manifest_of(1, 2))
+    while not list(tmp_path.glob(f"*/rank-0000.{RUN[:8]}-b.done")):
+        time.sleep(0.01)
+    folder = save(tmp_path, 1, 1)
+    for writer, half in zip(writers[1:], halves[1:], strict=True):
+        writer.save(half, manifest_of(1, 2))
+    for writer in writers:
+        writer.wait()
+    assert verify(folder).world_size == 1 and not list(tmp_path.glob("*/rank-0001.*"))
+
+
 def test_nothing_is_committed_whose_files_another_start_has_removed(tmp_path: Path) -> None:
     writers = [CheckpointWriter(str(tmp_path), rank, 2, START, 9) for rank in (0, 1)]
     writers[1].save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(1, 2))
