@@ -11,12 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from pretrain.run_files import GAVE_UP
 from pretrain.starting import SECRET, STOPPED, SUPERVISED, TIMES
+
+_LAST_WORDS_S = 1.0
 
 
 def run_rank(config: dict[str, Any]) -> None:
@@ -67,14 +70,22 @@ def run_rank(config: dict[str, Any]) -> None:
         text=True,
         preexec_fn=_die_with_parent,
     )
-    assert child.stdout is not None
-    last_line = ""
-    for line in child.stdout:
-        last_line = line.strip() or last_line
+    said: list[str] = [""]
+    reader = threading.Thread(target=_keep_last_line, args=(child, said), daemon=True)
+    reader.start()
+    # Not until it closes its output: processes of a rank that was killed may hold on to that for a while, and another
+    # rank's broken connection would be taken for the cause.
     code = child.wait()
+    reader.join(_LAST_WORDS_S)
     if code not in (0, STOPPED) and not gave_up.exists():
-        what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {last_line}"
+        what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {said[0]}"
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
+
+
+def _keep_last_line(child: "subprocess.Popen[str]", said: list[str]) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        said[0] = line.strip() or said[0]
 
 
 def _die_with_parent() -> None:

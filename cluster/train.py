@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from pretrain.run_files import GAVE_UP
 from pretrain.starting import TIMES
 
 _POLL_S = 0.5
+_LONGEST_REASON = 160
 _RESTARTS = 3
 """How often in a row the ranks are started again without a new checkpoint before the run is given up."""
 
@@ -150,4 +152,5 @@ def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """The last line of what each rank's actor raised, which of a traceback says why; those that say the same, once."""
     raised = getattr(error, "worker_failures", None) or {0: error}
-    return "; ".join(dict.fromkeys(str(each).strip().splitlines()[-1].strip() for each in raised.values()))
+    lines = (str(each).strip().splitlines()[-1] for each in raised.values())
+    return "; ".join(dict.fromkeys(textwrap.shorten(line, _LONGEST_REASON, placeholder=" …") for line in lines))
