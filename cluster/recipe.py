@@ -113,7 +113,7 @@ def _sentence(error: Any, origin: str) -> str:
     if error["type"] == "value_error":
         return f"{origin}: {key + ': ' if key else ''}{message}"
     if error["type"] == "finite_number":
-        message += "; for no limit write a large one, for instance 1e9"
+        message += ", such as 1e9 where no limit is meant"
     given = json.dumps(error["input"], default=str)
     given = given if len(given) <= _LONGEST_TOLD else f"{given[:_LONGEST_TOLD]}…"
     return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"

@@ -237,7 +237,8 @@ def _model_of(config: dict[str, Any], path: Path) -> tuple[str, ModelConfig, int
     try:
         model = ModelConfig.model_validate({"family": family, **sizes, "dropout": dropout})
     except ValidationError as error:
-        raise ValueError(f"{path} describes no model: {error.errors()[0]['msg']}") from None
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{path} describes no model: {reason}") from None
     return family, model, config["vocab_size"]
 
 

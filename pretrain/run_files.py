@@ -38,7 +38,10 @@ def read_config(run_dir: Path) -> TrainingConfig:
     try:
         return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
     except ValidationError as error:
-        mistakes = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()]
+        mistakes = [
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        ]
         raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the recipe") from None
 
 

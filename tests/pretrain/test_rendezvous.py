@@ -197,10 +197,10 @@ def test_a_file_that_a_killed_start_left_is_passed_over(tmp_path: Path, monkeypa
     listener.close()
 
 
-def test_a_host_name_that_others_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_that_others_cannot_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = socket.gethostname()
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")  # as Debian's installer writes /etc/hosts
     for key, value in {"MASTER_ADDR": name, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match=r"ranks on other hosts cannot reach; give torchrun"):
-        meeting_of(None, 0)
+        meeting_of(tmp_path, 0)
