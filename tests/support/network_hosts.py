@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ class Hosts:
         """Raises OSError where this machine has no such thing, or does not let this user make it."""
         self._tag = f"mh{secrets.token_hex(2)}"
         self._bridge = f"{self._tag}br"
+        self._folder = tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True)
         self.names = [f"{self._tag}{number}" for number in range(count)]
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         try:
@@ -56,10 +58,10 @@ class Hosts:
         role = head if host == 0 else [f"--address={self.addresses[0]}:6379"]
         ray = str(Path(sys.executable).with_name("ray"))
         command = [ray, "start", *role, f"--node-ip-address={self.addresses[host]}", f"--num-cpus={cpus}"]
-        # Nodes of one machine would share what Ray keeps of a session.
-        folder = f"--temp-dir={output.parent / f'ray-{host}'}"
-        memory = "--object-store-memory=100000000"
-        started = self.start(host, [*command, memory, *([folder] if host == 0 else [])], output, **environment)
+        # A folder of its own: not that of another Ray of this machine. A short one: the names of sockets lie in it.
+        folder = [f"--temp-dir={self._folder.name}"] if host == 0 else []
+        options = ["--object-store-memory=100000000", "--disable-usage-stats", *folder]
+        started = self.start(host, [*command, *options], output, **environment)
         if started.wait(timeout=120) != 0:
             raise AssertionError(output.read_text())
 
@@ -85,6 +87,7 @@ class Hosts:
                 if name in self.names:
                     self._end(self.names.index(name))
                 _ip("netns", "delete", name)
+        self._folder.cleanup()
 
     def _end(self, host: int) -> None:
         for _ in range(3):  # one that was just about to start another
