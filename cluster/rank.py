@@ -78,7 +78,7 @@ def run_rank(config: dict[str, Any]) -> None:
     code = child.wait()
     reader.join(_LAST_WORDS_S)
     if code not in (0, STOPPED) and not gave_up.exists():
-        what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}: {said[0]}"
+        what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}{said[0] and f': {said[0]}'}"
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 
 

@@ -192,6 +192,8 @@ def test_nothing_is_committed_whose_files_another_start_has_removed(tmp_path: Pa
     with pytest.raises(OSError, match=rf"step 1 could not be saved .*{rank_file(1)} was removed or changed by another"):
         writers[0].wait()
     assert not (folder / "manifest.json").exists()
+    save(tmp_path, 1, 1)  # what rank 1 still waits for: its thread would keep this process alive
+    writers[1].wait()
 
 
 F0 = {"file": rank_file(0), "bytes": 1, "sha256": "0" * 64}
