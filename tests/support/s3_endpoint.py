@@ -46,7 +46,7 @@ def s3_server() -> Iterator[S3]:
             """A line a request helps nobody."""
 
     s3 = S3()
-    moto = DomainDispatcherApplication(create_backend_app)
+    moto, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         s3.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -56,6 +56,9 @@ def s3_server() -> Iterator[S3]:
             start_response(s3.failure, [("Content-Length", "0")])
             return [b""]
         environ.pop(s3.without_header, None)
+        if environ["REQUEST_METHOD"] == "PUT":
+            with one_at_a_time:  # S3 looks at a condition and writes at once, moto one after the other
+                return moto(environ, start_response)
         return moto(environ, start_response)
 
     server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=Quiet)
