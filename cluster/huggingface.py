@@ -13,7 +13,7 @@ import torch
 
 from cluster.checkpoints import checkpoints_at
 from data_prep import manifest as data_manifest
-from data_prep.files import sha256_file
+from data_prep.files import sha256_file, sync
 from data_prep.shown import shown
 from data_prep.tokenizers.huggingface import export_tokenizer
 from pretrain.checkpoint import MANIFEST, CheckpointManifest, folder_of_step, newest_good, read_manifest
@@ -193,16 +193,8 @@ def _appearing(out: Path) -> Iterator[Path]:
     try:
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
-            _sync(path)
+            sync(path)
         os.rename(temporary, out)
-        _sync(out.absolute().parent)
+        sync(out.absolute().parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

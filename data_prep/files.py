@@ -149,16 +149,16 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Sync the names in a folder: a new file's content alone would be lost with its name."""
-    folder = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder: a new file's content alone would be lost with its name."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def open_append(path: Path) -> BinaryIO:
     """
     file = BufferedWriter(FileIO(path, "ab", opener=_open_own))
     if file.tell() == 0:  # perhaps made just now
-        sync_folder(path.parent)
+        sync(path.parent)
     return file
 
 

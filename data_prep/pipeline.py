@@ -37,7 +37,7 @@ from data_prep.encode import (
     encode_split,
     train_tokenizer,
 )
-from data_prep.files import make_folder, remove_temporaries, sync_folder, write_atomically
+from data_prep.files import make_folder, remove_temporaries, sync, write_atomically
 from data_prep.identity import existing, inputs_key, rules_depend_on, settings_of
 from data_prep.manifest import (
     MANIFEST,
@@ -317,7 +317,7 @@ def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, str], contents: 
     # No reader may see a manifest whose files are others. A repair replaces damaged files by what they were.
     if _fingerprint_of(out_dir) != manifest.fingerprint:
         (out_dir / MANIFEST).unlink(missing_ok=True)
-        sync_folder(out_dir)
+        sync(out_dir)
     for target, made in moves.items():
         os.replace(made, target)
     for name, content in contents.items():

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from pyarrow import fs
 
-from data_prep.files import make_folder, open_regular, replacing, sync_folder
+from data_prep.files import make_folder, open_regular, replacing, sync
 from data_prep.reading.locations import s3_filesystem
 from pretrain import bucket
 
@@ -175,7 +175,7 @@ class Folder:
             return False
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(Path(self.path))
+        sync(Path(self.path))
         return True
 
     def remove(self, name: str) -> None:
