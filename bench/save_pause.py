@@ -1,8 +1,8 @@
-"""How long a save holds training up, beside a save that is waited for: `python bench/save_pause.py`.
+"""How long an asynchronous save stops training, beside a synchronous one: `python bench/save_pause.py`.
 
-An asynchronous save costs its copy; a synchronous one is the same call and then waiting for the commit. Both are
-measured in turn on a state of BERT-base's size (weights and two moments in fp32), and beside them the limits: the
-machine's copy of as many bytes from memory to memory, and its writing of them to the disk with an fsync.
+An asynchronous save costs its copy; a synchronous one is the same call, followed by waiting for the commit. Both are
+measured in turn on a state of BERT-base's size (weights and two moments in fp32), and beside them the limits: copying
+as many bytes from memory to memory on this machine, and writing them to its disk with an fsync.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint import CheckpointManifest
-from pretrain.checkpoint_writer import CheckpointWriter
+from pretrain.checkpoint.manifest import CheckpointManifest
+from pretrain.checkpoint.writer import CheckpointWriter
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32
-"""No run's id: retention removes what has it."""
+"""An id that no run has: retention removes what has it."""
 TENSORS = 200
-"""Parameters of BERT-base: about as many."""
+"""About as many as BERT-base has."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=110_000_000, help="of the model; each takes 12 bytes")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk that is meant; default: a temporary one")
+    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; default: a temporary one")
     parser.add_argument("--json", type=Path, default=Path("bench/results/save_pause.json"))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="save-pause-", dir=options.folder))
@@ -89,7 +89,7 @@ def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str
             updates=step,
             world_size=ranks,
             zero_stage=1,
-            parameters={f"p{number}": [1] for number in range(TENSORS)},
+            parameters={f"p{number}": [parameters // ranks // TENSORS * ranks] for number in range(TENSORS)},
             data_fingerprint="bench",
         )
 

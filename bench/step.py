@@ -2,10 +2,10 @@
 
     python bench/step.py --shapes bert-mini:128 bert-base:512:0.3 gpt2-small:512 --json FILE
 
-A shape is MODEL:LENGTH[:PADDING], PADDING being the share of a rectangular batch that is padding. Every peer is a
-process of its own, so that each has its own peak of memory; they take turns, a step each. All see the same sequences,
-with the same torch and threads, AdamW (fused), clipping, and dropout as published. Hugging Face's loop is that of its
-Trainer between two batches. Tokens are real pieces, padding not counted.
+A shape is MODEL:LENGTH[:PADDING]; PADDING is the share of padding in a rectangular batch. Each peer runs in its own
+process, which gives each its own peak memory; they take turns, one step each. All use the same sequences, torch,
+threads, AdamW (fused), clipping, and dropout as published. Hugging Face's loop is its Trainer's between two batches.
+Tokens do not include padding.
 """
 
 import argparse
@@ -40,7 +40,7 @@ ALL_SHAPES = [
 
 
 def case_of(shape: str, arguments: argparse.Namespace) -> Case:
-    """What a peer has to know, as JSON."""
+    """A peer's input, as JSON."""
     model, length, *padding = shape.split(":")
     family, size = model.split("-")
     layers, hidden, heads = SIZES[size]
@@ -62,9 +62,9 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
 
 
 def flops_of(case: Case) -> tuple[float, float]:
-    """Operations of a step: those that are needed, and those of a rectangle with all its logits."""
-    from pretrain.config import ModelConfig
-    from pretrain.flops import model_flops
+    """Floating-point operations of a step: those needed, and those of a padded batch with all its logits."""
+    from pretrain.models.config import ModelConfig
+    from pretrain.run.flops import model_flops
 
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads")}
     model = ModelConfig.model_validate({**sizes, "max_positions": max(512, case["length"])})
@@ -76,7 +76,7 @@ def flops_of(case: Case) -> tuple[float, float]:
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every peer's step times and peak of memory."""
+    """Each peer's step times and peak memory."""
     names = [name for name in arguments.peers if name != "plain" or case["family"] == "gpt2"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
     processes = {}
@@ -115,11 +115,11 @@ def ask(process: Any, name: str, what: str) -> dict[str, Any]:
     for line in process.stdout:
         if line.startswith('{"peer"'):
             return json.loads(line)
-    raise SystemExit(f"{name} ended; see why by --verbose")
+    raise SystemExit(f"{name} exited; run with --verbose to see why")
 
 
 def row_of(case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
-    """The ratios of a case; those of times are medians of ratios within a turn."""
+    """The ratios of a case; ratios of times are medians over the turns."""
     needed, rectangle = flops_of(case)
     mine = found["seconds"]["ours"]
     tokens = int(lengths_of(case).sum())
@@ -144,21 +144,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=ALL_SHAPES)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--tokens", type=int, default=4096, help="places in a step's rectangle (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=4096, help="a step's tokens, with padding (default: %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--compile", action="store_true", help="ours by layer, theirs as a whole")
+    parser.add_argument("--compile", action="store_true", help="ours layer by layer, theirs as a whole")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--profile", action="store_true", help="print each peer's costliest operations")
-    parser.add_argument("--verbose", action="store_true", help="show what the peers print")
+    parser.add_argument("--profile", action="store_true", help="print each peer's most expensive operations")
+    parser.add_argument("--verbose", action="store_true", help="show the peers' output")
     parser.add_argument("--json", type=Path, default=Path("bench/results/step.json"))
     arguments = parser.parse_args()
 
     import torch
 
-    from pretrain.flops import matmul_rate
+    from pretrain.engine.peak_flops import matmul_rate
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(arguments.threads)
@@ -187,8 +187,8 @@ def main() -> None:
             print(f"    {name}: " + ", ".join(f"{operation} {share:.0%}" for operation, share in costs))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     machine = {"platform": platform.platform(), "torch": torch.__version__, "matmul_flops_per_s": rate}
-    told = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
-    arguments.json.write_text(json.dumps(told, indent=1))
+    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
+    arguments.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

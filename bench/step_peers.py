@@ -1,4 +1,4 @@
-"""The peers of bench/step.py, each a process: `step_peers.py NAME` reads a case and then makes a step for each line."""
+"""The peers of bench/step.py, each a process: `step_peers.py NAME` reads a case, then takes a step per line."""
 
 import json
 import os
@@ -17,31 +17,31 @@ Stepper = Callable[[], None]
 
 
 def lengths_of(case: Case) -> np.ndarray:
-    """int64 (S,): evenly spread from a full sequence down to what leaves so much padding, in a random order."""
+    """int64 (S,): spread evenly below the full length to leave the case's share of padding, in random order."""
     shares = np.linspace(1.0, 1 - 2 * case["padding"], case["sequences"])
     return np.random.default_rng(case["seed"]).permutation(np.round(shares * case["length"]).astype(np.int64))
 
 
 def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Lengths, and of each sequence its pieces and which of them are masked."""
+    """Lengths, and of each sequence its tokens and which of them are masked."""
     rng, lengths = np.random.default_rng(case["seed"]), lengths_of(case)
-    pieces = [rng.integers(5, VOCABULARY[case["family"]], length) for length in lengths]
+    tokens = [rng.integers(5, VOCABULARY[case["family"]], length) for length in lengths]
     masked = [np.sort(rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)) for length in lengths]
-    return lengths, pieces, masked
+    return lengths, tokens, masked
 
 
 def ours(case: Case) -> Stepper:
     """A step of our engine on one rank."""
     import torch
 
+    from common.malloc import keep_all_freed_memory
     from pretrain.config import TrainingConfig
-    from pretrain.engine import Engine
-    from pretrain.host_memory import keep_freed_memory
-    from pretrain.models import build_model, initialise
+    from pretrain.engine.engine import Engine
+    from pretrain.engine.ranks import join
+    from pretrain.models.build import build_model, initialise
     from pretrain.objectives.batch import Batch, layout
-    from pretrain.ranks import join
 
-    keep_freed_memory()  # as a training worker does
+    keep_all_freed_memory()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
     os.environ.update(where)
     ranks = join()
@@ -63,24 +63,24 @@ def ours(case: Case) -> Stepper:
     model = build_model(config.model, VOCABULARY[case["family"]])
     initialise(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
-    lengths, pieces, masked = texts_of(case)
-    inputs = {"input_ids": np.concatenate(pieces), **layout(lengths)}
+    lengths, tokens, masked = texts_of(case)
+    inputs = {"input_ids": np.concatenate(tokens), **layout(lengths)}
     starts = np.cumsum(lengths) - lengths
     if case["family"] == "bert":
         at = np.concatenate([start + each for start, each in zip(starts, masked, strict=True)])
         inputs |= {"segments": np.zeros(int(lengths.sum()), np.int64), "masked_at": at}
         inputs |= {"masked_ids": inputs["input_ids"][at], "is_random_next": np.zeros(len(lengths), np.int64)}
-        counts = {"token": len(at), "nsp": len(lengths)}
+        counts = {"mlm": len(at), "nsp": len(lengths)}
     else:
         inputs["next_ids"] = np.roll(inputs["input_ids"], -1)
-        counts = {"token": int(lengths.sum())}
+        counts = {"clm": int(lengths.sum())}
     batch = Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
     floats = {name: float(count) for name, count in counts.items()}
 
     def step() -> None:
         sums = engine.forward_backward(batch, floats)
         engine.step(lr=1e-4)
-        float(sums["token"])
+        float(next(iter(sums.values())))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -88,7 +88,7 @@ def ours(case: Case) -> Stepper:
 
 
 def hugging_face(case: Case) -> Stepper:
-    """What `transformers.Trainer` does between two batches."""
+    """The work of `transformers.Trainer` between two batches."""
     import transformers
 
     yield_baseline()
@@ -141,7 +141,7 @@ def plain(case: Case) -> Stepper:
 
 
 def padded(case: Case) -> dict[str, np.ndarray]:
-    """The same sequences as a rectangle."""
+    """The same sequences, padded."""
     lengths, pieces, masked = texts_of(case)
     shape = (case["sequences"], case["length"])
     ids, labels, mask = np.zeros(shape, np.int64), np.full(shape, -100, np.int64), np.zeros(shape, np.int64)
@@ -183,8 +183,8 @@ PEERS = {"ours": ours, "hugging_face": hugging_face, "plain": plain}
 
 
 def yield_baseline() -> None:
-    """From here on the memory is the model's and its training's: what libraries take is not compared."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    """From here on memory is counted: that of the model and its training, not that of imported libraries."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     global _baseline
     _baseline = _status("VmRSS")
 
@@ -198,7 +198,7 @@ def _status(key: str) -> int:
 
 
 def peer_process(name: str) -> None:
-    """Builds its case from standard input, and makes a step for each line that comes after; the times go out."""
+    """Reads a case from standard input, then takes a step per line and prints its time."""
     case = json.loads(sys.stdin.readline())
     import torch
 
@@ -207,21 +207,21 @@ def peer_process(name: str) -> None:
     step = PEERS[name](case)
     out = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        told: dict[str, Any]
+        answer: dict[str, Any]
         if line.strip() == "profile":
-            told = {"profile": profile(step)}
+            answer = {"profile": profile(step)}
         elif line.strip() == "end":
             on_gpu = torch.cuda.is_available()
-            told = {"peak": torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM") - _baseline}
+            answer = {"peak": torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM") - _baseline}
         else:
             before = time.perf_counter()
             step()
-            told = {"seconds": time.perf_counter() - before}
-        print(json.dumps({"peer": name, **told}), file=out, flush=True)
+            answer = {"seconds": time.perf_counter() - before}
+        print(json.dumps({"peer": name, **answer}), file=out, flush=True)
 
 
 def profile(step: Stepper) -> list[list[Any]]:
-    """The costliest operations of three steps: name, share of the time."""
+    """The most expensive operations of three steps: name, share of the time."""
     from torch.profiler import profile as torch_profile
 
     with torch_profile() as found:

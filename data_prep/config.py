@@ -2,54 +2,49 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A part of a recipe: every key is known, every number finite (JSON has no others), and nothing changes after
-    validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from common.config import DATA, MEANING, ORDER, Section
 
 
 class Source(Section):
-    """Files of one kind that hold documents."""
+    """Files with documents."""
 
-    path: str
-    """A file, a folder or a glob, here or at s3://BUCKET/… or gs://BUCKET/…; http:// or https:// and one file;
-    `package:NAME/INNER/GLOB` names files of an installed Python package."""
-    field: str = "text"
-    """The name of the text's field in .jsonl, .json, .parquet and .arrow files."""
-    documents: Literal["file", "line", "block"] = "file"
-    """What is a document in .txt files: the whole file, each line, or each block between blank lines."""
-    language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
-    """ISO 639 code whose rules end sentences; a language without rules of its own has those of a close one, or
-    English ones."""
-    weight: float | None = Field(default=None, gt=0.0)
-    """Its part of the training samples, relative to the other sources' weights; null: as much as it has of them."""
+    path: Annotated[str, DATA]
+    """A file, a directory or a glob, local or at s3://BUCKET/… or gs://BUCKET/…; one file at http:// or https://; or
+    `package:NAME/INNER/GLOB`, files of an installed Python package."""
+    field: Annotated[str, DATA] = "text"
+    """Name of the text field in .jsonl, .json, .parquet and .arrow files."""
+    documents: Annotated[Literal["file", "line", "block"], DATA] = "file"
+    """A document of a .txt file: the whole file, each line, or each block between blank lines."""
+    language: Annotated[str, DATA] = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
+    """ISO 639 code of the rules for ends of sentences; a language without rules uses those of a close one, or of
+    English."""
+    weight: Annotated[float | None, ORDER] = Field(default=None, gt=0.0)
+    """Its share of the training samples, relative to the other sources' weights; null: proportional to its size."""
 
 
 class CleanConfig(Section):
-    """What is done to a text besides giving it one spelling."""
+    """Optional steps of cleaning, besides Unicode and whitespace normalisation."""
 
     fix_mojibake: bool = False
-    """Repair text that was decoded with the wrong encoding ("schÃ¶n"), by ftfy (pip install 'multihop[text]')."""
+    """Repair text that was decoded with the wrong encoding ("schÃ¶n"); needs ftfy (pip install 'multihop[text]')."""
 
 
 class LanguageFilter(Section):
-    """Documents in other languages are dropped, by py3langid (pip install 'multihop[text]')."""
+    """Drop documents in other languages; needs py3langid (pip install 'multihop[text]')."""
 
     keep: list[str] = Field(min_length=1)
-    """Codes of the languages that stay: ISO 639-1 where there is one, else ISO 639-3."""
+    """Codes of the languages to keep: ISO 639-1 if there is one, else ISO 639-3."""
     min_score: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Documents whose language is less probable than this are dropped too."""
+    """Also drop documents whose language has a lower probability."""
 
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0)] | None
 
 
 class GopherQuality(Section):
-    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Quality filtering". null switches a rule off."""
+    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Quality filtering". null disables a rule."""
 
     min_words: int | None = Field(default=50, ge=1)
     max_words: int | None = Field(default=100_000, ge=1)
@@ -58,36 +53,36 @@ class GopherQuality(Section):
     max_mean_word_length: float | None = Field(default=10.0, ge=0.0)
     """Characters."""
     max_hashes: float | None = Field(default=0.1, ge=0.0)
-    """"#" for each word."""
+    """Maximum "#" per word."""
     max_ellipses: float | None = Field(default=0.1, ge=0.0)
-    """"..." or "…" for each word."""
+    """Maximum "..." or "…" per word."""
     max_bullet_lines: _Share = 0.9
     """Share of the lines that start with a bullet point."""
     max_ellipsis_lines: _Share = 0.3
     """Share of the lines that end with an ellipsis."""
     min_alphabetic_words: _Share = 0.8
-    """Share of the words that hold an alphabetic character."""
+    """Share of the words with an alphabetic character."""
     min_stop_words: int | None = Field(default=2, ge=1)
-    """How many of `stop_words` occur at least once."""
-    stop_words: list[str] = ["the", "be", "to", "of", "and", "that", "have", "with"]
-    """English; null in `min_stop_words`, or words of its own, for another language."""
+    """Number of different `stop_words` that occur."""
+    stop_words: list[str] = Field(default=["the", "be", "to", "of", "and", "that", "have", "with"])
+    """English by default. For another language, set other words, or `min_stop_words` to null."""
 
 
 class GopherRepetition(Section):
-    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Repetition removal", and table A1. null: a rule is off."""
+    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Repetition removal", and table A1. null disables a rule."""
 
     max_duplicate_lines: _Share = 0.30
-    """Share of the lines that stood before in the document."""
+    """Share of the lines that repeat an earlier line."""
     max_duplicate_paragraphs: _Share = 0.30
     max_duplicate_line_characters: _Share = 0.20
-    """Share of the characters that stand in duplicate lines."""
+    """Share of the characters in duplicate lines."""
     max_duplicate_paragraph_characters: _Share = 0.20
     max_top_2gram: _Share = 0.20
-    """Share of the words' characters that stand in the most frequent pair of words."""
+    """Share of the words' characters in the most frequent 2-gram."""
     max_top_3gram: _Share = 0.18
     max_top_4gram: _Share = 0.16
     max_duplicate_5gram: _Share = 0.15
-    """Share of the words' characters that stand in five words that stood before in the document."""
+    """Share of the words' characters in 5-grams that occurred before in the document."""
     max_duplicate_6gram: _Share = 0.14
     max_duplicate_7gram: _Share = 0.13
     max_duplicate_8gram: _Share = 0.12
@@ -96,31 +91,31 @@ class GopherRepetition(Section):
 
 
 class C4(Section):
-    """Raffel et al. 2020 (arXiv:1910.10683), section 2.2. The first five cut lines, or pieces of them; the rest drop
+    """Raffel et al. 2020 (arXiv:1910.10683), section 2.2. The first five remove lines or markers; the others drop
     documents."""
 
     citations: bool = True
-    """Cut markers such as [1], [edit] and [citation needed]."""
+    """Remove markers such as [1], [edit] and [citation needed]."""
     terminal_punctuation: bool = True
-    """Cut lines that do not end in . ? ! or a quotation mark, or that end in an ellipsis."""
+    """Remove lines that do not end in . ? ! or a quotation mark, or that end in an ellipsis."""
     min_line_words: int | None = Field(default=5, ge=1)
-    """Cut lines of fewer words."""
+    """Remove lines with fewer words."""
     javascript: bool = True
-    """Cut lines that hold the word "javascript"."""
+    """Remove lines with the word "javascript"."""
     policy: bool = True
-    """Cut lines about terms of use, privacy and cookies."""
+    """Remove lines about terms of use, privacy and cookies."""
     lorem_ipsum: bool = True
-    """Drop documents that hold "lorem ipsum"."""
+    """Drop documents with "lorem ipsum"."""
     curly_bracket: bool = True
-    """Drop documents that hold "{"."""
+    """Drop documents with "{"."""
     min_sentences: int | None = Field(default=3, ge=1)
-    """Drop documents that keep fewer sentences."""
+    """Drop documents with fewer sentences left."""
     bad_words: str | None = None
-    """A UTF-8 text file with a word or phrase a line: drop documents that hold one of them."""
+    """A UTF-8 text file with a word or phrase per line: drop documents with one of them."""
 
 
 class FilterConfig(Section):
-    """Which documents are kept: no rule unless its group is named; `{}` switches a group on as it was published."""
+    """Filters. A group is off unless it is given; `{}` enables it with its published values."""
 
     c4: C4 | None = None
     language: LanguageFilter | None = None
@@ -129,17 +124,17 @@ class FilterConfig(Section):
 
 
 class NearDuplicatesConfig(Section):
-    """Documents that share most of their word sequences with another are dropped; one of each cluster is kept."""
+    """Drop documents that share most of their word n-grams with another; one document per cluster is kept."""
 
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
-    """Jaccard similarity of two documents' shingles from which on they are near duplicates."""
+    """Minimum Jaccard similarity of two near duplicates' shingles."""
     shingle_words: int = Field(default=5, ge=1, le=64)
-    """Words in a row that make a shingle."""
+    """Words of a shingle (a word n-gram)."""
     permutations: int = Field(default=128, ge=16, le=1024, multiple_of=8)
-    """Values of a document's MinHash signature, a byte each on the disk: the estimate's standard deviation is at most
-    the square root of J (1 - J) / permutations."""
+    """Length of the MinHash signature, in bytes on disk: the estimate's standard deviation is at most the square root
+    of J (1 - J) / permutations."""
     bands: int | None = Field(default=None, ge=1)
-    """Parts of the signature of which one must be equal for two documents to be compared; null: as few as find 98 %
+    """LSH bands: two documents are compared if one band of their signatures is equal; null: the fewest that find 98 %
     of the pairs at the threshold."""
 
     @model_validator(mode="after")
@@ -153,36 +148,36 @@ class NearDuplicatesConfig(Section):
 
 
 class DecontaminateConfig(Section):
-    """What training documents share with evaluation texts is taken out."""
+    """Remove what training documents share with evaluation texts."""
 
     against: list[str] = Field(min_length=1)
-    """Files of evaluation texts, or globs: .txt with a text a line, .jsonl with a text in `field` of each line."""
+    """Files of evaluation texts, or globs: .txt with one text per line, .jsonl with a text in `field` of each line."""
     field: str = "text"
-    """The name of the text's field in .jsonl files."""
+    """Name of the text field in .jsonl files."""
     ngram: int = Field(default=13, ge=2, le=64)
-    """Words in a row that a document and an evaluation text must share; a shorter text must be shared whole, and is
-    left alone below 8 words."""
+    """Consecutive words that a document and an evaluation text must share; a shorter text must be contained whole, and
+    is ignored below 8 words."""
     action: Literal["drop", "cut"] = "drop"
-    """drop: the document; cut: what is shared and 200 characters on both sides, as GPT-3 did."""
+    """drop: drop the document; cut: remove the overlap and 200 characters on both sides, as GPT-3 did."""
     common: int | None = Field(default=10, ge=1)
-    """An n-gram that stands in more training documents than this is taken for a common phrase and left alone, as GPT-3
-    did; null: none is."""
+    """An n-gram in more training documents than this counts as a common phrase and is ignored, as GPT-3 did; null: no
+    n-gram is ignored."""
 
 
 class DataConfig(Section):
-    """What is read, and what is held out."""
+    """Sources, filters and the held-out share."""
 
     sources: list[Source] = Field(min_length=1)
-    clean: CleanConfig = CleanConfig()
-    filters: FilterConfig = FilterConfig()
-    heldout_fraction: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Share of the documents kept out of training, chosen by a hash of the document."""
-    max_bad_fraction: float = Field(default=0.01, ge=0.0, le=1.0)
-    """Share of files or of documents that may be unreadable before preparation fails."""
-    near_duplicates: NearDuplicatesConfig | None = None
-    """null: only exact copies are dropped."""
-    decontaminate: DecontaminateConfig | None = None
-    """null: nothing is compared with evaluation texts."""
+    clean: Annotated[CleanConfig, DATA] = CleanConfig()
+    filters: Annotated[FilterConfig, DATA] = FilterConfig()
+    heldout_fraction: Annotated[float, DATA] = Field(default=0.01, ge=0.0, lt=1.0)
+    """Share of the documents held out from training, chosen by a hash of the document."""
+    max_bad_fraction: Annotated[float, DATA] = Field(default=0.01, ge=0.0, le=1.0)
+    """Maximum share of unreadable files, or of unreadable documents; beyond it preparation fails."""
+    near_duplicates: Annotated[NearDuplicatesConfig | None, DATA] = None
+    """null: drop only exact copies."""
+    decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
+    """null: do not compare with evaluation texts."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> "DataConfig":
@@ -196,24 +191,24 @@ class DataConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The tokenizer: an existing one, or a SentencePiece model that is trained on the documents."""
+    """The tokenizer: an existing one, or a SentencePiece model trained on the documents."""
 
-    path: str | None = None
-    """An existing one instead of training: a SentencePiece .model, a BERT vocab.txt, a folder with GPT-2's vocab.json
-    and merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. The other keys but `lowercase` are not set then."""
-    lowercase: bool = True
-    """Of a vocab.txt: small letters without accents, as BERT-uncased has them."""
-    kind: Literal["unigram", "bpe"] = "unigram"
-    vocab_size: int = Field(default=16_000, ge=64, le=2**31 - 1)
-    """Pieces, the special ones included."""
-    special_pieces: Literal["bert", "albert", "gpt2"] = "bert"
+    path: Annotated[str | None, DATA | MEANING] = None
+    """An existing tokenizer: a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and
+    merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` may be set then."""
+    lowercase: Annotated[bool, DATA | MEANING] = True
+    """For a vocab.txt: lower-case text and strip accents, as BERT-uncased does."""
+    kind: Annotated[Literal["unigram", "bpe"], DATA | MEANING] = "unigram"
+    vocab_size: Annotated[int, DATA | MEANING] = Field(default=16_000, ge=64, le=2**31 - 1)
+    """Number of tokens, special tokens included."""
+    special_tokens: Annotated[Literal["bert", "albert", "gpt2"], DATA | MEANING] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
     gpt2: <|endoftext|> and <unk> as ids 0 and 1."""
-    byte_fallback: bool = False
-    """A character without a piece becomes the pieces of its UTF-8 bytes, 256 of the vocabulary, instead of <unk>."""
-    sample_mb: float = Field(default=100.0, gt=0)
-    """Megabytes of text it is trained on: the documents with the smallest hashes."""
-    threads: int = Field(default=2, ge=1, le=128)
+    byte_fallback: Annotated[bool, DATA | MEANING] = False
+    """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
+    sample_mb: Annotated[float, DATA | MEANING] = Field(default=100.0, gt=0)
+    """Megabytes of text to train it on: the documents with the smallest hashes."""
+    threads: Annotated[int, DATA | MEANING] = Field(default=2, ge=1, le=128)
     """Training threads. Part of the recipe because unigram scores change with their number."""
 
     @model_validator(mode="after")

@@ -1,28 +1,136 @@
-"""The recipe's `eval` section."""
+"""The recipe's `eval` section: which tasks, and the settings of their trials, or grids of them."""
 
-from pydantic import Field
+from itertools import product
+from typing import Annotated, Any, Literal
 
-from data_prep.config import Section
+from pydantic import Field, field_validator
+
+from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
+
+ReportOn = Literal["half", "dev"]
+_Positive = Annotated[float, Field(gt=0.0)]
+_NotNegative = Annotated[float, Field(ge=0.0)]
+_Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+_Count = Annotated[int, Field(ge=1)]
+_Length = Annotated[int, Field(ge=8)]
 
 
-class EvalConfig(Section):
-    """Which downstream tasks are tried, and how each trial is fine-tuned."""
+class TrialSettings(Section):
+    """The settings of one trial."""
 
-    tasks: list[str] = Field(default=[])
-    """Names of tasks; a name that is not known is answered with those that are."""
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
-    data_dir: str | None = None
-    """A folder with the official files of those tasks that do not come with an installed package; null:
-    `share/multihop` in the Python environment, where `make demo` puts them."""
-    epochs: float = Field(default=3.0, gt=0.0)
+    epochs: Annotated[_Positive, FINE_TUNING] = 3.0
     """Passes over a task's training examples."""
-    max_examples: int | None = Field(default=None, ge=1)
-    """At most so many training examples of a task, chosen by a hash; null: all of them."""
-    max_dev_examples: int | None = Field(default=None, ge=1)
-    """At most so many development examples, chosen by a hash; null: all of them. The test set is always whole."""
-    batch_size: int = Field(default=16, ge=1)
-    """Examples a step."""
-    lr: float = Field(default=5e-5, gt=0.0)
-    """The highest learning rate; linear warm-up over a tenth of the steps, then linear decay."""
-    seq_len: int = Field(default=128, ge=8)
-    """Longest example in pieces; what is longer is cut."""
+    batch_size: Annotated[_Count, FINE_TUNING] = 16
+    """Examples per step."""
+    lr: Annotated[_Positive, FINE_TUNING] = 5e-5
+    """Peak learning rate: linear warm-up, then linear decay to 0."""
+    warmup: Annotated[_Fraction, FINE_TUNING] = 0.1
+    """Fraction of the steps over which the learning rate grows."""
+    weight_decay: Annotated[_NotNegative, FINE_TUNING] = 0.01
+    """Of AdamW, for matrices only."""
+    seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
+    """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
+    128 for other tasks."""
+    stride: Annotated[_Count, FINE_TUNING] = 128
+    """Answer spans: tokens from the start of a window of a long context to the start of the next one."""
+    max_examples: Annotated[_Count | None, FINE_TUNING] = None
+    """Maximum number of training examples, chosen by hash; null: all."""
+    max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
+    """Maximum number of development examples, chosen by hash; null: all. The test set is never reduced."""
+    report_on: Annotated[ReportOn, FINE_TUNING] = "half"
+    """Where a task has no labelled test set. half: one half of the development set chooses, the other is reported;
+    dev: the whole development set does both, as in most papers."""
+
+
+class Grid(Section):
+    """Settings for the trials of a task. Of several values the best is chosen by the development score."""
+
+    epochs: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
+    batch_size: Annotated[list[_Count] | None, FINE_TUNING] = Field(default=None, min_length=1)
+    lr: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
+    warmup: Annotated[_Fraction | None, FINE_TUNING] = None
+    weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
+    seq_len: Annotated[_Length | None, FINE_TUNING | ZERO_SHOT] = None
+    stride: Annotated[_Count | None, FINE_TUNING] = None
+    max_examples: Annotated[_Count | None, FINE_TUNING] = None
+    max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
+    report_on: Annotated[ReportOn | None, FINE_TUNING] = None
+
+    @field_validator("epochs", "batch_size", "lr", mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, values: Any) -> Any:
+        return values if values is None or _is_list(values) else [values]
+
+
+SETTINGS = tuple(TrialSettings.model_fields)
+assert set(SETTINGS) == set(Grid.model_fields)
+
+
+class TaskConfig(Grid):
+    """A task, with what is set for it alone; null: as for all tasks."""
+
+    name: Annotated[str, NOTHING]
+    """The name of a task, or the path of a YAML file that describes one's own."""
+
+
+_DEFAULT = TrialSettings()
+
+
+class EvalConfig(Grid):
+    """The downstream tasks and how their trials are fine-tuned."""
+
+    epochs: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.epochs], min_length=1)
+    batch_size: Annotated[list[_Count], FINE_TUNING] = Field(default=[_DEFAULT.batch_size], min_length=1)
+    lr: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.lr], min_length=1)
+    warmup: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup
+    weight_decay: Annotated[_NotNegative, FINE_TUNING] = _DEFAULT.weight_decay
+    stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride
+    report_on: Annotated[ReportOn, FINE_TUNING] = _DEFAULT.report_on
+    tasks: Annotated[list[TaskConfig], NOTHING] = Field(default=[])
+    """Names of tasks, or mappings of a name and what is set for this task alone."""
+    seeds: Annotated[list[int], NOTHING] = Field(default=[0, 1, 2], min_length=1)
+    data_dir: Annotated[str | None, NOTHING] = None
+    """Directory with the official files of those tasks that no installed package contains; null:
+    `share/multihop` in the Python environment, where `make demo` puts them."""
+    cpus: Annotated[int, NOTHING] = Field(default=1, ge=1)
+    """CPU cores of a trial."""
+    gpus: Annotated[_Positive, NOTHING] = 1.0
+    """GPUs of a trial where the cluster has GPUs; 0.25: four trials share one."""
+    memory_gb: Annotated[_Positive | None, NOTHING] = None
+    """Memory that a trial reserves on its node, in GB; null: none."""
+    checkpoint: Annotated[str | None, NOTHING] = None
+    """Directory of a Hugging Face model with its tokenizer: evaluate this instead of the run's own checkpoint."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _a_name_is_enough(cls, tasks: Any) -> Any:
+        return [{"name": each} if isinstance(each, str) else each for each in tasks] if _is_list(tasks) else tasks
+
+    @field_validator("tasks", "seeds")
+    @classmethod
+    def _no_duplicates(cls, values: list[Any]) -> list[Any]:
+        names = [each.name if isinstance(each, TaskConfig) else each for each in values]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is listed twice; remove one")
+        return values
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def usual_seq_len(kind: str | None) -> int:
+    """What `seq_len: null` stands for with a kind of task (Devlin et al. 2018, A.3, and the code published with it)."""
+    return 384 if kind == "spans" else _DEFAULT.seq_len
+
+
+def settings_of(config: EvalConfig, task: TaskConfig, kind: str | None = None) -> list[TrialSettings]:
+    """The settings of a task's trials: all combinations of the values in its grid, in their order."""
+    grid: dict[str, list[Any]] = {"seq_len": [usual_seq_len(kind)]}
+    for name in SETTINGS:
+        own, shared = getattr(task, name), getattr(config, name)
+        values = own if own is not None else shared
+        if values is not None:
+            grid[name] = values if isinstance(values, list) else [values]
+    return [TrialSettings.model_validate(dict(zip(grid, values, strict=True))) for values in product(*grid.values())]

@@ -2,60 +2,64 @@
 
 import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Cross-entropies in nats a piece, by step."""
+    """One loss by step, in nats."""
 
+    name: str
     train: dict[int, float]
     heldout: dict[int, float]
-    unigram: float | None
-    uniform: float | None
+    references: dict[str, float]
+    """Losses that are drawn as horizontal lines, by their label."""
 
 
-def draw(curve: Curve) -> bytes:
-    """A PNG. Colours of Okabe and Ito's palette, which the colour-blind can tell apart; lines differ in form too."""
+def draw(curves: list[Curve]) -> bytes:
+    """A PNG with a panel for each curve, the first one larger.
+
+    The colours are from Okabe and Ito's palette, which is safe for colour-blind readers; lines differ in style too.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.2), dpi=160, layout="constrained")
+    figure = Figure(figsize=(8, 4.2 if len(curves) == 1 else 6.4), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    steps = sorted(curve.train)
-    axes.plot(steps, [curve.train[s] for s in steps], color="#0072B2", linewidth=1.4, label="training text")
-    steps = sorted(curve.heldout)
-    axes.plot(
-        steps,
-        [curve.heldout[s] for s in steps],
-        color="#D55E00",
-        linewidth=1.8,
-        marker="o",
-        markersize=4.5,
-        label="held-out text",
+    panels = figure.subplots(
+        len(curves), sharex=True, squeeze=False, gridspec_kw={"height_ratios": [2, *[1] * (len(curves) - 1)]}
     )
-    for value, name, dashes in ((curve.unigram, "unigram model", (6, 3)), (curve.uniform, "uniform guess", (1.5, 2))):
-        if value is not None:
-            axes.axhline(value, color="#555555", linewidth=1.2, dashes=dashes)
-            axes.annotate(
-                f"{name}: {value:.2f}",
-                xy=(1, value),
-                xycoords=("axes fraction", "data"),
-                xytext=(-4, 4),
-                textcoords="offset points",
-                ha="right",
-                color="#555555",
-                fontsize=9,
-            )
-    axes.margins(x=0.02, y=0.09)
-    axes.set_xlabel("step")
-    axes.set_ylabel("cross-entropy, nats a piece")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    if curve.train or curve.heldout:
-        axes.legend(frameon=False, loc="center right")
+    for (axes,), curve in zip(panels, curves, strict=True):
+        _draw_panel(axes, curve)
+    panels[0, 0].legend(frameon=False, loc="center right")
+    panels[-1, 0].set_xlabel("step")
     picture = io.BytesIO()
     # Without the version of matplotlib in it, the same numbers give the same bytes.
     figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
+
+
+def _draw_panel(axes: "Axes", curve: Curve) -> None:
+    axes.plot(list(curve.train), list(curve.train.values()), color="#0072B2", linewidth=1.4, label="training text")
+    held_out = list(curve.heldout), list(curve.heldout.values())
+    axes.plot(*held_out, color="#D55E00", linewidth=1.8, marker="o", markersize=4.5, label="held-out text")
+    for (name, value), dashes in zip(curve.references.items(), ((6, 3), (1.5, 2)), strict=False):
+        axes.axhline(value, color="#555555", linewidth=1.2, dashes=dashes)
+        axes.annotate(
+            f"{name}: {value:.2f}",
+            xy=(1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            color="#555555",
+            fontsize=9,
+        )
+    axes.margins(x=0.02, y=0.09)
+    axes.set_ylabel(f"{curve.name} (nats)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)

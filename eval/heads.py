@@ -1,65 +1,86 @@
 """A pretrained encoder with a new head for a task."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eval.encode import Encoded
-from eval.tasks import Task
-from pretrain.keyed import key_of
-from pretrain.models import Model
-from pretrain.models.albert import Albert
-from pretrain.models.bert import Bert
-from pretrain.models.gpt import GPT
-from pretrain.models.gpt2 import GPT2
-from pretrain.models.inputs import on_device
-from pretrain.objectives.batch import Inputs, layout
+from common.keyed import key_of
+from eval.frames import DELIMITERS
+from eval.tasks.task import Task
+from pretrain.models.common.model import Model
+from pretrain.models.families import FAMILIES
 
 
 class TaskModel(nn.Module):
-    """The encoder, dropout, and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2)."""
+    """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2)."""
 
     def __init__(self, encoder: Model, task: Task, seed: int) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.kind = task.kind
-        self.dropout = nn.Dropout(encoder.config.dropout)
-        self.head = nn.Linear(encoder.config.hidden, len(task.labels) or 1)
+        family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
+        if family.causal:
+            encoder.word = _with_delimiters(encoder.word, generator)
+        self.encoder = encoder
+        self.kind, self.has_segments, self.pooling = task.kind, family.has_segments, family.pooling
+        self.dropout = nn.Dropout(encoder.config.dropout)
+        outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
+        self.head = nn.Linear(encoder.config.hidden, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, asked_at: Tensor) -> Tensor:
-        """What the head says of each question.
+    def forward(
+        self,
+        input_ids: Tensor,
+        segments: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        words: Tensor,
+        cu_examples: Tensor,
+    ) -> Tensor:
+        """The head's outputs.
 
         Args:
-            input_ids, positions, bounds, longest: B sequences as the model's `encode` takes them.
-            asked_at: int64 (W,), which of all pieces are words' first ones; read when tagging.
+            as `eval.inputs.Encoded.collate` returns them.
 
         Returns:
-            float (B, classes), (B, 1) for regression, (W, labels) for tagging.
+            float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
+            choice (E, choices), -inf where an example has fewer.
         """
-        hidden = self.encoder.encode(input_ids, positions, bounds, longest)
+        hidden = self.encoder.encode(
+            input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None
+        )
+        if self.kind == "spans":
+            return self._scored(hidden)
         if self.kind == "tagging":
-            state = hidden.index_select(0, asked_at)
-        elif isinstance(self.encoder, GPT | GPT2):
-            state = hidden.index_select(0, bounds[1:] - 1)
+            state = hidden.index_select(0, words)
+        elif self.pooling == "last":
+            state = hidden.index_select(0, cu_seqlens[1:] - 1)
         else:
-            state = hidden.index_select(0, bounds[:-1])
-            if isinstance(self.encoder, Bert | Albert):
+            state = hidden.index_select(0, cu_seqlens[:-1])
+            if self.pooling == "pooler":
                 state = self.encoder.pool(state)
-        out: Tensor = self.head(self.dropout(state))
-        return out
+        if self.kind == "choice":
+            return _by_example(self._scored(state).squeeze(-1), cu_examples)
+        if self.kind != "tagging" and len(cu_examples) - 1 < len(state):
+            # Both orders of a pair are added before the head (Radford et al. 2018, section 3.3).
+            owners = torch.repeat_interleave(cu_examples.diff())
+            state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
+        return self._scored(state)
+
+    def _scored(self, state: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.dropout(state))
+        return scores
 
 
-def collate(examples: Sequence[Encoded], device: torch.device) -> dict[str, Any]:
-    """Inputs of `TaskModel.forward`: the examples one behind the other."""
-    lengths = [len(example.ids) for example in examples]
-    starts = np.cumsum([0, *lengths[:-1]])
-    asked_at = np.concatenate([start + example.asked_at for start, example in zip(starts, examples, strict=True)])
-    input_ids = np.concatenate([example.ids for example in examples])
-    inputs: Inputs = {"input_ids": input_ids, "asked_at": asked_at, **layout(lengths)}
-    return on_device(inputs, device)
+def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
+    """(S,) -> (E, most sequences of an example), -inf where there are fewer."""
+    counts = cu_examples.diff()
+    owners = torch.repeat_interleave(counts)
+    places = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
+    return scores.new_full((len(counts), int(counts.max())), -torch.inf).index_put((owners, places), scores)
+
+
+def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
+    """The embedding with rows for the tokens of `eval.frames.frame_of` behind its own."""
+    new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
+    return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

@@ -1,59 +1,59 @@
-"""The report of a run: report.html and report.md, with its picture, from the files of the run directory alone."""
+"""The report of a run: report.html, report.md and loss.png, made from the files of the run directory alone."""
 
 import base64
 import json
+import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import read_json_object, write_atomically
-from data_prep.manifest import MANIFEST, Manifest, read_manifest
-from data_prep.rows import Row, read_rows
-from data_prep.shown import shown
+from common.files import read_json_object, write_atomically
+from common.json_lines import Row, read_rows
+from common.redaction import shown
+from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
 from eval.curve import Curve, draw
-from eval.verdict import Spread, TaskResult, Verdict, chance_of_no_overlap, newest_rows, show, task_results, verdict
-from pretrain.changes import flatten
+from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
+from eval.reporting.results import results_facts
+from eval.statistics.words import show
+from pretrain.models.families import FAMILIES
+from pretrain.run.changes import flatten
 
 Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
-# An underscore within a word is none of Markdown's, and a bracket that was never opened closes nothing.
+# An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
 _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
-_LOSSES = (
-    "train_loss", "heldout_loss", "unigram_loss", "uniform_loss", "heldout_nsp_loss", "heldout_nsp_accuracy",
-)  # fmt: skip
-_FAMILIES = {"bert": "BERT", "albert": "ALBERT", "roberta": "RoBERTa", "gpt": "GPT", "gpt2": "GPT-2"}
-_IN_WORDS = {
-    "helped": "helped on {}",
-    "did not help": "did not help on {}",
-    "cannot be told": "cannot be told apart from random weights on {}",
-}
+_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
 
 
 def write_report(run_dir: Path) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
-    Reads recipe.json, summary.json and, where they are there, metrics.jsonl, eval/results.jsonl and
+    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/results.jsonl, eval/predictions/ and
     data/manifest.json.
 
     Raises:
         ValueError: recipe.json or summary.json is missing, or a file is damaged.
     """
     recipe, summary = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "summary.json")
-    curve = read_curve(read_rows(run_dir / "metrics.jsonl"), summary)
+    curves = read_curves(read_rows(run_dir / "metrics.jsonl"), summary)
     facts = {
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
-        "caption": _caption(recipe),
+        "caption": _caption(curves),
+        "losses": _loss_table(summary),
+        "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
+        "last logged batch.",
         "run": _run_facts(summary),
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
-        "data": _data_facts(read_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
-        **_task_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe.get("eval") or {}),
+        "data": _data_facts(read_data_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
+        **results_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe, run_dir),
     }
-    picture = draw(curve) if curve.train or curve.heldout else None
+    picture = draw(curves) if curves else None
     facts["picture"] = base64.b64encode(picture).decode() if picture else None
     if picture:
         write_atomically(run_dir / "loss.png", picture)
@@ -61,139 +61,88 @@ def write_report(run_dir: Path) -> None:
     write_atomically(run_dir / "report.html", _render("report.html.jinja", facts))
 
 
-def read_curve(rows: list[Row], summary: Facts) -> Curve:
-    """The losses by step; of a step that was done again after a restart, the first row."""
-    train: dict[int, float] = {}
-    heldout: dict[int, float] = {}
-    for row in rows:
-        if "token_loss" in row:
-            train.setdefault(row["step"], row["token_loss"])
-        if "heldout_loss" in row:
-            heldout.setdefault(row["step"], row["heldout_loss"])
-    return Curve(train, heldout, summary.get("unigram_loss"), summary.get("uniform_loss"))
+def read_curves(rows: list[Row], summary: Facts) -> list[Curve]:
+    """The parts of the loss by step, each with its references; parts that the run does not have are left out."""
+    references = {"unigram model": summary.get("unigram_loss"), "uniform guess": summary.get("uniform_loss")}
+    known = {name: value for name, value in references.items() if value is not None}
+    coin = {"coin flip": math.log(2)}  # half of the pairs are of each kind
+    found = [
+        Curve(name, by_step(rows, name), by_step(rows, heldout(name)), known if name in LANGUAGE_MODEL_LOSSES else coin)
+        for name in (*LANGUAGE_MODEL_LOSSES, *PAIR_LOSSES)
+    ]
+    return [curve for curve in found if curve.train or curve.heldout]
 
 
 def headline(recipe: Facts, summary: Facts) -> str:
-    """What was trained and what came out, in plain words."""
+    """What was trained, and how its held-out loss compares with two models that use no context."""
+    published = (recipe.get("eval") or {}).get("checkpoint")
+    if published is not None:
+        return f"Evaluation of the Hugging Face model in {published}."
     model = recipe.get("model") or {}
-    family = _FAMILIES.get(str(model.get("family")), "model")
+    declared = FAMILIES.get(str(model.get("family")))
     sentence = (
-        f"A {family} of {model.get('layers')} layers, {model.get('hidden')} wide, was pretrained for "
-        f"{summary['steps']:,} steps on {summary['tokens']:,} pieces of text. "
+        f"{declared.display_name if declared else 'A model'} with {model.get('layers')} layers and hidden size "
+        f"{model.get('hidden')}, pretrained for {summary['steps']:,} steps on {summary['tokens']:,} tokens. "
     )
-    heldout, unigram, uniform = (summary.get(f"{name}_loss") for name in ("heldout", "unigram", "uniform"))
-    if heldout is None or unigram is None or uniform is None:
+    part = next((name for name in LANGUAGE_MODEL_LOSSES if summary.get(heldout(name)) is not None), None)
+    unigram, uniform = summary.get("unigram_loss"), summary.get("uniform_loss")
+    if part is None or unigram is None or uniform is None:
         return sentence + "No held-out loss was measured."
-    what = "the next piece" if model.get("family") in ("gpt", "gpt2") else "masked pieces"
-    sentence += f"On held-out text it predicts {what} with a loss of {heldout:.2f} nats"
-    if heldout < min(unigram, uniform):
-        return (
-            f"{sentence}; a model that only knows how frequent each piece is has {unigram:.2f}, a uniform guess "
-            f"{uniform:.2f}."
-        )
-    beaten = "beats a uniform guess" if heldout < uniform else "does not even beat a uniform guess"
-    return (
-        f"{sentence}. It {beaten} ({uniform:.2f}) but is no better than a model that only knows how frequent each "
-        f"piece is ({unigram:.2f}): it has not learnt to use the context."
+    loss = summary[heldout(part)]
+    sentence += f"Its held-out loss on {_TARGETS[part]} is {loss:.2f} nats; "
+    sentence += (
+        f"a unigram model, which knows only token frequencies, has {unigram:.2f}, a uniform guess {uniform:.2f}."
     )
+    if loss < min(unigram, uniform):
+        return sentence
+    beaten = "beats the uniform guess but not the unigram model" if loss < uniform else "does not beat a uniform guess"
+    return f"{sentence} The model {beaten}: it has not learned to use context."
 
 
-def _task_facts(rows: list[Row], section: Facts) -> Facts:
-    tasks = section.get("tasks") or []
-    rows = newest_rows(rows, tasks, section.get("seeds") or [])
-    results = task_results(rows, tasks)
-    verdicts = [(result, verdict(result)) for result in results]
-    sizes = {(len(r.pretrained.values), len(r.random.values)) for r in results if r.kind != "zero-shot"}
-    chance = [
-        f"With {ours} and {theirs} seeds, two spreads stay apart by chance alone in "
-        f"{chance_of_no_overlap(ours, theirs):.0%} of cases."
-        for ours, theirs in sorted(sizes)
-        if min(ours, theirs) > 1
+def _caption(curves: list[Curve]) -> str:
+    what = {
+        "mlm_loss": "mlm_loss: cross-entropy of the masked tokens, in nats per token.",
+        "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
+        "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",
+        "sop_loss": "sop_loss: cross-entropy of sentence-order prediction, in nats per pair.",
+    }
+    references = "Horizontal lines: a unigram model, which knows only token frequencies, and a uniform guess, both on"
+    return " ".join([*(what[curve.name] for curve in curves), f"{references} the same held-out tokens."])
+
+
+def _loss_table(summary: Facts) -> list[tuple[str, str, str]]:
+    """Name, value on the last logged batch of training, value on the held-out text, of each loss that the run has."""
+    pairs = [(LOSS, summary.get("train_loss"), summary.get(heldout(LOSS)))]
+    pairs += [(name, summary.get(name), summary.get(heldout(name))) for name in PARTS]
+    pairs += [(name, None, summary.get(name)) for name in REFERENCES]
+    return [
+        (name, "" if train is None else show(train), "" if held_out is None else show(held_out))
+        for name, train, held_out in pairs
+        if train is not None or held_out is not None
     ]
-    return {
-        "helped": _helped([found for _, found in verdicts], tasks),
-        "verdicts": verdicts,
-        "chance": " ".join(chance),
-        "missing": [task for task in tasks if task not in {result.task for result in results}],
-        "results": [_line(result) for result in results],
-        "table_note": "Median [lowest to highest] over the seeds, of the epoch with the best development score; "
-        "difference of the medians; trials as with pretraining + without.",
-        "failed": [row for row in rows if row["status"] != "ok"],
-    }
-
-
-def _helped(verdicts: list[Verdict], tasks: list[str]) -> str:
-    """One sentence over all tasks."""
-    if not tasks:
-        return "No downstream task was asked for, so nothing is known of what the model is good for."
-    if not verdicts:
-        return "No trial of a downstream task has ended yet."
-    outcomes = [found.outcome for found in verdicts]
-    parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
-    total = "the one task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
-    return f"Of {total} tried, pretraining {', '.join(parts)}."
-
-
-def _line(result: TaskResult) -> dict[str, str]:
-    """A result as the table shows it."""
-    best, difference, both = result.best, result.difference, (result.pretrained, result.random)
-    ok, failed = "+".join(str(len(s.values)) for s in both), "+".join(str(s.failed) for s in both)
-    return {
-        "task": result.task,
-        "kind": result.kind,
-        "metric": result.metric + ("" if result.higher_is_better else " (lower is better)"),
-        "pretrained": _spread(result.pretrained),
-        "random": _spread(result.random),
-        "difference": f"{'+' if (difference or 0) > 0 else ''}{show(difference)}",
-        "trials": f"{ok} / {failed}",
-        "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
-        "source": result.source,
-        "notes": result.notes,
-    }
-
-
-def _spread(spread: Spread) -> str:
-    if not spread.values:
-        return "none"
-    if len(spread.values) == 1:
-        return show(spread.median)
-    return f"{show(spread.median)} [{show(min(spread.values))} to {show(max(spread.values))}]"
-
-
-def _caption(recipe: Facts) -> str:
-    name = str((recipe.get("objective") or {}).get("name", ""))
-    what = "the masked pieces" if name.startswith("mlm") else "the next piece"
-    return (
-        f"Cross-entropy of {what}, in nats a piece. The two flat lines are references on the same held-out text: "
-        "a model that only knows how frequent each piece is, and a guess that gives every piece the same chance."
-    )
 
 
 def _run_facts(summary: Facts) -> Pairs:
     facts = [("status", str(summary["status"]))]
-    facts += [("steps", f"{summary['steps']:,}"), ("pieces", f"{summary['tokens']:,}")]
+    facts += [("steps", f"{summary['steps']:,}"), ("tokens", f"{summary['tokens']:,}")]
     if summary.get("tokens_per_s") is not None:
-        facts.append(("pieces a second", f"{summary['tokens_per_s']:,.0f}"))
+        facts.append(("tokens/s", f"{summary['tokens_per_s']:,.0f}"))
     if summary.get("mfu") is not None:
-        speed = f"{summary['tflops_per_s']:.3g} TFLOP/s, {summary['mfu']:.0%} of the devices' matrix-product rate"
-        facts.append(("model FLOPs", speed))
-    for name in _LOSSES:
-        if summary.get(name) is not None:
-            facts.append((name.replace("_", " "), show(summary[name])))
+        facts.append(("model TFLOP/s", f"{summary['tflops_per_s']:.3g} (MFU {summary['mfu']:.0%})"))
     if summary.get("restarts"):
         facts.append(("restarts", str(summary["restarts"])))
     stages = summary.get("stages") or {}
-    facts += [(f"time of {name}", duration(seconds)) for name, seconds in stages.items()]
-    return facts + ([("time of all stages", duration(sum(stages.values())))] if stages else [])
+    facts += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
+    return facts + ([("total time", duration(sum(stages.values())))] if stages else [])
 
 
 def _data_facts(manifest: Manifest) -> Facts:
     facts = [("fingerprint", manifest.fingerprint)]
     for split, total in manifest.totals.items():
-        what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} pieces"
+        what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} tokens"
         facts.append((f"{split} text", f"{what}, {total.text_bytes / 1e6:,.1f} MB"))
     tokenizer = manifest.tokenizer
-    facts.append(("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces, SHA-256 {tokenizer.sha256}"))
+    facts.append(("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 {tokenizer.sha256}"))
     for stage, counts in manifest.counts.items():
         facts += [(f"{stage}: {reason.replace('_', ' ')}", f"{number:,}") for reason, number in counts.items()]
     return {
@@ -204,7 +153,7 @@ def _data_facts(manifest: Manifest) -> Facts:
 
 
 def as_pairs(tree: Any) -> Pairs:
-    """A nested JSON value as (key.path, text) pairs, list items as in overrides: `phases[0].lr`."""
+    """A nested JSON value as (key.path, text) pairs; list items are written as in overrides: `phases[0].lr`."""
     return [
         (path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for path, value in flatten(tree).items()
@@ -213,7 +162,7 @@ def as_pairs(tree: Any) -> Pairs:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in words: `4 min 5 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"
@@ -223,9 +172,9 @@ def duration(seconds: float) -> str:
 
 def _read_json(path: Path) -> Facts:
     try:
-        return read_json_object(path, advice="delete it and use `multihop run` again")
+        return read_json_object(path, advice="delete it and rerun `multihop run`")
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing; a report needs a run that was trained: use `multihop run`") from None
+        raise ValueError(f"{path} is missing: there is no report before training; use `multihop run`") from None
 
 
 def _render(template: str, facts: Facts) -> bytes:
@@ -239,14 +188,24 @@ def _render(template: str, facts: Facts) -> bytes:
         undefined=StrictUndefined,
         trim_blocks=html,
     )
+    environment.filters |= {"duration": duration, "cells": _cells}
     return environment.get_template(template).render(facts).encode()
 
 
-def _as_markdown(value: Any) -> str:
-    """One line that Markdown shows as it is written: no HTML, heading, list, link, picture, or cell of a table.
+def _cells(values: Iterable[Any]) -> Any:
+    """One line of a Markdown table."""
+    from markupsafe import Markup
 
-    Names of files, errors and what a recipe holds may have been chosen by somebody else than the reader.
+    return Markup(f"| {' | '.join(map(_as_markdown, values))} |")
+
+
+def _as_markdown(value: Any) -> str:
+    """Escape `value` into one line of Markdown that renders literally, without HTML, links or table cells.
+
+    File names, errors and recipe values are untrusted: somebody other than the reader may have chosen them.
     """
+    if hasattr(value, "__html__"):  # made by `_cells`
+        return str(value)
     text = " ".join(shown(str(value)).split())
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)

@@ -1,88 +1,111 @@
-"""What the rows of results.jsonl say together: medians, spreads, and whether pretraining helped."""
+"""What is said of pretraining on each task: the trials from both starts, their difference, and the verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from pathlib import Path
 from statistics import median
 
-from data_prep.rows import Row
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The results of one task from one kind of initial weights."""
-
-    values: tuple[float, ...]
-    failed: int
-
-    @property
-    def median(self) -> float:
-        """Raises StatisticsError where there are no values."""
-        return median(self.values)
+from common.json_lines import Row
+from eval.statistics.choose import Choice, Start, choose
+from eval.statistics.difference import SIGNIFICANT, Difference, difference_of_examples, difference_of_seeds, holm
+from eval.statistics.predictions import read_statistics
+from eval.statistics.words import amount, basis, show
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One line of the results table."""
+    """The trials of one task."""
 
     task: str
     kind: str
     metric: str
     higher_is_better: bool
-    pretrained: Spread
-    random: Spread
-    best: Row | None
-    """The pretrained trial with the best development score; None where nothing was chosen by one."""
-    unigram: float | None
-    """Zero-shot: the metric of a model that only knows how frequent each piece is."""
-    source: str
-    notes: str
+    pretrained: Choice | None
+    """From the newest checkpoint that has trials."""
+    random: Choice | None
+    by_step: dict[int, Choice]
+    """The pretrained ones by the checkpoint's step."""
+    difference: Difference | None
+    """Pretrained less random weights; None: a side is missing, or has too few seeds and no files of predictions."""
+    rows: tuple[Row, ...]
+    """All trials of the task, of all settings."""
 
     @property
-    def difference(self) -> float | None:
-        """Median with pretraining minus median without; None where one is missing."""
-        if not self.pretrained.values or not self.random.values:
-            return None
-        return self.pretrained.median - self.random.median
+    def first(self) -> Row:
+        """A row to read what all trials of the task share from."""
+        return self.rows[0]
+
+    @property
+    def best(self) -> Row | None:
+        """The pretrained trial with the best development score; None if there is no development score."""
+        sign = 1 if self.higher_is_better else -1
+        tried = self.pretrained.chosen.rows if self.pretrained else ()
+        chosen = [row for row in tried if row["dev_value"] is not None]
+        return max(chosen, key=lambda row: sign * row["dev_value"], default=None)
+
+    @property
+    def unigram(self) -> float | None:
+        """Zero-shot: the metric of a model that only knows token frequencies."""
+        tried = self.pretrained.chosen.rows if self.pretrained else ()
+        return next((row["other_metrics"].get("unigram perplexity") for row in tried), None)
+
+    def values(self, init: str) -> list[float]:
+        """The test scores at the chosen hyperparameters."""
+        choice = self.pretrained if init == "pretrained" else self.random
+        return choice.chosen.values if choice else []
 
 
-def newest_rows(rows: Sequence[Row], tasks: Sequence[str], seeds: Sequence[int]) -> list[Row]:
-    """Of each (task, initial weights, seed) that the recipe asks for, the last row."""
-    newest = {(row["task"], row["init"], row["seed"]): row for row in rows}
-    return [row for (task, _, seed), row in newest.items() if task in tasks and seed in seeds]
+def task_results(rows: Sequence[Row], run_dir: Path) -> list[TaskResult]:
+    """One result for each task that has rows, in the rows' order.
+
+    Args:
+        rows: of `eval.statistics.choose.asked_rows`.
+        run_dir: where eval/predictions is.
+
+    Raises:
+        ValueError: a file of predictions is damaged.
+    """
+    choices = choose(rows)
+    return [
+        _task_result(task, [row for row in rows if row["task"] == task], choices, run_dir)
+        for task in dict.fromkeys(row["task"] for row in rows)
+    ]
 
 
-def task_results(rows: Sequence[Row], tasks: Sequence[str]) -> list[TaskResult]:
-    """One result a task that has rows, in the order of `tasks`."""
-    return [_task_result([row for row in rows if row["task"] == task]) for task in tasks if _has(rows, task)]
-
-
-def _has(rows: Sequence[Row], task: str) -> bool:
-    return any(row["task"] == task for row in rows)
-
-
-def _task_result(rows: Sequence[Row]) -> TaskResult:
-    def spread(init: str) -> Spread:
-        mine = [row for row in rows if row["init"] == init]
-        ok = [row for row in mine if row["status"] == "ok"]
-        return Spread(tuple(row["value"] for row in ok), len(mine) - len(ok))
-
-    first = rows[0]
-    sign = 1 if first["higher_is_better"] else -1
-    tried = [row for row in rows if row["init"] == "pretrained" and row["status"] == "ok"]
-    chosen = [row for row in tried if row["dev_value"] is not None]
+def _task_result(task: str, rows: list[Row], choices: dict[Start, Choice], run_dir: Path) -> TaskResult:
+    mine = [(start, choice) for start, choice in choices.items() if start.task == task]
+    by_step = {start.checkpoint_step or 0: choice for start, choice in mine if start.init == "pretrained"}
+    pretrained = by_step[max(by_step)] if by_step else None
+    random = next((choice for start, choice in mine if start.init == "random"), None)
     return TaskResult(
-        task=first["task"],
-        kind=first["kind"],
-        metric=first["metric"],
-        higher_is_better=first["higher_is_better"],
-        pretrained=spread("pretrained"),
-        random=spread("random"),
-        best=max(chosen, key=lambda row: sign * row["dev_value"], default=None),
-        unigram=next((row["other_metrics"].get("unigram perplexity") for row in tried), None),
-        source=first["source"],
-        notes=first["notes"],
+        task=task,
+        kind=rows[0]["kind"],
+        metric=rows[0]["metric"],
+        higher_is_better=rows[0]["higher_is_better"],
+        pretrained=pretrained,
+        random=random,
+        by_step=dict(sorted(by_step.items())),
+        difference=difference(rows[0]["metric"], (run_dir, random), (run_dir, pretrained)),
+        rows=tuple(rows),
     )
+
+
+def difference(metric: str, first: tuple[Path, Choice | None], second: tuple[Path, Choice | None]) -> Difference | None:
+    """The second less the first, each a run directory and what was chosen in it; None where they cannot be judged.
+
+    By the examples where each trial has a file of predictions, else by the seeds alone.
+
+    Raises:
+        ValueError: a file of predictions is damaged.
+    """
+    if not (first[1] and first[1].chosen.rows and second[1] and second[1].chosen.rows):
+        return None
+    one, other = first[1].chosen, second[1].chosen
+    tables = read_statistics((first[0], one.rows), (second[0], other.rows))
+    if tables is None:
+        return difference_of_seeds(one.values, other.values)
+    key = " ".join(str(row["key"]) for row in (*one.rows, *other.rows))
+    return difference_of_examples(metric, tables[0], tables[1], key)
 
 
 @dataclass(frozen=True)
@@ -90,55 +113,54 @@ class Verdict:
     """Whether pretraining helped on a task."""
 
     outcome: str
-    """"helped", "did not help" or "cannot be told"."""
+    """"helped", "did not help" or "inconclusive"."""
     sentence: str
 
 
-def verdict(result: TaskResult) -> Verdict:
-    """The plain truth: pretraining helped, or did harm, only where every seed with it beats every seed without."""
-    ours, theirs, metric = result.pretrained, result.random, result.metric
-    if not ours.values or not theirs.values:
-        missing = " and ".join(name for name, spread in (("with", ours), ("without", theirs)) if not spread.values)
-        return Verdict("cannot be told", f"No trial {missing} pretraining ended with a result.")
-    numbers = f"{metric} {show(ours.median)} with pretraining, {show(theirs.median)} without"
-    if result.kind == "zero-shot":
-        return _zero_shot_verdict(result, numbers)
-    sign = 1 if result.higher_is_better else -1
-    with_it, without = [sign * value for value in ours.values], [sign * value for value in theirs.values]
-    if min(len(with_it), len(without)) == 1:
+def verdicts(results: Sequence[TaskResult]) -> list[Verdict]:
+    """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks."""
+    tested = [r for r in results if can_be_judged(r.kind, r.difference) and r.unigram is None]
+    corrected = holm([result.difference.p for result in tested if result.difference])
+    p_values = {result.task: p for result, p in zip(tested, corrected, strict=True)}
+    return [_verdict(result, p_values.get(result.task)) for result in results]
+
+
+def can_be_judged(kind: str, found: Difference | None) -> bool:
+    """Whether there is enough for a verdict: one seed of a fine-tuning says nothing of the next, zero-shot has none."""
+    return found is not None and (min(found.seeds) > 1 or kind == "zero-shot")
+
+
+def _verdict(result: TaskResult, p: float | None) -> Verdict:
+    ours, theirs, found = result.values("pretrained"), result.values("random"), result.difference
+    if not ours or not theirs:
+        missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
+        return Verdict("inconclusive", f"No trial {missing} pretraining succeeded.")
+    numbers = f"{result.metric} {show(median(ours))} with pretraining, {show(median(theirs))} without"
+    if result.unigram is not None:
+        return _beside_unigram(result, numbers)
+    if p is None or found is None:
+        needed = "files of predictions" if result.kind == "zero-shot" else "at least two seeds on each side"
+        return Verdict("inconclusive", f"Values: {numbers}; {needed} are needed for a verdict.")
+    if p > SIGNIFICANT:
         return Verdict(
-            "cannot be told", f"Values: {numbers}; one seed on a side has no spread to judge the difference by."
+            "inconclusive",
+            f"Medians: {numbers}; they cannot be told apart (difference {amount(found, result.metric)}), "
+            f"{basis(found)}.",
         )
-    if min(with_it) > max(without):
-        return Verdict("helped", f"Medians: {numbers}; the worst seed with it beats the best without.")
-    if max(with_it) < min(without):
-        return Verdict("did not help", f"Medians: {numbers}; the best seed with it loses to the worst without.")
-    if result.difference == 0:
-        return Verdict("cannot be told", f"The medians are equal: {numbers}.")
-    direction = "better" if median(with_it) > median(without) else "worse"
+    sign = 1 if found.estimate > 0 else -1
+    better = (sign > 0) == result.higher_is_better
     return Verdict(
-        "cannot be told",
-        f"Medians: {numbers}; {direction} with pretraining, but the spreads over the seeds overlap.",
+        "helped" if better else "did not help",
+        f"Medians: {numbers}; {'better' if better else 'worse'} with pretraining by "
+        f"{amount(found, result.metric, sign)}, {basis(found)}.",
     )
 
 
-def _zero_shot_verdict(result: TaskResult, numbers: str) -> Verdict:
-    """Random weights are no opponent: a unigram model is."""
+def _beside_unigram(result: TaskResult, numbers: str) -> Verdict:
+    """Compare with a unigram model too: beating random weights proves little."""
     unigram = result.unigram
     assert unigram is not None
-    numbers += f", {show(unigram)} of a unigram model"
-    if result.pretrained.median < min(unigram, result.random.median):
+    numbers += f", {show(unigram)} for a unigram model"
+    if median(result.values("pretrained")) < min(unigram, median(result.values("random"))):
         return Verdict("helped", f"Values: {numbers}.")
-    return Verdict("did not help", f"Values: {numbers}; the model predicts no better than one that knows no context.")
-
-
-def chance_of_no_overlap(ours: int, theirs: int) -> float:
-    """How often two sets of so many results from the same distribution do not overlap, in either direction."""
-    return min(1.0, 2 / comb(ours + theirs, ours))
-
-
-def show(value: float | None) -> str:
-    """A metric or a loss as it stands in tables; None: there is none."""
-    if value is None:
-        return "none"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+    return Verdict("did not help", f"Values: {numbers}; the model is no better than one that uses no context.")

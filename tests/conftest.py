@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from rank_pool import RankPool
+from s3_endpoint import bucket, s3, s3_server
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline import prepare
+from data_prep.pipeline.prepare import prepare
 
 # What a busy machine makes slow is no failure.
+__all__ = ["bucket", "s3", "s3_server"]
+
 settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("multihop")
 
@@ -67,10 +70,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("texts"), 300)
 
 
-def _prepared(texts: Path, out: Path, special_pieces: str) -> Path:
+def _prepared(texts: Path, out: Path, special_tokens: str) -> Path:
     prepare(
         DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.1),
-        TokenizerConfig.model_validate({"vocab_size": 100, "special_pieces": special_pieces}),
+        TokenizerConfig.model_validate({"vocab_size": 100, "special_tokens": special_tokens}),
         out,
     )
     return out
@@ -99,3 +102,11 @@ def pool() -> Iterator[Callable[[int], RankPool]]:
     yield of
     for each in pools.values():
         each.close()
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request: pytest.FixtureRequest) -> str:
+    """A location for files, once on the disk and once in a bucket."""
+    if request.param == "disk":
+        return str(request.getfixturevalue("tmp_path"))
+    return f"{request.getfixturevalue('bucket')}/some/prefix"

@@ -1,1 +1,1 @@
-"""What documents share with each other, and with evaluation texts."""
+"""Finds exact copies, near duplicates, and documents that contain evaluation texts."""

@@ -1,6 +1,6 @@
-"""Exact copies over the whole corpus: each split's hashes are sorted once, and ranges of the hash are merged.
+"""Finds exact copies over the whole corpus: sorts each split's hashes once, and merges ranges of the hash.
 
-No table of all documents is held anywhere: a task sees the documents of one range, whichever splits they are from.
+No task holds a table of all documents: each one sees the documents of one range, from all splits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.content import first_copies
-from data_prep.documents import read_hashes
-from data_prep.stages import Output, once, write_batches
+from data_prep.stages.content import first_copies
+from data_prep.stages.documents import read_hashes
+from data_prep.stages.outputs import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23
-"""About how many documents one range holds: some 400 MB while it is merged."""
+"""Approximate documents of a range; merging it takes about 400 MB."""
 _RUN = pa.schema([pa.field(name, kind, nullable=False) for name, kind in
                   (("first", pa.uint64()), ("second", pa.uint64()), ("row", pa.uint32()))])  # fmt: skip
 _DROPPED = pa.schema([pa.field("split", pa.uint32(), nullable=False), pa.field("row", pa.uint32(), nullable=False)])
@@ -61,7 +61,7 @@ def sort_hashes(item: SortHashes) -> Output:
 
 
 def find_copies(item: FindCopies) -> Output:
-    """Split and row of all copies but the first, in the order of the input, as FOLDER/KEY.arrow."""
+    """Split and row of all but the first copy, in the order of the input, as FOLDER/KEY.arrow."""
 
     def write(path: Path) -> dict[str, Any]:
         parts = [_within(run, item.low, item.high) for run in item.runs]
@@ -77,14 +77,14 @@ def find_copies(item: FindCopies) -> Output:
 
 
 def hash_ranges(documents: int, range_documents: int = RANGE_DOCUMENTS) -> Iterator[tuple[int, int]]:
-    """[low, high] of as many equal ranges of a 64-bit hash as `documents` need."""
+    """Inclusive bounds (low, high) of equal ranges of a 64-bit hash, each of about `range_documents` documents."""
     number = max(1, -(-documents // range_documents))
     bounds = [2**64 * i // number for i in range(number + 1)]
     yield from ((low, high - 1) for low, high in pairwise(bounds))
 
 
 def rows_by_split(paths: Sequence[str], splits: int) -> list[np.ndarray]:
-    """For each split, int64 ascending, the rows that the files at `paths` (split, row) name."""
+    """For each split the rows, int64 ascending, listed in the files `paths` with columns split and row."""
     tables = [_columns(path) for path in paths]
     split = np.concatenate([np.empty(0, np.uint32), *(table[0] for table in tables)])
     row = np.concatenate([np.empty(0, np.uint32), *(table[1] for table in tables)])
@@ -101,7 +101,7 @@ def _within(run: str, low: int, high: int) -> list[np.ndarray]:
 
 
 def _columns(path: str) -> list[np.ndarray]:
-    """The columns of a file of one batch, mapped."""
+    """The columns of a file of one batch, memory-mapped."""
     with pa.memory_map(path) as mapped:
         batch = pa.ipc.open_file(mapped).get_batch(0)
     return [column.to_numpy(zero_copy_only=True) for column in batch.columns]

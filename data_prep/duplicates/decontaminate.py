@@ -1,13 +1,13 @@
-"""What training documents share with evaluation texts: found, counted, and taken out.
+"""Finds, counts and removes what training documents share with evaluation texts.
 
-    evaluation_ngrams      hashes of every n-gram of the evaluation texts, sorted        once
-    find_overlaps          where a split's documents have one of them                    a split
-    find_common            n-grams of so many documents that they are common phrases     once
-    decontaminate_split    what is left of the documents that have others                a split
+    evaluation_ngrams      hashes of all n-grams of the evaluation texts, sorted              once
+    find_overlaps          where a split's documents contain one of them                      a split
+    find_common            n-grams in so many documents that they count as common phrases     once
+    decontaminate_split    what is left of the documents that contain others                  a split
 
-Documents that `contaminated_rows` names are dropped; what `decontaminate_split` leaves of them are documents of their
-own, in a file like that of a read split. An n-gram is one of words as `data_prep.duplicates.shingles` finds them: case,
-punctuation and line ends make no difference.
+The documents of `contaminated_rows` are dropped; the fragments that `decontaminate_split` leaves of them become
+documents, in a file like that of a read split. N-grams are of words as in `data_prep.duplicates.shingles`: case,
+punctuation and line breaks make no difference.
 """
 
 import glob
@@ -22,18 +22,18 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.config import DecontaminateConfig
-from data_prep.content import content_hash
-from data_prep.documents import SCHEMA, read_documents
 from data_prep.duplicates.shingles import ngrams, read_words
 from data_prep.duplicates.signed_splits import rows_left
-from data_prep.stages import Output, once, read_batches, write_batches
+from data_prep.stages.content import content_hash
+from data_prep.stages.documents import SCHEMA, read_documents
+from data_prep.stages.outputs import Output, once, read_batches, write_batches
 
 MIN_WORDS = 8
-"""A shorter evaluation text is in no n-gram: too many documents would have it by chance (GPT-3's least n)."""
+"""A shorter evaluation text has no n-gram: too many documents would contain it by chance (GPT-3's smallest n)."""
 WINDOW = 200
-"""Characters cut on both sides of what is shared, and characters that a piece needs to stay (Brown et al. 2020, C)."""
-MAX_PIECES = 10
-"""A document that is cut into more is dropped (Brown et al. 2020, appendix C)."""
+"""Characters cut on both sides of an overlap, and the least characters of a fragment (Brown et al. 2020, app. C)."""
+MAX_FRAGMENTS = 10
+"""A document cut into more fragments is dropped (Brown et al. 2020, appendix C)."""
 
 _NGRAMS = pa.schema([pa.field("words", pa.uint8()), pa.field("hash", pa.uint64()), pa.field("set", pa.uint16())])
 _OVERLAPS = pa.schema([pa.field(name, pa.uint32()) for name in ("row", "entry", "start", "stop")])
@@ -43,7 +43,7 @@ _NAMED_PER_SPLIT = 20
 
 @dataclass(frozen=True)
 class EvaluationNgrams:
-    """The n-grams of files, {name of the set: path}, in one table: FOLDER/KEY.arrow."""
+    """Write the n-grams of files, {name of the set: path}, into one table: FOLDER/KEY.arrow."""
 
     key: str
     folder: str
@@ -65,7 +65,7 @@ class FindOverlaps:
 
 @dataclass(frozen=True)
 class FindCommon:
-    """The n-grams of more than `common` documents of all splits: FOLDER/KEY.npy."""
+    """Find the n-grams of more than `common` documents of all splits: FOLDER/KEY.npy."""
 
     key: str
     folder: str
@@ -75,7 +75,7 @@ class FindCommon:
 
 @dataclass(frozen=True)
 class DecontaminateSplit:
-    """What is left of a split's contaminated documents: FOLDER/KEY.arrow."""
+    """Write what is left of a split's contaminated documents: FOLDER/KEY.arrow."""
 
     key: str
     folder: str
@@ -89,22 +89,20 @@ class DecontaminateSplit:
 
 
 def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
-    """The evaluation files, {name: path} by name; a name is as much of the path's end as tells it from the others.
+    """The evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
 
-    Raises ValueError for a pattern without a file and for a file of another kind.
+    Raises ValueError for a pattern without a file and for a file of an unknown kind.
     """
     paths = set()
     for pattern in config.against:
         found = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
         if not found:
-            raise ValueError(
-                f"data.decontaminate.against names {pattern}, where no file is; correct it or leave it out"
-            )
+            raise ValueError(f"data.decontaminate.against={pattern} matches no file; correct or remove it")
         paths |= {str(Path(path).absolute()) for path in found}
     for path in paths:
         if Path(path).suffix not in (".txt", ".jsonl"):
             raise ValueError(
-                f"data.decontaminate.against holds {path}; it takes .txt files with a text a line and .jsonl"
+                f"data.decontaminate.against matches {path}, expected .jsonl, or .txt with one text per line"
             )
     for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
         names = {"/".join(Path(path).with_suffix("").parts[-depth:]): path for path in sorted(paths)}
@@ -114,12 +112,12 @@ def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
 
 
 def evaluation_ngrams(item: EvaluationNgrams) -> Output:
-    """The table: a row an n-gram and set, of "words" n, "hash" and "set", sorted.
+    """Write the table: for each n-gram and set a row of "words" (n), "hash" and "set", sorted.
 
-    A text of fewer than `ngram` words is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes an n-gram. Facts:
-    for each set "texts", and "too short", those of which nothing is looked for.
+    A text of fewer than `ngram` words is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes per n-gram. Facts:
+    for each set "texts", and "too short", the texts without an n-gram.
 
-    Raises ValueError for a line that is not JSON or has no such field, and for a set without a text.
+    Raises ValueError for a line that is not JSON or lacks the field, and for a set without a text.
     """
     folder = Path(item.folder)
     least = min(MIN_WORDS, item.config.ngram)
@@ -140,7 +138,9 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
                 facts[name]["texts"] += len(texts)
                 facts[name]["too short"] += int((~long_enough).sum())
             if not facts[name]["texts"]:
-                raise ValueError(f"{source} holds no text; put evaluation texts there, or leave it out")
+                raise ValueError(
+                    f"{source} has no text; add evaluation texts, or remove it from data.decontaminate.against"
+                )
         table = np.unique(np.concatenate(tables))
         columns = [pa.array(np.ascontiguousarray(table[name])) for name in _NGRAMS.names]
         write_batches(path, _NGRAMS, iter([pa.RecordBatch.from_arrays(columns, schema=_NGRAMS)]), None)
@@ -150,12 +150,14 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
 
 
 def find_overlaps(item: FindOverlaps) -> Output:
-    """Every place of a split that has an n-gram of the table: its row in the split, entry (row of the table), start
-    and stop in bytes of the document's UTF-8, by row and start. Memory: 13 to 80 bytes a row of the table, and what
-    `read_words` takes. Facts: "documents" with one.
+    """Find every occurrence in a split of an n-gram of the table.
 
-    Hashes are taken for the words: of 2^40 n-grams in the documents and 2^24 in the table, two that differ have the
-    same 64 bits with a probability of 2^(40 + 24 - 64), so one false place is expected in all of such a corpus.
+    The output has the row in the split, the entry (row of the table), start and stop in bytes of the document's UTF-8,
+    sorted by row and start. Memory: 13 to 80 bytes per row of the table, and that of `read_words`. Facts: "documents"
+    with an occurrence.
+
+    Only 64-bit hashes are compared: with 2^40 n-grams in the documents and 2^24 in the table, 2^(40 + 24 - 64) = 1
+    false occurrence is expected in the whole corpus.
     """
     folder = Path(item.folder)
     lookups = _lookups(item.table)
@@ -174,7 +176,7 @@ def find_overlaps(item: FindOverlaps) -> Output:
                     of = rows[documents + words.first_document]
                     spans = words.starts[first], words.stops[last]
                     found.append(np.stack([of, entries, *(span - words.origins[documents] for span in spans)]))
-            # The parts of a long document overlap: what stands in the overlap is found twice.
+            # The parts of a long document overlap: an occurrence in the overlap is found twice.
             places = np.unique(np.concatenate(found, axis=1)[[0, 2, 3, 1]], axis=1)[[0, 3, 1, 2]].astype(np.uint32)
             facts["documents"] += len(np.unique(places[0]))
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in places], schema=_OVERLAPS)
@@ -188,10 +190,10 @@ def find_overlaps(item: FindOverlaps) -> Output:
 
 
 def find_common(item: FindCommon) -> Output:
-    """uint32, ascending: entries of the table that stand in more than `common` documents; none when it is None.
+    """Write uint32, ascending: entries of the table that occur in more than `common` documents; empty if it is None.
 
-    GPT-3 left 13-grams of more than 10 training documents alone: most were phrases and boilerplate (Brown et al. 2020,
-    appendix C). Memory: 8 bytes a row of the table. Facts: "found" and "common" n-grams.
+    GPT-3 ignored 13-grams of more than 10 training documents: most were phrases and boilerplate (Brown et al. 2020,
+    appendix C). Memory: 8 bytes per row of the table. Facts: "found" and "common" n-grams.
     """
     folder = Path(item.folder)
 
@@ -213,21 +215,21 @@ def find_common(item: FindCommon) -> Output:
 
 
 def contaminated_rows(overlaps: str, common: str) -> np.ndarray:
-    """int64, ascending: the rows of a split that have an n-gram of an evaluation text that is not common."""
+    """int64, ascending: the rows of a split that contain an uncommon n-gram of an evaluation text."""
     return np.unique(_uncommon(overlaps, common)["row"]).astype(np.int64)
 
 
 def decontaminate_split(item: DecontaminateSplit) -> Output:
-    """What is left of the contaminated documents, as documents of their own, in an Arrow file like `read_split`'s.
+    """Write what is left of the contaminated documents, as new documents, in an Arrow file like `read_split`'s.
 
-    Nothing under action "drop". Under "cut" what is shared goes, with WINDOW characters on both sides; pieces of less
-    than WINDOW characters are dropped, and all of a document that is cut in more than MAX_PIECES (Brown et al. 2020,
-    appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces" left, "named": the first
-    documents, each with its id, a set's name and the words that are shared.
+    Nothing under action "drop". Under "cut" overlaps are removed with WINDOW characters on both sides; fragments of
+    less than WINDOW characters are dropped, and all fragments of a document with more than MAX_FRAGMENTS (Brown et al.
+    2020, appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces", the fragments left, "named":
+    the first documents, each with its id, a set's name and the shared words.
     """
     folder = Path(item.folder)
 
-    def pieces(facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    def fragments(facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         places = _uncommon(item.overlaps, item.common)
         rows, starts = np.unique(places["row"], return_index=True)
         facts["documents"] = len(rows)
@@ -246,7 +248,10 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
                     facts["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
                 if item.config.action == "cut":
                     source = batch.column("source")[row - start].as_py()
-                    left += [(*content_hash(piece), len(piece.encode()), source, piece) for piece in cut(text, spans)]
+                    left += [
+                        (*content_hash(fragment), len(fragment.encode()), source, fragment)
+                        for fragment in cut(text, spans)
+                    ]
             if left:
                 facts["pieces"] += len(left)
                 columns = zip(zip(*left, strict=True), SCHEMA, strict=True)
@@ -258,32 +263,36 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
 
     def write(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = {"pieces": 0, "named": []}
-        write_batches(path, SCHEMA, pieces(facts), "lz4")
+        write_batches(path, SCHEMA, fragments(facts), "lz4")
         return facts
 
     return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def cut(text: str, spans: np.ndarray) -> list[str]:
-    """The pieces of `text` that stay, without blanks around them.
+    """The fragments of `text` that are kept, stripped.
 
-    `spans` has "start" and "stop" of what is shared, in bytes of the text's UTF-8, by start.
+    `spans` has "start" and "stop" of the overlaps, in bytes of the text's UTF-8, sorted by start.
     """
     data = text.encode()
-    pieces: list[str] = []
-    end = 0  # where what was taken out last ends
+    fragments: list[str] = []
+    end = 0  # of the last removed span
     for start, stop in zip(spans["start"].tolist(), spans["stop"].tolist(), strict=True):
         before, behind = (
             data[max(0, start - 4 * WINDOW) : start].decode(errors="ignore")[-WINDOW:],
             data[stop : stop + 4 * WINDOW].decode(errors="ignore")[:WINDOW],
         )
         begin = start - len(before.encode())
-        if begin > end or not pieces:
-            pieces.append(data[end : max(begin, end)].decode(errors="ignore"))
+        if begin > end or not fragments:
+            fragments.append(data[end : max(begin, end)].decode(errors="ignore"))
         end = max(end, stop + len(behind.encode()))
-    pieces.append(data[end:].decode(errors="ignore"))
-    pieces = [piece.strip() for piece in pieces]
-    return [piece for piece in pieces if len(piece) >= WINDOW] if sum(map(bool, pieces)) <= MAX_PIECES else []
+    fragments.append(data[end:].decode(errors="ignore"))
+    fragments = [fragment.strip() for fragment in fragments]
+    return (
+        [fragment for fragment in fragments if len(fragment) >= WINDOW]
+        if sum(map(bool, fragments)) <= MAX_FRAGMENTS
+        else []
+    )
 
 
 _TABLE_ROW = np.dtype([("words", "u1"), ("hash", "<u8"), ("set", "<u2")])
@@ -291,7 +300,7 @@ _PLACE = np.dtype([(name, "<u4") for name in ("row", "entry", "start", "stop")])
 
 
 class _Lookup:
-    """Finds hashes among sorted ones; most are not there, which one look into a table of bits tells."""
+    """Finds hashes among sorted ones; most are absent, which one look into a table of bits shows."""
 
     def __init__(self, hashes: np.ndarray, first_entry: int) -> None:
         bits = min(26, max(10, (16 * len(hashes)).bit_length()))
@@ -300,7 +309,7 @@ class _Lookup:
         self.there[hashes >> self.shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `hashes` are there, and the first entry of each."""
+        """The indices of those `hashes` that are present, and the first entry of each."""
         at = np.flatnonzero(self.there[hashes >> self.shift])
         entries = np.searchsorted(self.hashes, hashes[at])
         same = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == hashes[at]
@@ -308,7 +317,7 @@ class _Lookup:
 
 
 def _lookups(path: str) -> dict[int, _Lookup]:
-    """{words of an n-gram: its hashes}."""
+    """The hashes of n-grams, by n."""
     table = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
     words, hashes = (table.column(name).to_numpy() for name in ("words", "hash"))
     lengths, starts = np.unique(words, return_index=True)
@@ -320,7 +329,7 @@ def _lookups(path: str) -> dict[int, _Lookup]:
 
 
 def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: np.ndarray) -> list[int]:
-    """The numbers of the sets that have one of the entries; those of an n-gram stand one after the other."""
+    """The numbers of the sets that contain one of the entries; the entries of an n-gram are adjacent."""
     found: set[int] = set()
     entries = np.unique(entries)
     while len(entries):
@@ -331,7 +340,7 @@ def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: n
 
 
 def _uncommon(overlaps: str, common: str) -> np.ndarray:
-    """Structured array (places,) of row, entry, start and stop: the overlaps that are not with common n-grams."""
+    """Structured array of row, entry, start and stop: the overlaps with uncommon n-grams."""
     ignored = np.load(common, allow_pickle=False)
     parts = [np.empty(0, _PLACE)]
     for batch in read_batches(overlaps):
@@ -362,5 +371,7 @@ def _field(line: str, field: str, where: str) -> str:
     except (ValueError, TypeError, KeyError):
         text = None
     if not isinstance(text, str):
-        raise ValueError(f"{where} is no JSON object with a text in {field!r}; correct it, or data.decontaminate.field")
+        raise ValueError(
+            f"{where} is not a JSON object with a text in {field!r}; correct it or data.decontaminate.field"
+        )
     return text

@@ -1,10 +1,10 @@
-"""Signatures whose agreement estimates how much of their shingles two documents share.
+"""Signatures whose agreement estimates the Jaccard similarity of two documents' shingles.
 
 MinHash (Broder 1997, "On the resemblance and containment of documents") estimates the Jaccard similarity of two sets
-by the share of k hash functions with the same smallest value on both. Here the k values are made as in "Fast
-Similarity Sketching" (Dahlgaard, Knudsen and Thorup, FOCS 2017): an element is thrown into one of k bins in each
-round, and a bin keeps the smallest (round, value) it saw. Each bin agrees with probability J, as in MinHash, and the
-estimate is as concentrated; but where MinHash hashes n elements k times each, about n + k ln k throws are enough.
+by the share of k hash functions with the same smallest value on both. Here the k values are computed as in "Fast
+Similarity Sketching" (Dahlgaard, Knudsen and Thorup, FOCS 2017): each round throws every element into one of k bins,
+and a bin keeps the smallest (round, value). Each bin agrees with probability J, as in MinHash, and the estimate is as
+concentrated; but while MinHash hashes each of n elements k times, about n + k ln k throws are enough.
 """
 
 import math
@@ -17,22 +17,26 @@ import pyarrow as pa
 from data_prep.duplicates.shingles import Words, mix, ngrams, read_words
 
 RECALL = 0.98
-"""With what probability a pair at the threshold is to be a candidate."""
+"""Required probability that a pair at the threshold is a candidate."""
 
 _EMPTY = np.uint64(2**64 - 1)
 _LOW = np.uint64(2**32 - 1)
 _HALF = np.uint64(32)
 _WORTH_COPYING = 0.5
-"""Elements are left out of the next rounds when no more than this share of the documents still needs them."""
+"""Elements are dropped from further rounds when at most this share of the documents still needs them."""
 _FEW_ROUNDS = 8
-"""What is done piece by piece; the many rounds of short documents are done for many documents at once."""
+"""Rounds done chunk by chunk; the further rounds that short documents need are done for many documents at once."""
 
 
 def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> tuple[np.ndarray, np.ndarray]:
-    """uint32 (documents, permutations), and bool (documents,): false for those without a word, whose row means nothing.
+    """Signatures of documents.
 
-    A document's shingles are its runs of `shingle_words` words as a set (see shingles.py); a row depends on that set
-    alone. Memory: 20 MB, and 20 bytes a permutation and document.
+    A document's shingles are the set of its n-grams of `shingle_words` words (see shingles.py); its signature depends
+    on that set only. Memory: 20 MB, plus 20 bytes per permutation and document.
+
+    Returns:
+        uint32 (documents, permutations), the signatures.
+        bool (documents,): false for documents without a word, whose signature is meaningless.
     """
     return signatures_of_words(read_words(texts, shingle_words - 1), len(texts), shingle_words, permutations)
 
@@ -40,7 +44,7 @@ def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> 
 def signatures_of_words(
     parts: Iterable[Words], documents: int, shingle_words: int, permutations: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`signatures` of documents whose words are found already; each part carries `shingle_words - 1` words."""
+    """`signatures`, given the documents' words; each part carries over `shingle_words - 1` words."""
     sketch = np.full((documents, permutations), _EMPTY)
     later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
     for words in parts:
@@ -52,7 +56,7 @@ def signatures_of_words(
 
 
 def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
-    """uint64 (bands, documents): of each band one hash of its rows, which are `permutations // bands` of `values`."""
+    """uint64 (bands, documents): a hash of each band, which is `permutations // bands` columns of `values`."""
     rows = values.shape[1] // bands
     hashes = np.zeros((bands, len(values)), np.uint64)
     for row, factor in enumerate(_factors(rows)):
@@ -63,15 +67,15 @@ def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
 def low_bytes(values: np.ndarray) -> np.ndarray:
     """uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size.
 
-    Of each value the low bits after a multiplication that lets all of its bits decide on them.
+    Takes 8 bits of each value after a multiplication that mixes all of its bits into them.
     """
     return (values * np.uint32(0x9E3779B1) >> np.uint32(24)).astype(np.uint8)
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations), of which 8 divides permutations.
+    """float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations); permutations is a multiple of 8.
 
-    Different values have the same low byte in one case of 256, which is taken off (Li and König 2010).
+    Corrected for different values having the same byte, with probability 1/256 (Li and König 2010).
     """
     equal = (one == other).view(np.uint64).sum(axis=1)  # each byte counts up to permutations / 8
     agreeing = equal.view(np.uint8).reshape(len(one), 8).sum(axis=1) / one.shape[1]
@@ -79,12 +83,12 @@ def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def candidate_probability(jaccard: float, bands: int, rows: int) -> float:
-    """With what probability two documents agree in all rows of a band at least: 1 - (1 - J^rows)^bands."""
+    """The probability that two documents agree in all rows of at least one band: 1 - (1 - J^rows)^bands."""
     return 1.0 - (1.0 - jaccard**rows) ** bands
 
 
 def accepted_probability(jaccard: float, threshold: float, permutations: int) -> float:
-    """With what probability the estimate by `similarity` is at least `threshold`; a binomial tail."""
+    """The probability that the estimate by `similarity` is at least `threshold`; a binomial tail."""
     agree = jaccard + (1 - jaccard) / 256
     least = math.ceil(permutations * (threshold * (1 - 1 / 256) + 1 / 256) - 1e-9)
     return sum(
@@ -96,8 +100,8 @@ def accepted_probability(jaccard: float, threshold: float, permutations: int) ->
 def choose_bands(threshold: float, permutations: int) -> int:
     """The fewest bands with which a pair at the threshold is a candidate with probability RECALL.
 
-    Candidates are checked by their whole signatures, so bands only have to lose nothing; fewer of them are less to
-    sort and fewer pairs to check. Where none reaches RECALL, a row a band.
+    Candidates are checked by their whole signatures, so bands only have to miss none; fewer bands mean less sorting
+    and fewer pairs to check. If none reaches RECALL, bands of one row.
     """
     for bands in range(1, permutations):
         if candidate_probability(threshold, bands, permutations // bands) >= RECALL:
@@ -108,10 +112,10 @@ def choose_bands(threshold: float, permutations: int) -> int:
 def _throw(
     sketch: np.ndarray, hashes: np.ndarray, documents: np.ndarray, rounds: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Throw the elements in each round, and return those of documents that later rounds can still change.
+    """Throw the elements in each round; return those of documents that later rounds can still change.
 
-    A round changes nothing for a document whose bins all hold values of earlier ones, so the order in which elements
-    come does not matter, and a long document may come in parts.
+    A round cannot change a document whose bins all hold values of earlier rounds, so the order of the elements does not
+    matter, and a long document may come in parts.
     """
     permutations = sketch.shape[1]
     bins = sketch.reshape(-1)
@@ -124,9 +128,9 @@ def _throw(
         if not len(at):
             break
         thrown = hashes * factors[number]
-        if number >= permutations:  # what the first half left empty gets the smallest of all elements, a bin a round
+        if number >= permutations:  # bins still empty get the smallest of all elements, one bin per round
             chosen = bases + (number - permutations)
-        elif permutations & (permutations - 1) == 0:  # the same bin as below, by fewer operations
+        elif permutations & (permutations - 1) == 0:  # the same bin as below, in fewer operations
             chosen = (thrown >> np.uint64(65 - permutations.bit_length())).view(np.int64)
             chosen += bases
         else:
@@ -137,7 +141,7 @@ def _throw(
         np.minimum.at(bins, chosen, thrown)
         if number == look or number + 1 == rounds.stop:
             look += max(1, number // 4)
-            ripe = at[elements[at] * (number + 1) > 3 * permutations]  # with fewer throws hardly any fills its bins
+            ripe = at[elements[at] * (number + 1) > 3 * permutations]  # fewer throws hardly fill all bins
             is_open = np.zeros(len(sketch), dtype=bool)
             is_open[at] = True
             is_open[ripe] = sketch[ripe].max(axis=1) >= np.uint64((number + 1) << 32)
@@ -151,5 +155,5 @@ def _throw(
 
 @cache
 def _factors(count: int) -> np.ndarray:
-    """uint64 (count,): odd multipliers that look random, the same for ever."""
+    """uint64 (count,): fixed odd multipliers that look random."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)) | np.uint64(1)

@@ -1,11 +1,11 @@
-"""Near duplicates over the whole corpus: MinHash signatures, candidates by bands (LSH), clusters, and what is dropped.
+"""Finds near duplicates over the whole corpus: MinHash signatures, candidates by bands (LSH), clusters.
 
     sign_split        signatures of a split's documents, and each band's hashes sorted     a split: signed_splits.py
     candidate_pairs   equal hashes of all splits, checked by the whole signatures          a band and a range of hashes
-    find_clusters     what hangs together by such pairs; all but one of it is dropped      once
+    find_clusters     connected components of these pairs; all but one document dropped    once
 
-A signed split is a sorted run of every band: a range of hashes is a slice of it, found by bisection and mapped, so no
-table of all documents is ever in memory and no document is compared with all others.
+A signed split is a sorted run of each band: a range of hashes is a slice of it, found by bisection and memory-mapped,
+so no table of all documents is ever in memory and no document is compared with all others.
 """
 
 from collections.abc import Iterator
@@ -19,24 +19,24 @@ import pyarrow as pa
 
 from data_prep.duplicates.minhash import similarity
 from data_prep.duplicates.signed_splits import RUN_DOCUMENTS, Signed, column_of
-from data_prep.stages import Output, once, write_batches
+from data_prep.stages.outputs import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23
-"""Documents whose hashes of a band `candidate_pairs` sorts at once: about 60 bytes each, 500 MB."""
+"""Documents whose hashes of a band `candidate_pairs` sorts at once: about 60 bytes each, 500 MB in total."""
 ALL_PAIRS_DOCUMENTS = 64
-"""Of a larger group with one hash, documents are compared with leaders only: a million copies cost a million
-comparisons a leader, not half of a million squared."""
+"""In a larger group with one hash, documents are compared with leaders only: a million copies cost a million
+comparisons per leader, not half of a million squared."""
 MAX_LEADERS = 64
-"""What is like none of so many leaders stays alone in this band; other bands may join it."""
+"""A document similar to none of so many leaders has no pair in this band; it may have one in other bands."""
 _TOGETHER = 2**20
-"""Hashes, of documents times bands, that are one piece of work: below, starting it and its files cost more."""
+"""Least documents times bands of a task: below, starting the task and its files cost more."""
 _CHUNK = 2**17
 """Signatures in memory at once."""
 
 
 @dataclass(frozen=True)
 class CandidatePairs:
-    """Compare what agrees in one of some bands, of one of `ranges` equal parts of the hashes: FOLDER/KEY.npy."""
+    """Compare documents that agree in one of `bands`, in one of `ranges` equal ranges of hashes: FOLDER/KEY.npy."""
 
     key: str
     folder: str
@@ -50,7 +50,7 @@ class CandidatePairs:
 
 @dataclass(frozen=True)
 class FindClusters:
-    """Join the pairs of all bands and ranges, in any order: FOLDER/KEY.arrow."""
+    """Cluster by the pairs of all bands and ranges, in any order: FOLDER/KEY.arrow."""
 
     key: str
     folder: str
@@ -69,14 +69,14 @@ CLUSTERS = pa.schema(
         pa.field("similarity", pa.float32(), nullable=False),
     ]
 )
-"""A row a dropped document, by split and row: where it stands in the read splits, the document that is kept instead of
-it, and the estimated Jaccard similarity of the two."""
+"""A row per dropped document, sorted by split and row: its place in the read splits, the document that is kept instead,
+and the estimated Jaccard similarity of the two."""
 
 
 def divide(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]:
-    """The work on so many signed documents, as (bands, range, ranges) of each `CandidatePairs`.
+    """Divide the work on signed documents into tasks: (bands, range, ranges) of each `CandidatePairs`.
 
-    Few documents are compared in all bands at once, many in one band, and very many in one of its ranges.
+    A task compares few documents in all bands, many in one band, and very many in one range of a band.
     """
     ranges = max(1, -(-documents // RANGE_DOCUMENTS))
     together = max(1, _TOGETHER // max(documents, 1))
@@ -85,10 +85,10 @@ def divide(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]
 
 
 def candidate_pairs(item: CandidatePairs) -> Output:
-    """Documents that agree in a band and are similar by their signatures, as stars.
+    """Find pairs of documents that agree in a band and have similar signatures.
 
-    The output is uint64 (pairs, 2), a document and another that it hangs together with, each as split << 32 | place
-    among the split's signed documents. Facts: "candidates", documents that agree with another, and "pairs".
+    The output is uint64 (pairs, 2), each document as split << 32 | place among the split's signed documents. Connected
+    documents are paired with one of them (a star). Facts: "candidates", documents that agree with another, and "pairs".
     """
     folder = Path(item.folder)
 
@@ -109,11 +109,11 @@ def candidate_pairs(item: CandidatePairs) -> Output:
 
 
 def find_clusters(item: FindClusters) -> Output:
-    """All documents that pairs join, over any number of them, are a cluster; its longest document is kept.
+    """A connected component of the pairs is a cluster; its longest document is kept.
 
-    Of several longest ones the one with the smallest id: that depends on what the documents say, never on the order
-    of splits or on who finished first. The output has the schema CLUSTERS. Memory: about 100 bytes for each document
-    that is in a pair. Facts: "clusters", "dropped", "dropped_bytes", "largest" (documents of the largest cluster).
+    Of several longest ones the one with the smallest id: that depends on the documents' content only, not on the order
+    of splits or workers. The output has the schema CLUSTERS. Memory: about 100 bytes for each document in a pair.
+    Facts: "clusters", "dropped", "dropped_bytes", "largest" (documents of the largest cluster).
     """
     folder = Path(item.folder)
 
@@ -138,7 +138,7 @@ def find_clusters(item: FindClusters) -> Output:
 
 
 def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
-    """Of each split the rows to drop, int64 and ascending; `clusters` is the path of what `find_clusters` wrote."""
+    """The rows to drop of each split, int64 ascending; `clusters` is the path of the output of `find_clusters`."""
     with pa.memory_map(clusters) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
         split, row = (table.column(name).to_numpy() for name in ("split", "row"))
@@ -147,7 +147,7 @@ def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
 
 
 def _range_of(signed: Signed, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of the range and whose they are, of all runs of all splits."""
+    """The hashes of the range and their documents, of all runs of all splits."""
     low, high = (2**64 * bound // item.ranges for bound in (item.range, item.range + 1))
     hashes, codes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for split, runs in enumerate(signed.runs):
@@ -162,7 +162,7 @@ def _range_of(signed: Signed, band: int, item: CandidatePairs) -> tuple[np.ndarr
 
 
 def _grouped(signed: Signed, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What has its hash with another, group by group, and in a group by preference."""
+    """Hashes that occur more than once and their documents, group by group; in a group by preference."""
     order = np.argsort(hashes)
     hashes, codes = hashes[order], codes[order]
     equal = hashes[1:] == hashes[:-1]
@@ -180,7 +180,7 @@ def _preference(signed: Signed, codes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _groups(hashes: np.ndarray) -> Iterator[slice]:
-    """Slices of whole groups of equal hashes, of about _CHUNK documents each or of one group that is larger."""
+    """Slices of whole groups of equal hashes, of about _CHUNK documents or of one larger group."""
     ends = np.append(np.flatnonzero(np.diff(hashes)) + 1, len(hashes))
     start = 0
     while start < len(hashes):
@@ -192,7 +192,7 @@ def _groups(hashes: np.ndarray) -> Iterator[slice]:
 
 
 def _stars(signed: Signed, hashes: np.ndarray, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Pairs (n, 2) that join what is similar within groups of equal hashes, each in the order of preference."""
+    """Pairs (n, 2) that connect similar documents within groups of equal hashes, each in the order of preference."""
     starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
     sizes = np.diff(starts, append=len(hashes))
     large = sizes > ALL_PAIRS_DOCUMENTS
@@ -216,7 +216,7 @@ def _stars(signed: Signed, hashes: np.ndarray, codes: np.ndarray, threshold: flo
 
 
 def _lead(signed: Signed, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Leader clustering (Hartigan 1975, chapter 3): each document joins the first leader that it is like."""
+    """Leader clustering (Hartigan 1975, chapter 3): each document joins the first leader that it is similar to."""
     stars = []
     leaders: list[tuple[np.uint64, np.ndarray]] = []
     for start in range(0, len(codes), _CHUNK):
@@ -236,12 +236,14 @@ def _lead(signed: Signed, codes: np.ndarray, threshold: float) -> list[np.ndarra
 
 
 def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """The same connected components as `pairs` int64 (n, 2) of numbers under `nodes`, each joined to its smallest."""
+    """Pairs with the same connected components as `pairs`, int64 (n, 2) below `nodes`: each node and the smallest."""
     root = np.arange(nodes)
     while len(pairs):
         ends = root[pairs]
         pairs, ends = pairs[ends[:, 0] != ends[:, 1]], ends[ends[:, 0] != ends[:, 1]]
-        np.minimum.at(root, ends.max(axis=1), ends.min(axis=1))  # each root under its smallest neighbour, then flat
+        np.minimum.at(
+            root, ends.max(axis=1), ends.min(axis=1)
+        )  # attach each root to its smallest neighbour, then flatten
         while (root[root] != root).any():
             root = root[root]
     members = np.flatnonzero(root != np.arange(nodes))
@@ -249,7 +251,7 @@ def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
 
 
 def _components(all_pairs: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Every document in a pair, ascending, and one of its component that is the same for all of it."""
+    """Every document in a pair, ascending, and the representative of its component."""
     forest = np.empty((0, 2), np.uint64)
     waiting: list[np.ndarray] = []
 

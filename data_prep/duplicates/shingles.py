@@ -1,9 +1,9 @@
-"""Words and word n-grams of documents as hashes, in numpy over bytes: no Python object a word.
+"""Hashes of the words and word n-grams of documents, by numpy over bytes: no Python object per word.
 
-A word is a run of letters, marks and digits of any script, lower-cased; everything else parts words. In scripts that
-write no blanks between words (Han, kana, Thai, Lao, Myanmar, Khmer) each letter with its marks is a word.
-Lower case is taken only where it is as many bytes of UTF-8, so that a place in the lower-cased text is the same place
-in the original: that leaves out two dozen rare letters, İ, ẞ, Ⱥ and the Kelvin sign among them.
+A word is a run of letters, marks and digits of any script, in lower case; everything else separates words. In scripts
+without spaces between words (Han, kana, Thai, Lao, Myanmar, Khmer) each letter with its marks is a word.
+Letters are lower-cased only if that keeps the number of UTF-8 bytes, so that offsets are those of the original text:
+this excludes two dozen rare letters, among them İ, ẞ, Ⱥ and the Kelvin sign.
 """
 
 import unicodedata
@@ -14,16 +14,16 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from data_prep.host_memory import keep_freed_blocks
+from common.malloc import raise_mmap_threshold
 
-PIECE_BYTES = 2**18
-"""Text worked at once: enough to spread the cost of a call, and arrays (8 bytes a byte of text) that stay in caches."""
+CHUNK_BYTES = 2**18
+"""Text processed at once: enough to amortise a call, with arrays (8 bytes per byte of text) that fit into caches."""
 MAX_WORD_BYTES = 256
-"""A longer word counts as several: no part of the work grows with a word's length."""
+"""A longer word counts as several, so that no cost grows with a word's length."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _SEPARATOR, _LETTER, _MARK, _IDEOGRAPH = range(4)
-_WITHOUT_BLANKS = (
+_WITHOUT_SPACES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
@@ -40,36 +40,36 @@ _WITHOUT_BLANKS = (
     (0x1AFF0, 0x1B16F),
 )
 _HAN_PLANES = 0x20000
-"""From here on every character is taken for Han."""
+"""Every character from here on counts as Han."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a few whole documents, or of a part of one that is longer than PIECE_BYTES."""
+    """The words of a few whole documents, or of a part of one that is longer than CHUNK_BYTES."""
 
     hashes: np.ndarray
     """uint64 (words,)."""
     starts: np.ndarray
-    """int64 (words,): where each begins, in bytes; see `origins`."""
+    """int64 (words,): where each word begins, in bytes; see `origins`."""
     stops: np.ndarray
     bounds: np.ndarray
     """int64 (documents + 1,): the words of document i are bounds[i] to bounds[i + 1]."""
     origins: np.ndarray
-    """int64 (documents,): what to take from starts and stops to have bytes of the document's UTF-8."""
+    """int64 (documents,): subtract it from starts and stops for offsets into the document's UTF-8."""
     first_document: int
-    """Number of the first of these documents among all that are read."""
+    """Index of the first of these documents among all."""
     whole: bool
-    """False where words of the document are not here, but in other parts."""
+    """False if other parts hold words of the document too."""
 
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of `Words`: word first[i] to last[i] (which is not part of it) of documents[i]."""
+    """The n-grams of `Words`: words first[i] to last[i] (exclusive) of documents[i]."""
 
     hashes: np.ndarray
     """uint64 (n-grams,)."""
     documents: np.ndarray
-    """int64 (n-grams,): counted from the first of the piece."""
+    """int64 (n-grams,): index into the documents of these `Words`."""
     first: np.ndarray
     """int64 (n-grams,)."""
     last: np.ndarray
@@ -78,12 +78,12 @@ class Ngrams:
 def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
     """The words of each text, in order.
 
-    Documents longer than PIECE_BYTES come in parts, each of which begins with the last `carried` words of the part
-    before: with n - 1 of them every n-gram stands whole in a part. Memory beside the texts: about 50 bytes a byte
-    of a piece, 13 MB.
+    Documents longer than CHUNK_BYTES come in parts, each of which begins with the last `carried` words of the previous
+    part: with n - 1 of them every n-gram is whole in a part. Memory besides the texts: about 50 bytes per byte of a
+    chunk, 13 MB.
     """
     assert texts.type == pa.string(), texts.type
-    keep_freed_blocks()
+    raise_mmap_threshold()
     _, offsets, data = texts.buffers()
     if not len(texts):
         return
@@ -91,7 +91,7 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
     buffer = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     start = 0
     while start < len(texts):
-        stop = int(np.searchsorted(edges, edges[start] + PIECE_BYTES, side="right")) - 1
+        stop = int(np.searchsorted(edges, edges[start] + CHUNK_BYTES, side="right")) - 1
         if stop > start:
             inner = edges[start : stop + 1] - edges[start]
             hashes, starts, stops = _words(buffer[edges[start] : edges[stop]], inner)
@@ -103,9 +103,9 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
 
 
 def ngrams(words: Words, n: int) -> Ngrams:
-    """All runs of `n` words within a document; one of all its words for a document that has fewer, but at least one.
+    """All n-grams of `n` words within a document; for a shorter document with words, one of all its words.
 
-    Each is a different random linear function of its words' hashes, mixed by `mix`.
+    An n-gram's hash is a random linear function of its words' hashes, mixed by `mix`.
     """
     lengths = np.diff(words.bounds)
     weights = _odd_numbers(n)
@@ -135,7 +135,7 @@ def ngrams(words: Words, n: int) -> Ngrams:
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """The finaliser of MurmurHash3's 128-bit variant (fmix64, Appleby 2011), in place: every bit decides on all."""
+    """The finaliser of MurmurHash3's 128-bit variant (fmix64, Appleby 2011), in place: every bit affects all."""
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -147,12 +147,12 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
     before = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
     start, whole = 0, True
     while start < len(document):
-        stop = min(start + PIECE_BYTES, len(document))
+        stop = min(start + CHUNK_BYTES, len(document))
         while stop < len(document) and document[stop] & 0xC0 == 0x80:
             stop -= 1
         hashes, starts, stops = _words(document[start:stop], np.array([0, stop - start]))
         begin, start = start, stop
-        if stop < len(document) and len(stops) and stops[-1] == stop - begin:  # it may go on in the next part
+        if stop < len(document) and len(stops) and stops[-1] == stop - begin:  # the word may continue in the next part
             start = begin + int(starts[-1])
             hashes, starts, stops = hashes[:-1], starts[:-1], stops[:-1]
         found = (hashes, starts + begin, stops + begin)
@@ -165,29 +165,29 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
 
 
 def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes, starts and stops of the words in `data`, UTF-8 whose documents begin and end at `edges`."""
+    """Hashes, starts and stops of the words in `data`, UTF-8 of documents that begin and end at `edges`."""
     lower, starts, stops = _find(data, edges)
     lengths = stops - starts
     if len(lengths) and lengths.max() > MAX_WORD_BYTES:
-        pieces = -(-lengths // MAX_WORD_BYTES)
-        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(starts, pieces) + MAX_WORD_BYTES * within
-        stops = np.minimum(starts + MAX_WORD_BYTES, np.repeat(stops, pieces))
-    # A polynomial of the bytes modulo 2^64; prefix sums give every word's, times the power of where it begins.
-    powers, inverses = _powers(PIECE_BYTES)
+        parts = -(-lengths // MAX_WORD_BYTES)
+        within = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        starts = np.repeat(starts, parts) + MAX_WORD_BYTES * within
+        stops = np.minimum(starts + MAX_WORD_BYTES, np.repeat(stops, parts))
+    # A polynomial of the bytes modulo 2^64: differences of prefix sums, divided by the power at the word's start.
+    powers, inverses = _powers(CHUNK_BYTES)
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(lower.astype(np.uint64) * powers[: len(data)], out=sums[1:])
     hashes = (sums[stops] - sums[starts]) * inverses[starts]
-    hashes ^= hashes >> np.uint64(32)  # no polynomial any more: n-grams are sums of these
+    hashes ^= hashes >> np.uint64(32)  # makes it nonlinear, since n-grams are sums of these
     hashes *= _ODD
     return hashes, starts, stops
 
 
 def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes in lower case, and where words start and stop."""
+    """The bytes in lower case, and the starts and stops of words."""
     upper = data - np.uint8(ord("A")) < 26
     lower = data + (upper.view(np.uint8) << np.uint8(5))
-    inside = np.zeros(len(data) + 2, dtype=bool)  # with a blank before and behind
+    inside = np.zeros(len(data) + 2, dtype=bool)  # with a separator before and after
     is_word = inside[1:-1]
     np.less(lower - np.uint8(ord("a")), 26, out=is_word)
     is_word |= lower - np.uint8(ord("0")) < 10
@@ -229,7 +229,7 @@ def _find_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray,
 
 @cache
 def _characters() -> tuple[np.ndarray, np.ndarray]:
-    """uint8 and int64 (_HAN_PLANES + 1,): the kind and the lower case of each code point beyond ASCII."""
+    """uint8 and int64 (_HAN_PLANES + 1,): kind and lower case of each code point beyond ASCII."""
     kinds = np.full(_HAN_PLANES + 1, _SEPARATOR, np.uint8)
     lower = np.arange(_HAN_PLANES + 1)
     of_category = {"L": _LETTER, "N": _LETTER, "M": _MARK}
@@ -241,7 +241,7 @@ def _characters() -> tuple[np.ndarray, np.ndarray]:
             small = character.lower()
             if len(small) == 1 and len(small.encode()) == len(character.encode()):
                 lower[code] = ord(small)
-    for start, stop in _WITHOUT_BLANKS:
+    for start, stop in _WITHOUT_SPACES:
         letters = kinds[start : stop + 1]
         letters[letters == _LETTER] = _IDEOGRAPH
     kinds[_HAN_PLANES] = _IDEOGRAPH
@@ -261,5 +261,5 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _odd_numbers(count: int) -> np.ndarray:
-    """uint64 (count,): odd multipliers that look random, the same for ever."""
+    """uint64 (count,): fixed odd multipliers that look random."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * _ODD) | np.uint64(1)

@@ -1,9 +1,9 @@
-"""Signed splits: what of each document near duplicates are found by, in files that are read by slices.
+"""Signed splits: the signatures and band hashes of a split's documents, in files that are read in slices.
 
-A file is a few sorted runs, one a record batch of at most RUN_DOCUMENTS documents:
+A file consists of sorted runs, record batches of at most RUN_DOCUMENTS documents:
 
-    row, bytes, document, signature     of each document that has words, in the order of the split
-    hash B, place B                     the hashes of band B, ascending, and for each the document's place in the run
+    row, bytes, document, signature     of each document with words, in the order of the split
+    hash B, place B                     the hashes of band B, ascending, and the place in the run of each one's document
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.config import NearDuplicatesConfig
-from data_prep.documents import read_documents
 from data_prep.duplicates.minhash import band_hashes, choose_bands, low_bytes, signatures
-from data_prep.stages import Output, once, write_batches
+from data_prep.stages.documents import read_documents
+from data_prep.stages.outputs import Output, once, write_batches
 
 RUN_DOCUMENTS = 2**18
-"""Documents of a sorted run; a split of more has several. Signing holds about 1.7 KB for each: 450 MB."""
+"""Most documents of a sorted run. Signing holds about 1.7 KB for each: 450 MB."""
 _SIGNED_AT_ONCE = 8192
-"""Documents whose signatures are made at once; each takes 2.5 KB while they are."""
+"""Documents whose signatures are computed at once, with 2.5 KB for each."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class SignSplit:
 
 
 def bands_of(config: NearDuplicatesConfig) -> int:
-    """How many bands a signature is cut into."""
+    """The number of bands of a signature."""
     return config.bands or choose_bands(config.threshold, config.permutations)
 
 
 def bytes_of_signed(config: NearDuplicatesConfig) -> int:
-    """Bytes on the disk of a signed document: row, bytes, document, signature, and of each band a hash and a place."""
+    """Bytes on disk per signed document: row, bytes, document, signature, and for each band a hash and a place."""
     return 4 + 4 + 8 + config.permutations + (8 + 4) * bands_of(config)
 
 
 def sign_split(item: SignSplit) -> Output:
-    """Sign a split. Facts: "documents" that have a signature, and "no words": those that have none and are kept."""
+    """Sign a split. Facts: "documents" with a signature, and "no words", documents without one, which are kept."""
     folder = Path(item.folder)
     bands = bands_of(item.config)
 
@@ -61,23 +61,23 @@ def sign_split(item: SignSplit) -> Output:
 
 
 def rows_left(dropped: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """int64 (stop - start,): the rows of a split of what is left without `dropped`, the `start`-th to the `stop`-th."""
+    """int64 (stop - start,): rows of the `start`-th to `stop`-th document of a split without the rows `dropped`."""
     left = np.arange(start, stop)
     return left + np.searchsorted(dropped - np.arange(len(dropped)), left, side="right")
 
 
 class Signed:
-    """The signed splits, memory-mapped; a document is split << 32 | place."""
+    """The signed splits, memory-mapped; a document's code is split << 32 | place."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.runs: list[list[pa.RecordBatch]] = []
         for path in paths:
-            with pa.memory_map(path) as mapped:  # closed: the batches keep the mapping, not the open file
+            with pa.memory_map(path) as mapped:  # the batches keep the mapping, not the open file
                 reader = pa.ipc.open_file(mapped)
                 self.runs.append([reader.get_batch(number) for number in range(reader.num_record_batches)])
 
     def take(self, codes: np.ndarray, name: str) -> np.ndarray:
-        """The documents' values of a column; signatures as uint8 (documents, permutations)."""
+        """A column's values for documents; signatures as uint8 (documents, permutations)."""
         if not len(codes):
             return np.empty(0, np.uint64)
         order = np.argsort(codes)
@@ -92,7 +92,7 @@ class Signed:
 
 
 def column_of(run: pa.RecordBatch, name: str) -> np.ndarray:
-    """A column of a run as it is mapped, without a copy."""
+    """A column of a run, without a copy."""
     column = run.column(name)
     if not pa.types.is_fixed_size_binary(column.type):
         return column.to_numpy()

@@ -1,1 +1,1 @@
-"""Documents out of files of many kinds in many places."""
+"""Lists input files, local and remote, and reads documents from their formats."""

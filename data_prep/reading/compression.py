@@ -1,7 +1,7 @@
-"""The bytes of a compressed file, in pieces.
+"""Decompresses a file in chunks.
 
-Arrow unpacks gzip, zstd and bzip2 (files of several members or frames too, as crawls write them) and tells a truncated
-file from a whole one, which the zstandard package's reader does not; it knows no xz, which is the standard library's.
+Arrow decompresses gzip, zstd and bzip2, also files of several members or frames, as crawls write them, and detects a
+truncated file, which the zstandard package's reader does not. The standard library decompresses xz.
 """
 
 import io
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.opening import OpenedFile
 
-PIECE = 2**20
+CHUNK = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _ARROWS_NAMES = {"gz": "gzip", "zst": "zstd"}
 _XZ_MEMORY = 256 * 2**20
-"""For its dictionary; xz -9 takes 64 MiB, and a file can ask for 4 GiB."""
+"""Limit for the dictionary; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
 
 
-def pieces(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
-    """The bytes from `start` on, unpacked (then all), at most PIECE or a block of the file at once.
+def chunks(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
+    """The bytes from `start` on, or all bytes of a compressed file, in chunks of at most CHUNK bytes or a block.
 
-    Raises UnreadableFileError, perhaps after some pieces, when the file is truncated or damaged.
+    Raises UnreadableFileError, possibly after some chunks, when the file is truncated or damaged.
     """
     if packing == "xz":
         yield from _xz(opened.stream())
@@ -37,38 +37,38 @@ def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
     unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _ARROWS_NAMES.get(packing, packing))
     while True:
         try:
-            piece = unpacked.read(PIECE)
+            chunk = unpacked.read(CHUNK)
         except (OSError, pa.ArrowException) as error:
             raise _broken(packing, error) from None
-        if not piece:
+        if not chunk:
             return
-        yield piece
+        yield chunk
 
 
 def _xz(stream: io.BufferedReader) -> Iterator[bytes]:
-    """One stream after the other, with zero bytes between them (xz file format, 2.2)."""
-    packed = stream.read(PIECE)
+    """Several streams in sequence, with zero padding between them (xz file format, 2.2)."""
+    packed = stream.read(CHUNK)
     while packed:
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
         while not unpacker.eof:
             fed = b""
             if unpacker.needs_input:
-                fed, packed = packed or stream.read(PIECE), b""
+                fed, packed = packed or stream.read(CHUNK), b""
                 if not fed:
                     raise _broken("xz")
             try:
-                piece = unpacker.decompress(fed, PIECE)
+                chunk = unpacker.decompress(fed, CHUNK)
             except lzma.LZMAError as error:
                 raise _broken("xz", error) from None
-            if piece:
-                yield piece
+            if chunk:
+                yield chunk
         packed = unpacker.unused_data
-        while not (packed := packed.lstrip(b"\0")) and (packed := stream.read(PIECE)):
+        while not (packed := packed.lstrip(b"\0")) and (packed := stream.read(CHUNK)):
             pass
 
 
 def _broken(packing: str, error: Exception | None = None) -> UnreadableFileError:
-    # What Zstandard says of windows over 128 MiB, which Arrow does not take, and liblzma of _XZ_MEMORY.
+    # The messages of Zstandard for windows over 128 MiB, which Arrow refuses, and of liblzma over _XZ_MEMORY.
     if any(words in str(error) for words in ("requires too much memory", "Memory usage limit")):
         return UnreadableFileError(f"{_NAMES[packing]} that takes too much memory to unpack")
     return UnreadableFileError(f"broken {_NAMES[packing]}")

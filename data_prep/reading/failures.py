@@ -1,19 +1,19 @@
-"""The two ways in which a file is not read.
+"""The two ways in which reading a file fails.
 
-What is wrong with its bytes (a broken gzip) is a fault of the file: it is set aside, the same way every time. What is
-wrong with getting at them is not: a file that is gone or has changed is set aside for this time, and a server that does
-not answer stops the task, because a file that was left out for a bad network would be missed by nobody.
+Bad bytes (a broken gzip) are a property of the file: it is set aside, every time. Failing access is not: a file that is
+gone or has changed is set aside this time only, and a server that does not answer stops the task, since nobody would
+notice a file that was left out because of a bad network.
 """
 
 
 class UnreadableFileError(Exception):
-    """A file of which nothing is used; the message is the reason."""
+    """Nothing of the file is used; the message is the reason."""
 
     def __init__(self, reason: str, for_now: bool = False) -> None:
         super().__init__(reason)
         self.for_now = for_now
-        """Not a matter of what stands in the file: another time it may be readable."""
+        """Not caused by the file's content: it may be readable another time."""
 
 
 class ReadFailed(OSError):
-    """The place of a file did not answer, however often it was asked. Trying again later may help."""
+    """The server of a file did not answer after all retries. Trying again later may help."""

@@ -1,10 +1,10 @@
-"""Files behind http:// and https://, read by position, through interruptions, from any server.
+"""Positional reads of http:// and https:// files, with retries, also from servers without range requests.
 
-fsspec's file system is not used: it takes every failure for a missing file, asks nobody twice, and cannot read on in a
-file whose server knows no ranges (version 2026.9).
+fsspec's file system is not used: it reports every failure as a missing file, does not retry, and cannot resume a file
+whose server has no range requests (version 2026.9).
 
-User and password come from the file that NETRC names, else ~/.netrc, by the host's name; its `default` entry is not
-used, for a recipe from somebody else may name any host.
+User and password come from the file that NETRC names, else ~/.netrc, by host name; the `default` entry is not used,
+since a recipe from somebody else may name any host.
 """
 
 import base64
@@ -34,29 +34,32 @@ _FORBIDDEN = (401, 403)
 
 @dataclass(frozen=True)
 class Description:
-    """What the server says of a file."""
+    """A file's properties, as reported by its server."""
 
     size: int
     mtime_ns: int
-    """0: it does not say."""
+    """0: not reported."""
     version: str
-    """Its ETag or else its time of change; "": it tells neither."""
+    """The ETag, else the Last-Modified time; "": neither is reported."""
     ranges: bool
-    """Whether it gives a file from the middle on."""
+    """Whether the server supports range requests."""
 
 
 def is_http(location: str) -> bool:
-    """Whether it is a URL of this kind."""
+    """Whether it is an http:// or https:// URL."""
     return location.startswith(("http://", "https://"))
 
 
 def describe(url: str) -> Description:
-    """Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not tell the size."""
+    """Ask for a file's properties.
+
+    Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not report the size.
+    """
     with _ask(url, "HEAD", {}) as answer:
         size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
         etag, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
     if size is None or not _SIZE.fullmatch(size):
-        raise ValueError(f"{url}: the server does not tell the file's size; download it and give its path")
+        raise ValueError(f"{url}: the server does not report the file's size; download it and give its path")
     mtime_ns = 0
     if changed:
         with suppress(ValueError, OverflowError):
@@ -66,7 +69,7 @@ def describe(url: str) -> Description:
 
 
 class HttpFile:
-    """One connection that is read in order; a jump or an interruption makes another, from that byte on."""
+    """Reads one connection in order; a jump or an interruption opens another at that byte."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -100,7 +103,7 @@ class HttpFile:
         raise AssertionError("the last wait raises")
 
     def close(self) -> None:
-        """It is not read any more."""
+        """Close the connection."""
         if self._answer is not None:
             self._answer.close()
         self._answer = None
@@ -113,14 +116,14 @@ class HttpFile:
             return
         self._at = offset
         if offset and self._answer.status != 206:
-            # This server knows no ranges: what comes before is received and forgotten.
+            # This server has no range requests: receive what comes before and drop it.
             left = offset
             while left and (skipped := len(self._answer.read(min(left, _SKIP)))):
                 left -= skipped
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
-    """The server's answer, asked again while it is busy or away. Raises EOFError for a range behind the end."""
+    """The server's response, with retries while it is busy or away. Raises EOFError for a range beyond the end."""
     request = urllib.request.Request(url, method=method, headers={"Accept-Encoding": "identity", **headers})
     if (credentials := _credentials(url)) is not None:
         request.add_unredirected_header("Authorization", credentials)
@@ -138,7 +141,7 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
             if error.code == 416:
                 raise EOFError from None
             if error.code < 500 and error.code not in (408, 429):
-                raise ReadFailed(f"{url} cannot be read (HTTP status {error.code}); correct it") from None
+                raise ReadFailed(f"{url} cannot be read (HTTP status {error.code}); correct the URL") from None
             _wait(url, attempt, f"HTTP status {error.code}")
         except (OSError, HTTPException) as error:
             _wait(url, attempt, _reason(error))
@@ -146,7 +149,7 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
 
 
 class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
-    """Credentials do not follow to another host or port, nor from https to http."""
+    """Does not send credentials to another host or port, nor from https to http."""
 
     def redirect_request(self, req: urllib.request.Request, *args: Any) -> urllib.request.Request | None:
         following = super().redirect_request(req, *args)
@@ -159,9 +162,9 @@ class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
 
 
 def _credentials(url: str) -> str | None:
-    """What proves to the URL's host who asks; None: nothing is known for it.
+    """The Authorization header for the URL's host; None: there are no credentials for it.
 
-    Raises ValueError when the file cannot be used, and says nothing of what stands in it.
+    Raises ValueError, which quotes nothing of the file, when the file cannot be used.
     """
     named = os.environ.get("NETRC") or None
     try:
@@ -171,7 +174,7 @@ def _credentials(url: str) -> str | None:
             return None
         raise ValueError(f"NETRC={named} does not exist; correct it") from None
     except netrc.NetrcParseError as error:
-        wrong = f"line {error.lineno} is not as it should be" if error.lineno else "others than you may read it"
+        wrong = f"line {error.lineno} is malformed" if error.lineno else "other users may read it"
         raise ValueError(f"{named or '~/.netrc'} cannot be used: {wrong}; correct it (chmod 600)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{named or '~/.netrc'} cannot be read ({type(error).__name__}); correct it") from None

@@ -1,45 +1,46 @@
-"""Identities of the input files, remembered with size and time so that unchanged files are not read to know them."""
+"""Identities of the input files' contents, cached by size and modification time."""
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import canonical_json, read_json_object, write_atomically
+from common.files import canonical_json, read_json_object, write_atomically
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
 from data_prep.reading.sources import InputFile, group_into_splits, printable
 
 UNREADABLE = "unreadable"
-"""Stands for the identity of a file that cannot be opened."""
+"""The identity of a file that cannot be opened."""
 _REQUESTS = 16
-"""That wait for their answers at once."""
+"""Concurrent requests."""
 
 
-def groups(files: list[InputFile]) -> list[list[InputFile]]:
-    """`files` in groups of about a split's size, each worth a task."""
+def groups(files: Sequence[InputFile]) -> list[list[InputFile]]:
+    """`files` in groups of about a split's size, one for each task."""
     found = [[part.file for part in split if part.start == 0] for split in group_into_splits(files)]
     return [group for group in found if group]
 
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
-    """Path -> identity, UNREADABLE where the file cannot be opened. Raises ReadFailed when a server does not answer."""
+    """Identities by path, UNREADABLE for files that cannot be opened. Raises ReadFailed as `identity`."""
     if not any(is_remote(file.path) for file in files):
         return {file.path: identity(file) for file in files}
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return dict(zip([file.path for file in files], pool.map(identity, files), strict=True))
 
 
-def identified(files: list[InputFile], hashes: dict[str, str]) -> list[InputFile]:
+def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
     """`files`, each with its identity."""
     return [dataclasses.replace(file, identity=hashes[file.path]) for file in files]
 
 
 def identity(file: InputFile) -> str:
-    """What is the same as long as the content is: the SHA-256 of the bytes that were listed, or a server's ETag.
+    """The identity of a file's content: the SHA-256 of the bytes that were listed, or a server's version.
 
-    A file without read permission or one that is gone is UNREADABLE. Raises ReadFailed when a server does not answer.
+    A missing file and one without read permission are UNREADABLE. Raises ReadFailed when a server does not answer.
     """
     if file.problem:
         return file.problem
@@ -56,7 +57,7 @@ def identity(file: InputFile) -> str:
 
 
 def has_changed(file: InputFile) -> bool:
-    """Whether its first `size` bytes, as they were when it was listed, are others now or gone.
+    """Whether the first `size` bytes, of when the file was listed, differ now or are gone.
 
     Raises ReadFailed when a server does not answer.
     """
@@ -73,10 +74,10 @@ def has_changed(file: InputFile) -> bool:
     return size < file.size or (bool(file.identity) and identity(file) != file.identity)
 
 
-def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
-    """The remembered identities of those `files` whose size and time of change are as they were.
+def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
+    """The remembered identities of those `files` whose size and modification time are unchanged, by path.
 
-    What cannot be read is known by the problem that listing found.
+    The identity of a file that cannot be read is the problem that listing found.
     """
     try:
         known = read_json_object(memory, most_bytes=memory.stat().st_size)
@@ -90,8 +91,8 @@ def recall(memory: Path, files: list[InputFile]) -> dict[str, str]:
     return found
 
 
-def remember(memory: Path, files: list[InputFile], hashes: dict[str, str]) -> None:
-    """Keep `hashes` for `recall`. Unreadable files are tried again: being allowed to read changes no time."""
+def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
+    """Write `hashes` for `recall`, without unreadable files: a change of permissions changes no modification time."""
     known: dict[str, Any] = {
         printable(file.path): [file.size, file.mtime_ns, hashes[file.path]]
         for file in files
@@ -108,7 +109,7 @@ def _sha256(file: InputFile) -> str:
         while at < file.size:
             data = place.read_at(min(block, file.size - at), at)
             if not data:
-                return UNREADABLE  # it has become shorter
+                return UNREADABLE  # the file became shorter
             digest.update(data)
             at += len(data)
     finally:

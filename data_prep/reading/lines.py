@@ -1,24 +1,23 @@
-"""Lines and blocks of a part of a text file, none of them held when it is too long."""
+"""Lines and blocks of a part of a text file; the too long ones are skipped without holding them."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 Line = tuple[int, bytes | None]
-"""Where it begins, and its bytes without the line feed; None: longer than the limit."""
+"""The offset of its first byte, and its bytes without the line feed; None: longer than the limit."""
 
 
-def lines(pieces: Iterable[bytes], start: int, stop: float, limit: int, past_stop: bool = False) -> Iterator[Line]:
-    """The lines whose first byte lies in [start, stop) of a file; never more than `limit` bytes and a piece are held.
+def lines(chunks: Iterable[bytes], start: int, stop: float, limit: int, past_stop: bool = False) -> Iterator[Line]:
+    """The lines whose first byte is in [start, stop) of a file; holds at most `limit` bytes and a chunk.
 
-    With `past_stop` those after `stop` too, up to one that is too long, for a caller who knows where to end.
-
-    `pieces` are the file's bytes from `start` - 1 on (0, if that is less): only the byte before tells whether a line
-    begins at `start`.
+    Args:
+        chunks: the file's bytes from max(0, start - 1) on: the byte before decides whether a line begins at `start`.
+        past_stop: yield the lines after `stop` too, for a caller who knows where to end.
     """
     at = position = max(0, start - 1)
     skipping = start > 0
     held: list[bytes] = []
-    for piece in pieces:
-        *ended, rest = piece.split(b"\n")
+    for chunk in chunks:
+        *ended, rest = chunk.split(b"\n")
         for line in ended:
             position += len(line) + 1
             if skipping:
@@ -45,18 +44,19 @@ def lines(pieces: Iterable[bytes], start: int, stop: float, limit: int, past_sto
 
 
 def blocks(
-    pieces: Iterable[bytes], start: int, stop: float, limit: int, read_at: Callable[[int, int], bytes]
+    chunks: Iterable[bytes], start: int, stop: float, limit: int, read_at: Callable[[int, int], bytes]
 ) -> Iterator[Line]:
-    """The blocks of lines between blank lines whose first byte lies in [start, stop); as `lines` does.
+    """The blocks of lines, separated by blank lines, whose first byte is in [start, stop); see `lines`.
 
-    `read_at(nbytes, offset)` reads what comes before: whether the first line continues a block depends on it.
+    Args:
+        read_at: (nbytes, offset) -> bytes of the file, to see whether the first line continues a block.
     """
     begins = -1
-    """Where the block that is being read begins; -1: there is none, or it is another part's."""
+    """Offset of the current block; -1: there is none, or it belongs to another part."""
     after_blank: bool | None = None
     held: list[bytes] = []
     size = 0
-    for at, line in lines(pieces, start, stop, limit, past_stop=True):
+    for at, line in lines(chunks, start, stop, limit, past_stop=True):
         if after_blank is None:
             after_blank = _follows_blank(at, read_at)
         if line is not None and not line.strip():
@@ -78,13 +78,13 @@ def blocks(
         else:
             held.append(line)
         if size > limit and at >= stop:
-            break  # it is too long wherever it ends
+            break  # too long, wherever it ends
     if begins >= 0:
         yield begins, b"\n".join(held) if size <= limit else None
 
 
 def _follows_blank(at: int, read_at: Callable[[int, int], bytes], window: int = 4096) -> bool:
-    """Whether the line that ends just before `at` is blank, or there is none."""
+    """Whether the line that ends just before `at` is blank or does not exist."""
     stop = at - 1
     while stop > 0:
         start = max(0, stop - window)

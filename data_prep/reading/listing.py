@@ -1,6 +1,6 @@
-"""Which files a location names: itself, all below a folder, or what matches a glob; on this machine or remotely.
+"""Lists the files of a location, local or remote: a file, all files below a directory, or the matches of a glob.
 
-What is there and cannot be read is listed too, with its problem: a folder that may not be listed, a link to nowhere.
+What cannot be read is listed too, with its problem: a directory without permission, a broken link.
 """
 
 import errno
@@ -14,19 +14,20 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from common.s3 import reason_of
 from data_prep.reading import http
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.http import is_http
-from data_prep.reading.locations import filesystem_of, is_remote, reason_of
+from data_prep.reading.locations import filesystem_of, is_remote
 
 _MAGIC = re.compile(r"[*?[]")
 _Seen = tuple[tuple[int, int], ...]
-"""Device and inode of the folders above, by which a loop of links is known."""
+"""Device and inode of the parent directories, to detect loops of links."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder, or something that is neither."""
+    """A file, a directory, or something else."""
 
     path: str
     size: int = 0
@@ -35,20 +36,22 @@ class Entry:
     problem: str = ""
     """Why it cannot be read."""
     in_order: bool = False
-    """Its server gives it from its beginning only."""
+    """The server has no range requests: it can only be read from the beginning."""
 
     @property
     def is_hidden(self) -> bool:
-        """Left out unless it is asked for by name."""
+        """Whether its name begins with a dot; such entries are listed only if named."""
         return os.path.basename(self.path).startswith(".")
 
 
 def find(location: str, key: str, root: str = "") -> list[Entry]:
-    """The files (and what cannot be read) that a location names, by path; none when there is nothing.
+    """The files of a location, and entries that cannot be read, sorted by path; empty if there are none.
 
-    No character of `root`, with which a path may begin, is part of a glob.
+    Args:
+        key: the recipe's key, for messages.
+        root: a prefix of the path in which no character is part of a glob.
 
-    Raises ValueError, naming the recipe's `key`, when a remote place cannot be listed.
+    Raises ValueError when a remote location cannot be listed.
     """
     try:
         found = _find(location, key, root)
@@ -77,7 +80,7 @@ def _find(location: str, key: str, root: str) -> list[Entry]:
 
 
 def _matches(tree: "_Local | _Remote", location: str, anchor: str, pattern: str) -> list[Entry]:
-    """A name that stands there as it is written comes before its meaning as a glob."""
+    """A file of exactly this name takes precedence over the glob."""
     itself = tree.entry(location)
     if itself is not None:
         return list(tree.below(itself, ()))
@@ -109,10 +112,10 @@ def _glob(tree: "_Local | _Remote", folder: Entry, parts: list[str], seen: _Seen
 
 
 class _Local:
-    """Links to folders are followed, each way into a folder once."""
+    """The local file system. Links to directories are followed, except into a loop."""
 
     def entry(self, path: str) -> Entry | None:
-        """What stands at a path; None: nothing."""
+        """The entry at a path; None: there is none."""
         try:
             status = os.stat(path)
         except OSError as error:
@@ -129,7 +132,7 @@ class _Local:
         return Entry(path, status.st_size, status.st_mtime_ns)
 
     def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
-        """What stands in a folder, each with the folders above it."""
+        """The entries of a directory, each with its parent directories."""
         try:
             status = os.stat(folder.path)
             if (status.st_dev, status.st_ino) in seen:
@@ -146,7 +149,7 @@ class _Local:
                 yield entry, above
 
     def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
-        """All files in a folder that are not hidden; a file is itself."""
+        """All files below a directory that are not hidden; a file yields itself."""
         if not entry.is_folder:
             yield entry
             return
@@ -158,34 +161,34 @@ class _Local:
 
 
 class _Remote:
-    """Neither links nor permissions: what may not be listed stops the listing."""
+    """A remote file system, which has no links; an error ends the listing."""
 
     def __init__(self, prefix: str, filesystem: fs.FileSystem) -> None:
         self._prefix = prefix
         self._filesystem = filesystem
 
     def entry(self, path: str) -> Entry | None:
-        """What stands at a path; None: nothing."""
+        """The entry at a path; None: there is none."""
         info = self._filesystem.get_file_info(path.removeprefix(self._prefix).strip("/"))
         return None if info.type == fs.FileType.NotFound else self._entry(info)
 
     def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
-        """What stands in a folder."""
+        """The entries of a directory."""
         if not isinstance(self._filesystem, fs.GcsFileSystem):
             for info in self._list(folder, recursive=False):
                 yield self._entry(info), seen
             return
-        # It always asks for all below, and does not tell the folders that are only the beginnings of names.
-        prefix, told = folder.path.rstrip("/") + "/", set()
+        # It always lists recursively, and does not report directories that are mere prefixes of names.
+        prefix, seen_names = folder.path.rstrip("/") + "/", set()
         for info in self._list(folder, recursive=True):
             entry = self._entry(info)
             name, inner, _ = entry.path.removeprefix(prefix).partition("/")
-            if name not in told:
-                told.add(name)
+            if name not in seen_names:
+                seen_names.add(name)
                 yield Entry(prefix + name, is_folder=True) if inner else entry, seen
 
     def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
-        """All files in a folder that are not hidden; a file is itself."""
+        """All files below a directory that are not hidden; a file yields itself."""
         if not entry.is_folder:
             yield entry
             return

@@ -1,7 +1,6 @@
-"""An input file that is being read: as far as it reached when it was listed, its failures told from its faults.
+"""An input file open for reading, up to its size when it was listed; separates failed access from bad bytes.
 
-Libraries report as OSError both what is wrong with the bytes and what is wrong with getting at them. So what fails
-below them is kept here, where it happens.
+Libraries raise OSError for both. So an error of access is recorded here, below the library, where it occurs.
 """
 
 import io
@@ -17,13 +16,13 @@ from data_prep.reading.sources import InputFile
 
 
 class OpenedFile:
-    """The first `file.size` bytes of a file, by position, in blocks, or as a stream."""
+    """The first `file.size` bytes of a file: by position, in blocks, or as a stream."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
         self._failure: Exception | None = None
         self.furthest = 0
-        """Bytes up to the last one that was read."""
+        """Offset after the last byte that was read."""
         try:
             self._place = open_location(file.path)
         except ReadFailed:
@@ -38,13 +37,13 @@ class OpenedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What failed below comes before what somebody above made of it."""
+        """A recorded error of access takes precedence over what a library made of it."""
         self._place.close()
         if self._failure is not None and not isinstance(error, GeneratorExit):
             raise self._failure from None
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
-        """Up to `nbytes` bytes from `offset` on, and none only at the end of the file.
+        """Up to `nbytes` bytes from `offset` on; empty only at the end of the file.
 
         Raises ReadFailed, and UnreadableFileError when the file is shorter than it was or cannot be read.
         """
@@ -66,23 +65,23 @@ class OpenedFile:
         return data
 
     def blocks(self, start: int) -> Iterator[bytes]:
-        """Its bytes from `start` on, as many at once as its place is asked for at once."""
+        """The bytes from `start` on, in blocks of the location's block size."""
         while block := self.read_at(block_bytes(self._file.path), start):
             start += len(block)
             yield block
 
     def stream(self) -> io.BufferedReader:
-        """The same for libraries, which read here and there and in pieces of their own."""
+        """A seekable stream, for libraries."""
         return io.BufferedReader(_Stream(self, self._file.size), block_bytes(self._file.path))
 
     def check_unchanged(self) -> None:
-        """Call at the end. Raises UnreadableFileError when the file is not what was listed, or more was appended to."""
+        """Call at the end. Raises UnreadableFileError if the bytes that were listed have changed."""
         if self._file.identity == UNREADABLE or has_changed(self._file):
             raise _changed()
 
 
 class _Stream(io.RawIOBase):
-    """That a library closes it means nothing to the file."""
+    """Closing it does not close the file."""
 
     def __init__(self, opened: OpenedFile, size: int) -> None:
         self._opened = opened

@@ -1,4 +1,4 @@
-"""Documents of one part of a file; what cannot be read comes out with its reason instead of stopping the rest."""
+"""Reads the documents of one part of a file; a bad document is yielded as `Bad` and does not stop the rest."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from data_prep.reading.compression import pieces
+from data_prep.reading.compression import chunks
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.lines import blocks, lines
 from data_prep.reading.opening import OpenedFile
@@ -14,12 +14,12 @@ from data_prep.reading.sources import Part
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 MAX_JSON_BYTES = 256 * 2**20
-"""A .json file is parsed whole, so its size is bounded; .jsonl has no bound."""
+"""A .json file is parsed whole, so its size is limited; a .jsonl file has no limit."""
 
 TOO_LONG = "longer than 64 MiB"
 _NOT_UTF8 = "not UTF-8"
 _NUL = "NUL bytes"
-"""No text has them; UTF-16 that happens to be valid UTF-8 does."""
+"""Text has none; UTF-16 that happens to be valid UTF-8 does."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,15 @@ class Bad:
     """A document that cannot be read."""
 
     place: int
-    """Its line (.jsonl), item (.json), row (.parquet, .arrow) or number (.txt), from 1 at the part's start."""
+    """Line (.jsonl), item (.json), row (.parquet, .arrow) or document (.txt), counted from 1 in the part."""
     reason: str
 
 
 def read_part(part: Part) -> Iterator[str | Bad]:
-    """The documents of a part, in order, as they stand there.
+    """The documents of a part, in order, unchanged.
 
-    Raises UnreadableFileError when nothing of the file may be used: perhaps at the end only, when it turns out to be
-    truncated or to have changed meanwhile; what was yielded of it is then to be forgotten.
-    Raises ReadFailed when a server does not answer.
+    Raises UnreadableFileError when nothing of the file may be used, possibly only at the end, if it is truncated or has
+    changed meanwhile; discard what was yielded then. Raises ReadFailed when a server does not answer.
     """
     file = part.file
     if file.problem:
@@ -47,7 +46,7 @@ def read_part(part: Part) -> Iterator[str | Bad]:
 
 
 def read_opened(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
-    """The same of a file that is open, which may have changed since it was listed."""
+    """`read_part` of an open file, without the check for changes."""
     file = part.file
     if file.format in ("parquet", "arrow"):
         yield from _read_table(part, opened)
@@ -62,8 +61,8 @@ def read_opened(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
 
 
 def _bytes_of(part: Part, opened: OpenedFile) -> Iterator[bytes]:
-    """From the byte before the part on, which tells whether a line begins at the part's start."""
-    return pieces(opened, part.file.packing, max(0, part.start - 1))
+    """The bytes from the one before the part on, which decides whether a line begins at the part's start."""
+    return chunks(opened, part.file.packing, max(0, part.start - 1))
 
 
 def _stop(part: Part) -> float:
@@ -72,9 +71,9 @@ def _stop(part: Part) -> float:
 
 def _whole(part: Part, opened: OpenedFile, limit: int, too_long: str) -> str:
     held, size = [], 0
-    for piece in _bytes_of(part, opened):
-        held.append(piece)
-        size += len(piece)
+    for chunk in _bytes_of(part, opened):
+        held.append(chunk)
+        size += len(chunk)
         if size > limit:
             raise UnreadableFileError(too_long)
     try:
@@ -91,7 +90,7 @@ def _read_txt(part: Part, opened: OpenedFile) -> str:
 
 
 def _read_texts(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
-    """Lines or blocks; blank lines only stand between them."""
+    """Lines or blocks; blank lines are skipped."""
     data, stop = _bytes_of(part, opened), _stop(part)
     if part.file.documents == "line":
         found = lines(data, part.start, stop, MAX_DOCUMENT_BYTES)
@@ -125,13 +124,13 @@ def _read_jsonl(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
         except UnicodeDecodeError:
             yield Bad(place, _NOT_UTF8)
         except (ValueError, RecursionError):
-            yield _second_look(line, field, place)
+            yield _retry_line(line, field, place)
         else:
             yield _field(row, field, place)
 
 
-def _second_look(line: bytes, field: str, place: int) -> str | Bad:
-    """What files have that were joined from others: blank lines, and the byte order mark of each."""
+def _retry_line(line: bytes, field: str, place: int) -> str | Bad:
+    """Handle what concatenated files contain: blank lines and byte order marks."""
     if not line or line.isspace():
         return Bad(place, "empty")
     try:
@@ -167,7 +166,7 @@ def _text(value: Any, field: str, place: int) -> str | Bad:
 
 
 def _read_table(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
-    # pyarrow's readers of tables are imported where there are some: it takes longer than a small preparation.
+    # Imported only when needed: importing pyarrow's table readers takes longer than a small preparation.
     from data_prep.reading.tables import arrow_values, parquet_values
 
     values = parquet_values if part.file.format == "parquet" else arrow_values

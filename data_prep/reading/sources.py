@@ -1,4 +1,4 @@
-"""Which files a recipe's sources name, in a fixed order, and how they are cut into splits."""
+"""Lists the files of a recipe's sources in a fixed order, and cuts them into splits."""
 
 import importlib.util
 import os
@@ -21,39 +21,39 @@ MOST_SPLIT = 256 * 2**20
 _SPLITS = 1024
 _MOST_FILE = 2**46
 _MOST_TOTAL = 2**50
-"""64 TiB a file and 1 PiB in all, 2^18 and 2^22 of the largest splits: a server can claim any size for nothing, and a
-sparse file has it for nothing, but the list of splits takes memory."""
+"""64 TiB per file and 1 PiB in total, 2^18 and 2^22 of the largest splits: a server can claim any size and a sparse
+file can have it at no cost, but the list of splits takes memory."""
 _FILES_A_SPLIT = 4096
-"""To open a file costs too: no more than so many small ones are one task."""
+"""Most files of a split: opening a file takes time too."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that holds documents, or something that cannot be read where one is expected."""
+    """A file that holds documents, or an entry that cannot be read."""
 
     name: str
-    """How the user would call it: as the recipe writes it, relative where that is relative. A name that is not
-    printable (a line break, bytes that are not UTF-8) is spelled with Python's escapes, so that it is one line of
-    valid UTF-8 anywhere; the file is opened by `path`."""
+    """The name for the user: as in the recipe, relative if the recipe's path is. Unprintable characters (a line break,
+    bytes that are not UTF-8) are escaped as in Python, so that it is one line of valid UTF-8; the file is opened by
+    `path`."""
     path: str
-    """Absolute, for workers with another working directory; or a URL."""
+    """An absolute path, for workers with another working directory; or a URL."""
     source: int
     field: str
     format: str
-    """One of FORMATS; "": none, there is a problem."""
+    """One of FORMATS; "" if there is a problem."""
     packing: str
-    """One of PACKINGS, or "": the whole file is compressed, and can only be read from its beginning."""
+    """One of PACKINGS, if the whole file is compressed and can only be read from its beginning; else ""."""
     size: int
-    """When it was listed; what is appended later is not read."""
+    """Bytes when it was listed; what is appended later is not read."""
     mtime_ns: int
     documents: str = "file"
-    """What a document of a .txt file is: the file, a line, a block."""
+    """What a document of a .txt file is: file, line or block."""
     in_order: bool = False
-    """Its server gives it from its beginning only."""
+    """The server has no range requests: it can only be read from the beginning."""
     problem: str = ""
-    """Why nothing of it can be used, as far as listing tells."""
+    """Why nothing of it can be used, as found by listing; "": no problem."""
     identity: str = ""
-    """Tells this content from any other, once `inputs.identity` was asked; "" before."""
+    """Identifies the content, see `inputs.identity`; "" before it is known."""
 
     @property
     def can_be_cut(self) -> bool:
@@ -65,7 +65,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Part:
-    """The bytes [start, stop) of a file: the lines, blocks, row groups or record batches that begin there."""
+    """The lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file."""
 
     file: InputFile
     start: int
@@ -73,25 +73,27 @@ class Part:
 
 
 def list_files(sources: Sequence[Source]) -> list[InputFile]:
-    """The files of all sources, by source and then by path.
+    """The files of all sources, sorted by source and path.
 
-    Raises ValueError when a path or package is missing, cannot be listed, or names no file of a known format, and when
-    all files together are larger than any text.
+    Call it once per start and hand the list on: it may be long, and files may change meanwhile.
+
+    Raises ValueError when a path or package is missing, cannot be listed, or has no file of a known format, and when
+    the total size is implausible.
     """
     files = [file for index, source in enumerate(sources) for file in _files_of(index, source)]
     total = sum(file.size for file in files)
     if total > _MOST_TOTAL:
         raise ValueError(
-            f"data.sources name files of {total:,} bytes in all, more than the {_MOST_TOTAL:,} that can be prepared at "
-            "once; leave out those that are not so large in truth, or prepare them in parts"
+            f"data.sources have {total:,} bytes in total, more than the limit of {_MOST_TOTAL:,}; remove files whose "
+            "size is not real, or prepare them in parts"
         )
     return files
 
 
 def split_bytes_of(total: int) -> int:
-    """Bytes a split: about a thousandth of the whole within 4 and 256 MiB.
+    """Bytes per split: about a thousandth of `total`, between 4 and 256 MiB.
 
-    A power of two, so that a file more or less leaves the other splits, and what was made of them, as they are.
+    A power of two, so that adding or removing a file seldom changes the other splits and their outputs.
     """
     size = LEAST_SPLIT
     while size < MOST_SPLIT and size * _SPLITS < total:
@@ -100,9 +102,10 @@ def split_bytes_of(total: int) -> int:
 
 
 def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[Part]]:
-    """Consecutive parts of one source, about `split_bytes` a split; depends on the files' order, kinds and sizes alone.
+    """Cut files into splits of about `split_bytes`: consecutive parts of one source.
 
-    A file that is cut has its splits for itself: when it changes, no other's splits do.
+    Depends on the files' order, formats and sizes only. A file that is cut has splits of its own, so that a change of
+    it changes no other split.
     """
     split_bytes = split_bytes or split_bytes_of(sum(file.size for file in files))
     splits: list[list[Part]] = []
@@ -121,15 +124,15 @@ def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None
     return splits
 
 
-def told(part: Part) -> list[Any]:
-    """All that decides the documents of a part, as JSON; its file's identity must be known."""
+def part_key(part: Part) -> list[Any]:
+    """Everything that decides a part's documents, as JSON for a stage's key; the file's identity must be known."""
     file = part.file
     what = [file.identity, file.size, file.source, file.field, file.format, file.packing, file.documents, file.problem]
     return [*what, part.start, part.stop]
 
 
 def printable(name: str) -> str:
-    """`name`, spelled with Python's escapes where characters in it do not print or stand for bytes without meaning."""
+    """`name`, escaped as in Python if it has unprintable characters or undecodable bytes."""
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
@@ -152,12 +155,12 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
         files.append(_input_file(entry, name, index, source, kind, packing))
     if files and all(file.problem for file in files):
         problem = files[0].problem
-        raise ValueError(f"{key}={source.path} cannot be read ({problem}); correct the path, or what stands there")
+        raise ValueError(f"{key}={source.path} cannot be read ({problem}); correct the path or the file")
     if not files:
         endings = ", ".join(f".{kind}" for kind in FORMATS)
         packings = ", ".join(f".{packing}" for packing in PACKINGS)
         raise ValueError(
-            f"{key}={source.path} names no file ending in {endings} (or {packings} of the text ones); "
+            f"{key}={source.path} has no file ending in {endings} (text formats also with {packings}); "
             "convert the texts or correct the path"
         )
     return files
@@ -182,7 +185,7 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
 
 
 def _format(path: str) -> tuple[str, str]:
-    """Format and packing by the file's ending, each "" where there is none."""
+    """Format and compression by the file's suffix, each "" if there is none."""
     if is_http(path):
         path = path.partition("?")[0].partition("#")[0]
     stem, _, ending = os.path.basename(path).lower().rpartition(".")
@@ -194,7 +197,7 @@ def _format(path: str) -> tuple[str, str]:
 
 
 def _package_folder(package: str, index: int) -> str:
-    """Where an installed package lies. Only top-level names: looking up an inner one would run the outer's code."""
+    """The directory of an installed package. Top-level only: looking up a subpackage would run its parent's code."""
     if not package.isidentifier():
         raise ValueError(
             f"data.sources[{index}].path names the package {package!r}; write package:NAME/INNER/GLOB "

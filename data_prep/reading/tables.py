@@ -1,7 +1,7 @@
-"""Texts of a part of a Parquet or Arrow file: a column, a batch of rows at a time.
+"""Reads the text column of a part of a Parquet or Arrow file, a batch of rows at a time.
 
-A row group or record batch belongs to the part in which it begins. Parquet is read page by page; of an Arrow record
-batch the text's column is held whole.
+A row group or record batch belongs to the part in which it begins. Parquet is read page by page; the text column of an
+Arrow record batch is held whole.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from data_prep.reading.sources import Part
 
 _ROWS = 1024
 _BATCH_BYTES = 2**20
-"""Of the file, for a batch of rows: packed, and with the other columns."""
+"""Bytes of the file for a batch of rows: compressed, and with the other columns."""
 _BUFFER = 2**20
 _ARROW_FILE = b"ARROW1"
 _BINARY = (
@@ -27,13 +27,13 @@ _BINARY = (
 )
 
 Value = str | bytes | None
-"""bytes: not UTF-8; None: no text."""
+"""bytes: not UTF-8; None: null."""
 
 
 def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
-    """The values of the text's column in the part's row groups.
+    """The values of the text column in the part's row groups.
 
-    Raises UnreadableFileError, perhaps after some values, when the file is damaged or has no such column.
+    Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
     """
     try:
         # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
@@ -44,23 +44,23 @@ def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
             rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // part.file.size))
             for batch in parquet.iter_batches(rows, groups, [part.file.field], use_threads=False) if groups else []:
                 yield from _values(batch.column(0))
-    except (pa.ArrowException, OSError):  # Arrow tells of damaged pages by OSError
+    except (pa.ArrowException, OSError):  # Arrow raises OSError for damaged pages
         raise UnreadableFileError("broken parquet") from None
 
 
 def arrow_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
-    """The values of the text's column in the part's record batches; a stream has one part, its first.
+    """The values of the text column in the part's record batches; all of a stream belongs to the first part.
 
-    Raises UnreadableFileError, perhaps after some values, when the file is damaged or has no such column.
+    Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
     """
     try:
         for batch in _record_batches(part, opened):
             column = batch.column(0)
-            # A damaged offset, used, would end the process. That texts are UTF-8 is checked one by one.
+            # Using a damaged offset would crash the process. UTF-8 is checked for each value.
             (column if pa.types.is_dictionary(column.type) else _as_bytes(column)).validate(full=True)
             for start in range(0, len(column), _ROWS):
                 yield from _values(column.slice(start, _ROWS))
-    except (pa.ArrowException, OSError, MemoryError):  # a damaged length asks for all the memory there is
+    except (pa.ArrowException, OSError, MemoryError):  # a damaged length requests huge memory
         raise UnreadableFileError("broken arrow") from None
 
 
@@ -81,11 +81,11 @@ def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def _io_thread_awaited() -> Iterator[None]:
-    """Within, files may be opened; at the end Arrow's thread has let go of the footers that it read for that.
+    """Open files in this context; on exit, Arrow's I/O thread has released the footers that it read.
 
-    It does so a moment after `open_file` came back, and needs Python for it: a process that ends in this moment is
-    aborted (https://docs.python.org/3.11/c-api/init.html#c.PyGILState_Ensure). A single thread does in turn what it
-    is asked for, so when it has failed to read a file that is nothing to Python, it has done the rest.
+    The thread does so a moment after `open_file` returned and needs the GIL: a process that exits in this moment is
+    aborted (https://docs.python.org/3.11/c-api/init.html#c.PyGILState_Ensure). A single thread works in order, so once
+    it has failed to read a file without Python objects, it has released the others.
     """
     threads = pa.io_thread_count()
     pa.set_io_thread_count(1)
@@ -98,10 +98,10 @@ def _io_thread_awaited() -> Iterator[None]:
 
 
 def _numbers(part: Part, count: int) -> list[int]:
-    """Which of a file's row groups or record batches are the part's: they are about equal.
+    """The row groups or record batches of the part, assuming that they are of equal size.
 
-    Where they begin exactly is not told of record batches, and of row groups by functions of pyarrow that end the
-    process on a damaged footer (version 25).
+    pyarrow does not report where record batches begin, and its functions for row groups crash the process on a damaged
+    footer (version 25).
     """
     size = part.file.size
     return [number for number in range(count) if part.start <= size * number // count < part.stop]
@@ -130,7 +130,7 @@ def _values(column: pa.Array) -> Iterator[Value]:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """The same memory as binary."""
+    """A binary view of the column."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     for text, binary in _BINARY:

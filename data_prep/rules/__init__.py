@@ -1,1 +1,1 @@
-"""What becomes of one document: one spelling, its sentences, whether it is worth training on."""
+"""Rules for one document: cleaning, sentence splitting, filters."""

@@ -1,4 +1,4 @@
-"""C4's filters: Raffel et al. 2020 (arXiv:1910.10683), section 2.2. Lines are cut first, then documents dropped."""
+"""C4's filters: Raffel et al. 2020 (arXiv:1910.10683), section 2.2. Removes lines first, then drops documents."""
 
 import hashlib
 import re
@@ -16,13 +16,13 @@ TERMINAL = (".", "?", "!", '"', "”", "“", "»")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-"""Thai, Lao, Burmese, Khmer, Japanese and Chinese, which put no blank between words."""
+"""Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no spaces between words."""
 
 
 def editor(config: C4) -> Callable[[str], str]:
-    """The function that cuts citation markers and then lines out of a cleaned text; what is left is cleaned.
+    """A function that removes citation markers and then lines from a cleaned text, and cleans the rest.
 
-    Empty lines between lines that stay also stay: they part paragraphs.
+    Empty lines are kept, since they separate paragraphs.
     """
 
     def edit(text: str) -> str:
@@ -46,13 +46,13 @@ def _stays(line: str, config: C4) -> bool:
 
 
 def ends_a_sentence(line: str) -> bool:
-    """Whether it ends in a terminal punctuation mark that is not part of an ellipsis."""
+    """Whether the line ends in a terminal punctuation mark that is not part of an ellipsis."""
     line = line.rstrip()
     return line.endswith(TERMINAL) and not line.endswith(ELLIPSES)
 
 
 def rules(config: C4) -> list[Rule]:
-    """The rules that drop documents and are on. Raises ValueError when the list of bad words cannot be read."""
+    """The enabled rules that drop documents. Raises ValueError when the list of bad words cannot be read."""
     found: list[Rule] = [("no line is left", lambda document: not document.text)]
     if config.lorem_ipsum:
         found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
@@ -76,13 +76,13 @@ def _fewer_sentences(limit: int, document: Document) -> bool:
 
 
 def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
-    """Whether a document holds one of `words`, in any case, between characters that are no letters, digits or "_".
+    """A function that tells whether a document contains one of `words` as a whole word, ignoring case.
 
-    Words of scripts that put no blank between words are looked for anywhere.
+    Words of scripts without spaces between words are found anywhere.
     """
     wanted = {word.lower() for word in words}
     anywhere = sorted(filter(_UNSPACED.search, wanted))
-    # A search for hundreds of words at each place is slow: words are looked up, and only phrases searched for.
+    # A pattern of hundreds of words is slow: single words are looked up, and only phrases searched for.
     simple = {word for word in wanted.difference(anywhere) if re.fullmatch(r"\w+", word)}
     phrases = sorted(wanted - simple - set(anywhere))
     patterns = [(phrase, re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")) for phrase in phrases]
@@ -108,9 +108,9 @@ def _read_words(path: str) -> list[str]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"data.filters.c4.bad_words={path} cannot be read ({error}); give a UTF-8 text file, a word a line"
+            f"data.filters.c4.bad_words={path} cannot be read ({error}); give a UTF-8 text file with one word per line"
         ) from None
     words = [clean(line) for line in lines]
     if not any(words):
-        raise ValueError(f"data.filters.c4.bad_words={path} holds no word; give a UTF-8 text file, a word a line")
+        raise ValueError(f"data.filters.c4.bad_words={path} has no word; give a UTF-8 text file with one word per line")
     return [word for word in words if word]

@@ -1,4 +1,4 @@
-"""One spelling of the same text, so that equal documents have equal bytes."""
+"""Normalises text, so that equal documents have equal bytes."""
 
 import re
 import unicodedata
@@ -6,7 +6,7 @@ from types import ModuleType
 
 from data_prep.config import CleanConfig
 
-# U+000B, U+000C, U+0085, U+2028 and U+2029 end a line in Unicode (UAX 14); the byte order mark is no text.
+# U+000B, U+000C, U+0085, U+2028 and U+2029 are line breaks in Unicode (UAX 14); the byte order mark is dropped.
 _LINE_ENDS = "\x0b\x0c\x85\u2028\u2029"
 _BLANKS = "\t\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 _CONTROLS = "".join(map(chr, (*range(0x09), *range(0x0E, 0x20), *range(0x7F, 0x85), *range(0x86, 0xA0), 0xFEFF)))
@@ -19,16 +19,16 @@ _MOST_REPAIRS = 8
 
 
 def clean(text: str, fix_mojibake: bool = False) -> str:
-    """`text` in Unicode NFC, without control characters, one blank between words, at most one empty line.
+    """`text` in Unicode NFC, without control characters, with single spaces and at most one empty line in a row.
 
-    Line ends become "\\n"; an empty line stays, because it parts paragraphs. Cleaning twice changes nothing.
-    With `fix_mojibake`, text that was decoded with the wrong encoding is repaired by ftfy first.
+    Line breaks become "\\n"; an empty line is kept, since it separates paragraphs. Idempotent.
+    With `fix_mojibake`, ftfy first repairs text that was decoded with the wrong encoding.
 
-    Raises ValueError when ftfy is asked for and not installed.
+    Raises ValueError when ftfy is needed and not installed.
     """
     if fix_mojibake and not text.isascii():
         return _repaired(text)
-    # Most documents need next to nothing: a search in C for what a step would change costs less than the step.
+    # Most documents need few changes: searching in C for what a step would change costs less than the step.
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():
@@ -40,7 +40,7 @@ def clean(text: str, fix_mojibake: bool = False) -> str:
     if "\n" in text:
         if " \n" in text:
             text = text.replace(" \n", "\n")
-        if text.rfind("\n ") >= 0:  # backwards it looks for line ends, forwards for blanks, of which there are more
+        if text.rfind("\n ") >= 0:  # rfind looks for line breaks, find would look for spaces, which are more frequent
             text = text.replace("\n ", "\n")
         if "\n\n\n" in text:
             text = _EMPTY_LINES.sub("\n\n", text)
@@ -63,7 +63,7 @@ def _ftfy() -> ModuleType:
 
 
 def _repaired(text: str) -> str:
-    """Repair and clean until nothing changes: what one step mends can show the next what is broken."""
+    """Repair and clean until nothing changes, since one repair can enable the next."""
     fix_encoding = _ftfy().fix_encoding
     for _ in range(_MOST_REPAIRS):
         before, text = text, clean(fix_encoding(text))

@@ -1,4 +1,4 @@
-"""Which documents are worth training on: the rules that a recipe switches on, as one function of a text."""
+"""Filters documents by the rules that a recipe enables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Filter = Callable[[str], str | Dropped]
 
 
 def make_filter(config: FilterConfig) -> Filter:
-    """The function that gives a cleaned text back, or what C4's rules leave of it, or why it is dropped.
+    """A function that returns a cleaned text, as edited by C4's rules, or why it is dropped.
 
-    What the rules need is loaded once, here. The result depends on the text and `config` alone; threads may share it.
-    Edits come first, then C4's other rules, the language, Gopher's quality and Gopher's repetition: the first rule that
-    drops a document is its reason.
+    Loads what the rules need. The function's result depends on the text and `config` only; it is thread-safe. Edits
+    come first, then C4's other rules, the language, Gopher's quality and Gopher's repetition; the first rule that drops
+    a document is the reason.
 
-    Raises ValueError when py3langid is needed and not installed, it does not know a language, or the list of bad words
-    cannot be read.
+    Raises ValueError when py3langid is needed and not installed, a language is unknown, or the list of bad words cannot
+    be read.
     """
     edit = c4.editor(config.c4) if config.c4 else None
     rules = _rules(config)
@@ -45,12 +45,12 @@ def make_filter(config: FilterConfig) -> Filter:
 
 
 def reasons(config: FilterConfig) -> list[str]:
-    """All reasons that `make_filter(config)` can give, in the order of its rules. Raises ValueError as it does."""
+    """All reasons that `make_filter(config)` can return, in the order of its rules. Raises ValueError as it does."""
     return [reason for reason, _ in _rules(config)]
 
 
 def depends_on(config: FilterConfig) -> dict[str, str]:
-    """What the results depend on besides `config`: the SHA-256 of the list of bad words, versions of packages.
+    """What the results depend on besides `config`: the SHA-256 of the list of bad words, and versions of packages.
 
     Raises ValueError as `make_filter`.
     """
@@ -78,7 +78,7 @@ def _language_rules(config: LanguageFilter) -> list[Rule]:
     unknown = sorted(set(config.keep) - set(known))
     if unknown:
         raise ValueError(
-            f"data.filters.language.keep holds {', '.join(unknown)}, expected codes out of {', '.join(sorted(known))}"
+            f"data.filters.language.keep holds {', '.join(unknown)}, expected codes from {', '.join(sorted(known))}"
         )
     keep = frozenset(config.keep)
     return [

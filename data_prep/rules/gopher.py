@@ -1,7 +1,7 @@
 """Gopher's filters: Rae et al. 2021 (arXiv:2112.11446), section A.1.1 and table A1.
 
-A word is what stands between white space. Texts are cleaned (clean.py): lines end with "\\n", paragraphs with
-an empty line; blank lines are none.
+Words are separated by whitespace. Texts are cleaned (clean.py): lines end with "\\n", paragraphs with an empty line;
+blank lines do not count.
 """
 
 import re
@@ -16,22 +16,22 @@ _BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 
 
 def word_count(document: Document) -> int:
-    """Words."""
+    """Number of words."""
     return document.word_count
 
 
 def mean_word_length(document: Document) -> float:
-    """Characters a word."""
+    """Characters per word."""
     return document.characters / max(len(document.words), 1)
 
 
 def hashes(document: Document) -> float:
-    """Number signs a word."""
+    """Number signs per word."""
     return document.text.count("#") / max(document.word_count, 1)
 
 
 def ellipses(document: Document) -> float:
-    """Ellipses a word."""
+    """Ellipses per word."""
     return sum(map(document.text.count, ELLIPSES)) / max(document.word_count, 1)
 
 
@@ -46,7 +46,7 @@ def ellipsis_lines(document: Document) -> float:
 
 
 def alphabetic_words(enough: float, document: Document) -> float:
-    """Share of the words that hold an alphabetic character, or of those that hold no other, if that is `enough`."""
+    """Share of the words with an alphabetic character; of purely alphabetic words, if that is at least `enough`."""
     words = document.words
     of_letters = sum(map(str.isalpha, words))
     if of_letters < enough * len(words):
@@ -55,7 +55,7 @@ def alphabetic_words(enough: float, document: Document) -> float:
 
 
 def stop_words(wanted: re.Pattern[str], enough: int, document: Document) -> int:
-    """How many different words `wanted` finds, up to `enough`."""
+    """Number of different words that `wanted` finds, up to `enough`."""
     found: set[str] = set()
     for match in wanted.finditer(document.text):
         found.add(match[0].casefold())
@@ -65,18 +65,18 @@ def stop_words(wanted: re.Pattern[str], enough: int, document: Document) -> int:
 
 
 def duplicate_share(parts: list[str]) -> float:
-    """Share of `parts` that stood before among them."""
+    """Share of `parts` that equal an earlier one."""
     return (len(parts) - len(set(parts))) / max(len(parts), 1)
 
 
 def duplicate_character_share(parts: list[str]) -> float:
-    """Share of the characters of `parts` in those that stood before among them."""
+    """Share of the characters of `parts` in those that equal an earlier one."""
     characters = sum(map(len, parts))
     return (characters - sum(map(len, set(parts)))) / max(characters, 1)
 
 
 def quality_rules(config: GopherQuality) -> list[Rule]:
-    """The rules of "Quality filtering" that are on, in the paper's order."""
+    """The enabled rules of "Quality filtering", in the paper's order."""
     wanted = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, config.stop_words))})(?!\w)", re.IGNORECASE)
     letters, enough = config.min_alphabetic_words, config.min_stop_words
     table: list[tuple[float | None, str, Callable[[Document], float], Callable[[float, float], bool]]] = [
@@ -99,7 +99,7 @@ def quality_rules(config: GopherQuality) -> list[Rule]:
 
 
 def repetition_rules(config: GopherRepetition) -> list[Rule]:
-    """The rules of "Repetition removal" that are on, in the order of table A1."""
+    """The enabled rules of "Repetition removal", in the order of table A1."""
     of_parts: list[tuple[float | None, str, Callable[[Document], float]]] = [
         (config.max_duplicate_lines, "more than {:g} of the lines repeat others",
          lambda document: duplicate_share(document.lines)),

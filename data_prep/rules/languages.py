@@ -1,8 +1,8 @@
-"""Which language a text is in, by the naive Bayes model of py3langid over byte n-grams of 140 languages.
+"""Identifies the language of a text, by the naive Bayes model of py3langid over byte n-grams of 140 languages.
 
-py3langid walks its automaton in Python and multiplies in half precision, 1 ms a document, and sums of floats differ
-in their last bits from machine to machine. Here many places of the text are walked at once, and whole numbers are
-added: the same scores (to a thousandth, see the test), three times as fast, and the same everywhere.
+py3langid walks its automaton in Python and multiplies in half precision, which takes 1 ms per document, and float sums
+differ in their last bits between machines. Here the automaton is walked at many places of the text at once, and
+integers are summed: the same scores (to a thousandth, see the test), three times as fast, and equal on all machines.
 """
 
 import unicodedata
@@ -13,11 +13,11 @@ from importlib.metadata import version
 import numpy as np
 
 CHARACTERS = 1000
-"""So much of a document's beginning is looked at."""
+"""Only the first characters of a document are used."""
 _STRIDE = 8
-"""Bytes that one of the walks through a text covers."""
+"""Bytes of the text per walk."""
 _NO_BYTE = b"\xff"
-"""Occurs in no UTF-8 text: the automaton is at its start after it."""
+"""Never occurs in UTF-8, so that the automaton is in its start state after it."""
 _WEIGHT_SCALE = 512.0
 """The model's weights are 16-bit floats between -15 and -2: multiples of 1 / 512."""
 _COUNT_SCALE = 4096.0
@@ -26,18 +26,18 @@ _COUNT_SCALE = 4096.0
 @dataclass(frozen=True)
 class _Model:
     next_state: np.ndarray
-    """int32: by the row of a state plus a byte."""
+    """int32: next state, indexed by the row of a state plus a byte."""
     row: np.ndarray
     """int32 (states,)"""
     feature: np.ndarray
-    """int32 (states,): the n-gram that ends there, or -1."""
+    """int32 (states,): the n-gram that ends in the state, or -1."""
     weights: np.ndarray
-    """int16 (features, classes), times _WEIGHT_SCALE."""
+    """int16 (features, classes), multiplied by _WEIGHT_SCALE."""
     prior: np.ndarray
-    """float64 (classes,), whole numbers, times both scales."""
+    """float64 (classes,), integers, multiplied by both scales."""
     labels: list[str]
     label_of: np.ndarray
-    """int64 (classes,): several classes may be one language in two scripts."""
+    """int64 (classes,): index into `labels`; a language in two scripts has several classes."""
     context: int
     """Bytes of the longest n-gram."""
 
@@ -45,7 +45,7 @@ class _Model:
 def identify(text: str) -> tuple[str, float]:
     """The most probable language of the first CHARACTERS of `text`, and its probability between 0 and 1.
 
-    ISO 639-1 code where there is one, else ISO 639-3; "zxx" is text in no language. Pure, the same on all machines.
+    ISO 639-1 code if there is one, else ISO 639-3; "zxx": no language. Deterministic across machines.
 
     Raises ValueError when py3langid is not installed.
     """
@@ -55,7 +55,7 @@ def identify(text: str) -> tuple[str, float]:
         text = text.lower()
     data = unicodedata.normalize("NFC", text).encode(errors="surrogatepass")
     features, counts = np.unique(_features(model, data), return_counts=True)
-    # Sums of whole numbers below 2^53 are exact in any order, so that no machine's way of adding shows.
+    # Sums of integers below 2^53 are exact in any order, so the result does not depend on the machine.
     weights = model.weights.take(features, axis=0).astype(np.float64)
     scores = np.rint(np.log1p(counts) * _COUNT_SCALE) @ weights + (model.prior if len(features) else 0.0)
     scores = (scores - scores.max()) / (_WEIGHT_SCALE * _COUNT_SCALE * max(len(data), 1) ** 0.5)
@@ -65,20 +65,20 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def labels() -> list[str]:
-    """The codes that `identify` can give. Raises ValueError when py3langid is not installed."""
+    """The codes that `identify` can return. Raises ValueError when py3langid is not installed."""
     return _model().labels
 
 
 def model_version() -> str:
-    """Names the model. Raises ValueError when py3langid is not installed."""
+    """The model's name and version. Raises ValueError when py3langid is not installed."""
     _model()
     return f"py3langid {version('py3langid')}"
 
 
 def _features(model: _Model, data: bytes) -> np.ndarray:
-    """int32 (n,): the n-grams in `data`, by where they end.
+    """int32 (n,): the n-grams in `data`.
 
-    The state after a byte depends on no more than `context` bytes, so walks may start anywhere that much earlier.
+    The state after a byte depends on at most the last `context` bytes, so each walk starts that much earlier.
     """
     walks = -(-len(data) // _STRIDE)
     lead = model.context - 1
@@ -122,7 +122,7 @@ def _model() -> _Model:
 
 
 def _depth(next_state: np.ndarray, row: np.ndarray) -> int:
-    """Bytes to the state that is furthest from the start. Several states share a row: each row is followed once."""
+    """Largest distance of a state from the start, in bytes. States may share a row, each of which is followed once."""
     seen = np.zeros(len(row), dtype=bool)
     followed = np.zeros(len(next_state) // 256, dtype=bool)
     front = np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Runs of words that a text repeats."""
+"""Finds repeated n-grams of words in a text."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 SORT_FROM = 1_000
-"""Words from which on pairs are found by sorting numbers: twice as fast in long texts, and slower in short ones."""
+"""From so many words on, pairs are found by sorting integers, which is twice as fast in long texts."""
 
 
 class RepeatedNgrams:
-    """The runs of n words that occur more than once among `words`.
+    """The n-grams that occur more than once among `words`.
 
-    A run of n + 1 words repeats only where a run of n does at its start and one a word further: each n looks only at
-    what is left of the one before, which in most texts is little. Nothing is hashed to a number: the shares are exact.
-    Ask for one n after the other, from small to large. Memory: at most about 400 bytes a word.
+    An (n + 1)-gram repeats only where the n-grams at its start and one word later do, so each n only checks what the
+    previous one left, which in most texts is little. Words are compared, not hashes: the shares are exact. Query n in
+    ascending order. Memory: at most about 400 bytes per word.
     """
 
     def __init__(self, words: list[str]) -> None:
@@ -26,9 +26,9 @@ class RepeatedNgrams:
         self._known = (0, 1.0)
 
     def top(self, n: int) -> float:
-        """The share of the words' characters in the most frequent run of n words; of several, in the longest.
+        """The share of the words' characters in the most frequent n-gram; of equally frequent ones, in the longest.
 
-        0 where none occurs twice. As in the paper, runs that overlap are all counted: it may exceed 1.
+        0 if none occurs twice. As in the paper, overlapping occurrences all count, so it may exceed 1.
         """
         if not (firsts := self._level(n)):
             return 0.0
@@ -38,7 +38,7 @@ class RepeatedNgrams:
         return most * longest / self._characters
 
     def duplicated(self, n: int) -> float:
-        """The share of the words' characters in runs of n words that stood before, each character counted once."""
+        """The share of the words' characters in n-grams that occurred before, each character counted once."""
         covered = end = 0
         for start, first in self._level(n).items():
             if first != start:
@@ -47,10 +47,10 @@ class RepeatedNgrams:
         return covered / self._characters
 
     def duplicated_beyond(self, n: int, limit: float) -> bool:
-        """Whether `duplicated(n)` is more than `limit`.
+        """Whether `duplicated(n)` exceeds `limit`.
 
-        The words in runs of n that stood before are in runs of n - 1 that stood before: a share that was found for a
-        smaller n is an upper bound, and for most texts that of the smallest n settles all others.
+        Words in repeated n-grams are in repeated (n - 1)-grams: the share of a smaller n is an upper bound, and for
+        most texts that of the smallest n decides all others.
         """
         smaller, share = self._known
         if smaller <= n and share <= limit:
@@ -60,7 +60,7 @@ class RepeatedNgrams:
         return share > limit
 
     def _level(self, n: int) -> dict[int, int]:
-        """Where runs of n words start that occur more than once, ascending, and where the first of the kind does."""
+        """Starts of n-grams that occur more than once, ascending, each with the start of its first occurrence."""
         if n < self._n:
             self._n, self._firsts = 2, _repeated_pairs(self._words)
         while self._n < n:
@@ -92,7 +92,7 @@ def _repeated_pairs(words: list[str]) -> dict[int, int]:
 
 
 def _repeated(starts: Sequence[int], keys: Iterable[tuple[Any, Any]]) -> dict[int, int]:
-    """Those of `starts` (ascending) whose key is also another's, each with the first of its key."""
+    """Those of `starts` (ascending) whose key occurs more than once, each with the first start of its key."""
     first_of: dict[tuple[Any, Any], int] = {}
     firsts = list(map(first_of.setdefault, keys, starts))
     if len(first_of) == len(firsts):

@@ -1,4 +1,4 @@
-"""What a filter's rule is: a reason, and a question to a document."""
+"""A filter's rule: a reason, and a predicate on documents."""
 
 import re
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from data_prep.rules.languages import identify
 from data_prep.rules.repetition import RepeatedNgrams
 
 MOST = 1_000_000
-"""So many words, lines and paragraphs are looked at, which bounds the memory; Gopher drops longer documents."""
+"""Most words, lines and paragraphs that are used, to bound memory; Gopher drops longer documents."""
 ELLIPSES = ("...", "…")
 
 
 class Document:
-    """A text and what several rules need of it, computed once."""
+    """A text and derived values, computed once for all rules."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -25,27 +25,27 @@ class Document:
 
     @cached_property
     def word_count(self) -> int:
-        """All words."""
+        """Number of all words."""
         return len(self.words) if len(self.words) < MOST else sum(1 for _ in re.finditer(r"\S+", self.text))
 
     @cached_property
     def characters(self) -> int:
-        """Characters of `words`."""
+        """Number of characters of `words`."""
         return sum(map(len, self.words))
 
     @cached_property
     def lines(self) -> list[str]:
-        """The first MOST lines, less the blank ones."""
+        """The first MOST lines, without blank ones."""
         return [line for line in self.text.split("\n", MOST)[:MOST] if line and not line.isspace()]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """The first MOST paragraphs, less the blank ones."""
+        """The first MOST paragraphs, without blank ones."""
         return [part for part in self.text.split("\n\n", MOST)[:MOST] if part and not part.isspace()]
 
     @cached_property
     def language(self) -> tuple[str, float]:
-        """Code and probability."""
+        """Language code and probability."""
         return identify(self.text)
 
     @cached_property
@@ -54,4 +54,4 @@ class Document:
 
 
 Rule = tuple[str, Callable[[Document], bool]]
-"""The reason, and whether a document is dropped for it."""
+"""The reason, and whether it applies to a document, which is then dropped."""

@@ -1,4 +1,4 @@
-"""Sentences of a document, by the rules of sentencex."""
+"""Splits documents into sentences, by sentencex."""
 
 import re
 from collections.abc import Iterator
@@ -6,44 +6,44 @@ from collections.abc import Iterator
 import sentencex
 
 LANGUAGE = "en"
-PIECE = 65_536
-"""Characters that sentencex is given at once."""
+CHUNK = 65_536
+"""Most characters given to sentencex at once."""
 RUN = 500
-"""Characters without a blank among them that sentencex is given at once."""
+"""Most characters without whitespace given to sentencex at once."""
 
-_PARTINGS = ("\n\n", ".\n", "\n", ". ", " ")
-"""Where a long text is parted: only the first ends a sentence for sure, the next most probably, and so on."""
+_SEPARATORS = ("\n\n", ".\n", "\n", ". ", " ")
+"""Where a long text is cut, in order of preference: only the first is certainly the end of a sentence."""
 _PARAGRAPH_END = re.compile(r"\n(?<=[^\n]{100}[.!?:。！？]\n)(?!\n)")  # noqa: RUF001
-"""A line this long that ends with a stop is a paragraph, also where no empty line follows: sentencex takes what
-stands below an item of a list, up to the next empty line, for one sentence with it."""
+"""A line this long that ends with a full stop is a paragraph, even if no empty line follows: sentencex joins a list
+item and the text below it, up to the next empty line, to one sentence."""
 _LAST_STOP = re.compile(r".*[!?。！？｡؟۔।॥၊။።][!?。！？\"'”’»）」』》]*", re.DOTALL)  # noqa: RUF001
 _ODD_BLANKS = re.compile("[\t\x0b\x0c\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
 def split_sentences(text: str, language: str = LANGUAGE) -> list[str]:
-    """The sentences of a cleaned document, in order, none empty; paragraphs end sentences, single line ends do not."""
+    """The non-empty sentences of a cleaned document; ends of paragraphs end sentences, single line breaks do not."""
     return [text[start:stop] for start, stop in sentence_spans(text, language)]
 
 
 def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]:
-    """Start and stop, in characters, of each sentence of a cleaned document, without the blanks around it.
+    """Start and stop, in characters, of each sentence of a cleaned document, without surrounding whitespace.
 
-    Spans are in order, do not overlap, and hold every character that is no blank. `language` is an ISO 639 code; one
-    that sentencex has no rules for gets those of a close language, or English ones.
+    Spans are in order, do not overlap, and cover every non-whitespace character. `language` is an ISO 639 code; a
+    language without rules in sentencex gets those of a close one, or of English.
 
-    The time that sentencex takes grows with the square of the length where stops stand between no blanks, where
-    quotation marks are not closed, and in lists. So it is given paragraphs of more than PIECE characters in pieces, and
-    RUN characters without a blank end at a stop. Other paragraphs come out as sentencex has them.
+    sentencex takes quadratic time where full stops have no spaces around them, where quotation marks are not closed,
+    and in lists. So paragraphs of more than CHUNK characters are given in chunks, and RUN characters without whitespace
+    are cut at a full stop. Other paragraphs are split exactly as by sentencex.
     """
     if "\r" in text or not text.isascii():
-        # sentencex 1.0 panics at a blank of several bytes before a stop, and loses count at "\n\r\n".
+        # sentencex 1.0 panics at whitespace of several bytes before a full stop, and loses offsets at "\n\r\n".
         text = _ODD_BLANKS.sub(" ", text)
     spans = []
-    for first, last in _pieces(text):
+    for first, last in _chunks(text):
         end = first
         for sentence in sentencex.segment(language, _PARAGRAPH_END.sub("\n\n", text[first:last])):
             bare = sentence.strip()
-            start = text.find(bare, end, last)  # not where the last one ended: long texts come without empty lines
+            start = text.find(bare, end, last)  # not at the last end: sentencex drops empty lines of long texts
             if bare and start >= 0:
                 if text[end:start].strip():
                     spans += _left_out(text, end, start)
@@ -54,33 +54,33 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
 
 
 def _left_out(text: str, start: int, stop: int) -> list[tuple[int, int]]:
-    """What sentencex leaves out is a sentence, unless it is blank."""
+    """The span that sentencex left out, as a sentence, unless it is blank."""
     bare = text[start:stop].lstrip()
     return [(stop - len(bare), start + len(text[start:stop].rstrip()))] if bare else []
 
 
-def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of the parts of `text` that sentencex is given."""
+def _chunks(text: str) -> Iterator[tuple[int, int]]:
+    """Start and stop of the chunks of `text` that are given to sentencex."""
     start = 0
     for stop in _run_ends(text):
-        while stop - start > PIECE:
-            cut = _parting(text, start)
+        while stop - start > CHUNK:
+            cut = _cut_after(text, start)
             yield start, cut
             start = cut
         yield start, stop
         start = stop
 
 
-def _parting(text: str, start: int) -> int:
-    for parting in _PARTINGS:
-        at = text.rfind(parting, start, start + PIECE)
+def _cut_after(text: str, start: int) -> int:
+    for separator in _SEPARATORS:
+        at = text.rfind(separator, start, start + CHUNK)
         if at >= start:
-            return at + len(parting)
-    return start + PIECE
+            return at + len(separator)
+    return start + CHUNK
 
 
 def _run_ends(text: str) -> Iterator[int]:
-    """Where runs without a blank are cut, and the end of the text."""
+    """Where runs without whitespace are cut, and the end of the text."""
     start = 0
     while len(text) - start > RUN:
         blank = max(text.rfind(" ", start, start + RUN), text.rfind("\n", start, start + RUN))

@@ -1,1 +1,1 @@
-"""Tokenizers, trained here or elsewhere."""
+"""Tokenizers: training, converting existing ones, encoding, and export."""

@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE: any text is pieces, and the pieces are the text again.
+"""GPT-2's byte-level BPE, which encodes any text without loss.
 
-Radford et al. 2019, section 2.2, and the algorithm that was published with it (src/encoder.py of openai/gpt-2): text is
-cut into words with the blank before them, numbers, signs and white space; each is joined from its bytes by the merges,
-first learned first.
+Radford et al. 2019, section 2.2, and the algorithm published with it (src/encoder.py of openai/gpt-2): text is split
+into words (with the space before them), numbers, punctuation and whitespace; the bytes of each are joined by the merges
+in the order in which these were learned.
 """
 
 import re
@@ -25,22 +25,22 @@ class ByteBPE:
 
     kind: Literal["byte-bpe"] = "byte-bpe"
 
-    def __init__(self, pieces: list[str], merges: list[tuple[str, str]]) -> None:
-        """`pieces` in the order of their ids, spelled as in vocab.json, all 256 bytes among them."""
-        self._pieces = pieces
-        self._ids = {piece: number for number, piece in enumerate(pieces)}
+    def __init__(self, tokens: list[str], merges: list[tuple[str, str]]) -> None:
+        """`tokens` in the order of their ids, spelled as in vocab.json; they include all 256 bytes."""
+        self._tokens = tokens
+        self._ids = {token: number for number, token in enumerate(tokens)}
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._words = WordCache(lambda words: map(self._join, words))
 
     @property
     def vocab_size(self) -> int:
-        return len(self._pieces)
+        return len(self._tokens)
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """The document in parts that end where sentences end, and whose pieces together are the document's.
+        """Split the document at ends of sentences; the parts' tokens together are the document's.
 
-        A part begins with the white space that follows the sentence before. A sentence ends inside a part where a cut
-        could change pieces.
+        A part begins with the whitespace that follows the previous sentence. A sentence may end inside a part, where a
+        split could change tokens.
         """
         cut, starts, at = _patterns(document.isascii())[1], [0], 0
         for sentence in split_sentences(document, language):
@@ -53,16 +53,16 @@ class ByteBPE:
         return self._words.encode([_patterns(text.isascii())[0].findall(text) for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._pieces[i] for i in ids).translate(_BYTES).encode("latin-1").decode(errors="replace")
+        return "".join(self._tokens[i] for i in ids).translate(_BYTES).encode("latin-1").decode(errors="replace")
 
-    def id_to_piece(self, i: int) -> str:
-        return self._pieces[i]
+    def id_to_token(self, i: int) -> str:
+        return self._tokens[i]
 
-    def piece_text(self, i: int) -> str:
+    def token_text(self, i: int) -> str:
         return self.decode([i])
 
     def begins_word(self, i: int) -> bool:
-        return self._pieces[i].startswith(tuple(LETTERS[byte] for byte in b"\t\n\v\f\r "))
+        return self._tokens[i].startswith(tuple(LETTERS[byte] for byte in b"\t\n\v\f\r "))
 
     def _join(self, word: str) -> list[int]:
         parts = [LETTERS[byte] for byte in word.encode()]
@@ -82,7 +82,7 @@ class ByteBPE:
 
 
 def _letters() -> list[str]:
-    """The letter by which a vocabulary spells each byte: itself where it can be seen, else one from U+0100 on."""
+    """The letter by which a vocabulary spells each byte: itself if it is printable, else one from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = iter(range(0x100, 0x200))
     return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
@@ -94,10 +94,10 @@ _BYTES = {ord(letter): byte for byte, letter in enumerate(LETTERS)}
 
 @cache
 def _patterns(is_ascii: bool) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What is one word to the merges; and where text can be cut because no word reaches over it.
+    """A pattern of the words that merges stay within, and one of the places where text can be split between words.
 
-    That is between anything and white space behind it, and between a sign and a letter or digit behind it, but for the
-    apostrophe, which may begin a contraction. What stands before such a place does not decide about what is behind.
+    These are before whitespace, and between punctuation and a following letter or digit, except for the apostrophe,
+    which may begin a contraction. What comes before such a place does not affect the words after it.
     """
     letter, number = ("A-Za-z", "0-9") if is_ascii else (_ranges("L"), _ranges("N"))
     word = (
@@ -109,7 +109,7 @@ def _patterns(is_ascii: bool) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def _ranges(category: str) -> str:
-    """All characters of one of Unicode's major categories, as they stand between the brackets of a pattern."""
+    """All characters of one of Unicode's major categories, as the inside of a pattern's brackets."""
     found = ""
     is_in = ((code, unicodedata.category(chr(code))[0] == category) for code in range(sys.maxunicode + 1))
     for inside, run in groupby(is_in, key=lambda each: each[1]):

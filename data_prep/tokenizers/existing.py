@@ -1,52 +1,52 @@
-"""Existing tokenizers: the files that they come in, as the one file that a data set keeps.
+"""Existing tokenizers: converts their files to the one file that a data set keeps.
 
-A SentencePiece model stays as it is. A BERT vocab.txt, and GPT-2's vocab.json with its merges.txt, become a
-tokenizer.json, which holds all that decides the pieces.
+A SentencePiece model is copied. A BERT vocab.txt, and GPT-2's vocab.json with its merges.txt, become a tokenizer.json,
+which holds everything that decides the tokens.
 """
 
 import json
 from io import TextIOWrapper
 from pathlib import Path
 
-from data_prep.files import open_regular
+from common.files import open_regular
 from data_prep.tokenizers.tokenizer import describe
 from data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
 _FORMS = (
-    "a SentencePiece .model, a BERT vocab.txt, a folder with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
+    "a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
 )
 
 
 def adopt(path: str | Path, lowercase: bool = True) -> bytes:
-    """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files, the same bytes.
+    """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files give the same bytes.
 
     Args:
-        path: a .model, a vocab.txt (or another .txt with a piece a line), a tokenizer.json, a folder with vocab.json
-            and merges.txt, or one of these two.
-        lowercase: of a vocab.txt.
+        path: a .model, a vocab.txt (or another .txt with one token per line), a tokenizer.json, a directory with
+            vocab.json and merges.txt, or one of these two.
+        lowercase: whether a vocab.txt is of an uncased model.
 
     Raises:
-        ValueError: there is no such file, it is not what its name says, or special pieces are missing.
+        ValueError: the file does not exist, is not what its name says, or lacks special tokens.
     """
     path = Path(path)
     try:
         content = _read(path, lowercase)
         describe(content, "")
     except FileNotFoundError as error:
-        raise ValueError(f"tokenizer.path={path}: there is no {error.filename}; give {_FORMS}") from None
+        raise ValueError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMS}") from None
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"tokenizer.path={path} cannot be used: {error}") from None
     return content
 
 
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
-    """Raises ValueError when the objective (`objective.name`) needs special pieces that the tokenizer lacks."""
+    """Raise ValueError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
     special_ids = describe(adopt(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
         has = "a decoder" if "end" in special_ids else "a masked model"
         raise ValueError(
-            f"tokenizer.path={path} has the special pieces of {has}, and not those that objective.name={objective} "
-            "needs; set another of the two"
+            f"tokenizer.path={path} has the special tokens of {has}, but objective.name={objective} needs others; "
+            "choose another tokenizer or objective"
         )
 
 
@@ -61,14 +61,14 @@ def _read(path: Path, lowercase: bool) -> bytes:
     if path.suffix == ".txt" and path.name != "merges.txt":
         return wordpiece_json(_lines(path), lowercase)
     if not lowercase:
-        raise ValueError("tokenizer.lowercase=false is for a vocab.txt; leave it out")
+        raise ValueError("tokenizer.lowercase=false applies to a vocab.txt only; remove it")
     files = _files_of(path)
     if len(files) == 2:
         return byte_bpe_json(json.loads(_text(files[0])), _merges(files[1]))
     with open_regular(path) as file:
         content = file.read()
     if path.suffix not in (".model", ".json") or content.startswith(b"{") != (path.suffix == ".json"):
-        raise ValueError(f"it is none of the files that are known; give {_FORMS}")
+        raise ValueError(f"unknown kind of file; give {_FORMS}")
     return content
 
 
@@ -78,7 +78,7 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """A piece a line; its number is the piece's id."""
+    """One token per line; the line's number is the token's id."""
     return [line.strip() for line in _text(path).removesuffix("\n").split("\n")]
 
 

@@ -1,13 +1,13 @@
-"""How much memory a process may still take."""
+"""How much memory a process can still allocate."""
 
 from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that are free on this machine and within the limits of the process's control groups, version 1 or 2.
+    """Free bytes on this machine within the limits of the process's control groups, version 1 or 2.
 
     Args:
-        root: where proc/ and sys/ stand.
+        root: the directory of proc/ and sys/.
     """
     lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
@@ -19,7 +19,7 @@ def available_memory(root: Path = Path("/")) -> int:
             top, limit, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # The limits of all groups above hold too. In a container the path may be the host's, and only `top` be there.
+        # The limits of all parent groups apply too. In a container the path may be the host's, and only `top` exist.
         inner = Path(group.lstrip("/"))
         for folder in {top, *(top / each for each in (inner, *inner.parents))}:
             free += _left(folder / limit, folder / used, folder / "memory.stat")
@@ -27,7 +27,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _left(limit: Path, used: Path, stat: Path) -> list[int]:
-    """One number; none where the group has no limit. Cached files do not count: they give way."""
+    """One number; none if the group has no limit. Cached files do not count: the kernel reclaims them."""
     if not limit.exists() or limit.read_text().strip() == "max":
         return []
     counts = dict(line.split() for line in stat.read_text().splitlines())

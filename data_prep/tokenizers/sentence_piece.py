@@ -1,11 +1,11 @@
-"""A SentencePiece model as a tokenizer: its ids, with words kept where that provably changes none.
+"""A SentencePiece model as a tokenizer. Encoded words are cached where that provably changes no id.
 
-A sentence's pieces are those of its words if no piece has a blank but at its beginning and no rule of normalisation
-looks past a blank. For BPE (merges inside a word) that is all. Unigram adds the scores of the sentence from its
-beginning in 32 bits, where rounding may choose between two ways to cut a word by what stands before it: unless all
-scores are multiples of SCORE_STEP. Then each sum is exact as long as it stays below 2^24 steps, ways that are equally
-probable are equally so everywhere, and a word is cut alike wherever it stands. Models that `multihop prep` trains have
-such scores. A model for which one of these does not hold encodes sentence by sentence.
+A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalisation
+looks past a space. For BPE, which merges within a word, that is enough. Unigram sums the scores of a sentence from its
+beginning in 32 bits, so that rounding may decide between two segmentations of a word by what comes before it, unless
+all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are ties everywhere, and a word
+is segmented the same way wherever it occurs. Models that `multihop prep` trains have such scores. A model without one
+of these properties encodes each sentence anew.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from data_prep.tokenizers.word_table import WordTable
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()
 SCORE_STEP = 2.0**-6
-"""Of a unigram model's scores, which are natural logarithms of probabilities."""
+"""A unigram model's scores, natural logarithms of probabilities, are rounded to multiples of this."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _UNIGRAM, _BPE = 1, 2
-_UNKNOWN_PENALTY = 10.0  # below the lowest score: what SentencePiece gives a character without a piece
+_UNKNOWN_PENALTY = 10.0  # SentencePiece gives a character without a token this much less than the lowest score
 
 
 class SentencePiece:
     """The tokenizer of a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises ValueError when `model` is none, or neither unigram nor BPE."""
+        """Raises ValueError when `model` is not a SentencePiece model, or neither unigram nor BPE."""
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
 
@@ -40,31 +40,31 @@ class SentencePiece:
             self._processor = spm.SentencePieceProcessor(model_proto=model)
             proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
         except (RuntimeError, DecodeError) as error:
-            raise ValueError(f"it is no SentencePiece model: {error}") from None
-        if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf gives what is no text as bytes
-            raise ValueError("a piece of the SentencePiece model is not UTF-8")
+            raise ValueError(f"it is not a SentencePiece model: {error}") from None
+        if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf returns invalid UTF-8 as bytes
+            raise ValueError("a token of the SentencePiece model is not UTF-8")
         kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
         if proto.trainer_spec.model_type not in kinds:
             raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
-        self._pieces = [piece.piece for piece in proto.pieces]
+        self._tokens = [piece.piece for piece in proto.pieces]
         ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
-        # The most characters, after normalisation, of which the words may be looked up one by one; 0: of none.
+        # The longest text, in characters after normalisation, whose words may be looked up; 0: never.
         self._most_chars = _most_chars(proto)
         self._growth = _growth(proto.normalizer_spec.precompiled_charsmap)
         self._words = WordTable(self._encode, b" \n" if ends_line else b" ")
 
     @property
     def vocab_size(self) -> int:
-        return len(self._pieces)
+        return len(self._tokens)
 
     @property
     def keeps_words(self) -> bool:
-        """Whether words are looked up; otherwise each sentence is encoded anew."""
+        """Whether encoded words are cached; otherwise each sentence is encoded anew."""
         return self._most_chars > 0
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """Sentences; what stands between them has no piece."""
+        """Sentences; the whitespace between them has no token."""
         return split_sentences(document, language)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
@@ -72,8 +72,8 @@ class SentencePiece:
             return flat(self._encode(list(texts)))
         spelled = [text.encode() for text in texts]
         chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
-        # A character that is not ASCII has two bytes at least, and becomes `_growth` at most. A blank that the text
-        # spells out is none to normalisation, and is one to the model.
+        # A character outside ASCII has at least two bytes and becomes at most `_growth` characters. A literal U+2581 is
+        # not a space to normalisation, but is one to the model.
         long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._most_chars).tolist()
         blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
         return self._words.encode(spelled, sorted({*long, *blank}))
@@ -81,21 +81,21 @@ class SentencePiece:
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
-    def id_to_piece(self, i: int) -> str:
-        return self._pieces[i]
+    def id_to_token(self, i: int) -> str:
+        return self._tokens[i]
 
-    def piece_text(self, i: int) -> str:
-        return self._pieces[i].replace(BLANK, " ")
+    def token_text(self, i: int) -> str:
+        return self._tokens[i].replace(BLANK, " ")
 
     def begins_word(self, i: int) -> bool:
-        return self._pieces[i].startswith(BLANK)
+        return self._tokens[i].startswith(BLANK)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._processor.encode(texts, num_threads=1)
 
 
 def is_exact(scores: np.ndarray) -> bool:
-    """Whether scores, float32, are such that their sums are exact and fall."""
+    """Whether scores, float32, are multiples of SCORE_STEP and <= 0, so that their sums are exact."""
     return bool((scores <= 0).all() and (scores % SCORE_STEP == 0).all())
 
 
@@ -119,27 +119,27 @@ def _most_chars(proto: Any) -> int:
     scores = np.array([piece.score for piece in proto.pieces if piece.type == _NORMAL], np.float32)
     if not is_exact(scores):
         return 0
-    # No best way to cut a text is worse than unknown characters all along, one for each character and blank.
+    # The best segmentation is no worse than unknown characters throughout, one for each character and space.
     return int(2**24 * SCORE_STEP / (2 * (_UNKNOWN_PENALTY - float(scores.min()))))
 
 
 def _table(charsmap: bytes) -> tuple[np.ndarray, bytes]:
-    """The rules of normalisation: the units of their trie, uint32, and the texts that replace, each before a NUL."""
+    """The rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
     size = int.from_bytes(charsmap[:4], "little")
     return np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
 
 
 def _growth(charsmap: bytes) -> int:
-    """How many characters one becomes at most."""
+    """The largest number of characters that one character becomes."""
     return max((len(text.decode()) for text in _table(charsmap)[1].split(b"\0")), default=1) if charsmap else 1
 
 
 def _blanks_stand_alone(charsmap: bytes) -> bool:
-    """Whether no rule is about a blank, none about a line end with something else, and none gives two blanks.
+    """Whether no rule matches a space, none a line break with something else, and none produces two spaces.
 
-    The rules are a double-array trie as darts-clone lays it out: a unit has its label in the low byte and, from bit 10
-    on, an offset; its number and the offset give, exclusive-or, the number of its child with label 0, and exclusive-or
-    a label that of the child with that label.
+    The rules are a double-array trie in the layout of darts-clone: a unit has its label in the low byte and an offset
+    from bit 10 on; its index XOR the offset is the index of its child with label 0, and that XOR a label the index of
+    the child with that label.
     """
     if not charsmap:
         return True
@@ -150,7 +150,7 @@ def _blanks_stand_alone(charsmap: bytes) -> bool:
     if line_end < len(units) and labels[line_end] == ord("\n"):
         behind = first[line_end] ^ np.arange(1, 0x100)
         inside += behind[(labels[behind % len(units)] == np.arange(1, 0x100)) & (behind < len(units))].tolist()
-    # Units that are in no use have labels too: whether one is in use tells the way up to the root, which is unit 0.
+    # Unused units have labels too: a unit is in use if the way up from it leads to the root, unit 0.
     seen, above = set(), np.array(inside, np.int64)
     while len(above):
         seen |= {*above.tolist()}

@@ -1,11 +1,11 @@
-"""tokenizer.json, as Hugging Face's library tokenizers spells BERT's and GPT-2's tokenizers, without that library."""
+"""Reads and writes tokenizer.json, the format of Hugging Face's tokenizers, for BERT's and GPT-2's kinds."""
 
 import json
 from collections import Counter
 from typing import Any
 
 from data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
-from data_prep.tokenizers.special_pieces import find_special
+from data_prep.tokenizers.special_tokens import find_special
 from data_prep.tokenizers.wordpiece import CONTINUES, MAX_WORD_CHARS, UNKNOWN, WordPiece
 
 _WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUES}
@@ -18,16 +18,16 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
-    """The tokenizer of a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
+    """The tokenizer in a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
     try:
         return _parse(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
-        raise ValueError(f"the tokenizer.json is not put together as such ({error!r}); give another") from None
+        raise ValueError(f"the tokenizer.json is malformed ({error!r}); give another") from None
 
 
 def _parse(tree: dict[str, Any]) -> WordPiece | ByteBPE:
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
-    pieces = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
+    tokens = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
     lowercase = normalizer.get("lowercase")
     if (
         _agrees(model, _WORDPIECE)
@@ -35,77 +35,79 @@ def _parse(tree: dict[str, Any]) -> WordPiece | ByteBPE:
         and normalizer.get("strip_accents") in (None, lowercase)
         and cutter.get("type") == "BertPreTokenizer"
     ):
-        return _wordpiece(pieces, bool(lowercase), model["max_input_chars_per_word"])
+        return _wordpiece(tokens, bool(lowercase), model["max_input_chars_per_word"])
     if _agrees(model, _BPE) and not normalizer and _agrees({"use_regex": True} | cutter, _BYTE_LEVEL):
-        # Newer versions of the library write a merge as a list, older ones as its parts with a blank between them.
-        return _byte_bpe(pieces, [each.split(" ") if isinstance(each, str) else each for each in model["merges"]])
-    raise ValueError("the tokenizer.json is neither of BERT's nor of GPT-2's kind; give another or the original files")
+        # Newer versions of the library write a merge as a list, older ones as its parts separated by a space.
+        return _byte_bpe(tokens, [each.split(" ") if isinstance(each, str) else each for each in model["merges"]])
+    raise ValueError("the tokenizer.json is of neither BERT's nor GPT-2's kind; give another or the original files")
 
 
-def wordpiece_json(pieces: list[str], lowercase: bool) -> bytes:
-    """The tokenizer.json of a BERT vocabulary. Raises ValueError when it is none."""
-    _wordpiece(pieces, lowercase, MAX_WORD_CHARS)
+def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
+    """The tokenizer.json of a BERT vocabulary. Raises ValueError when it is not one."""
+    _wordpiece(tokens, lowercase, MAX_WORD_CHARS)
     return _json(
-        pieces,
+        tokens,
         normalizer={**_BERT_NORMALIZER, "strip_accents": None, "lowercase": lowercase},
         pre_tokenizer={"type": "BertPreTokenizer"},
         decoder={"type": "WordPiece", "prefix": CONTINUES, "cleanup": False},
-        model={**_WORDPIECE, "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": _numbered(pieces)},
+        model={**_WORDPIECE, "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": _numbered(tokens)},
     )
 
 
 def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
     """The tokenizer.json of GPT-2's vocabulary and merges. Raises ValueError when they do not belong together."""
-    pieces = _in_order(vocab)
-    _byte_bpe(pieces, merges)
+    tokens = _in_order(vocab)
+    _byte_bpe(tokens, merges)
     return _json(
-        pieces,
+        tokens,
         normalizer=None,
         pre_tokenizer={**_BYTE_LEVEL, "trim_offsets": True},
         decoder={**_BYTE_LEVEL, "trim_offsets": True},
-        model={**_BPE, "fuse_unk": False, "vocab": _numbered(pieces), "merges": merges},
+        model={**_BPE, "fuse_unk": False, "vocab": _numbered(tokens), "merges": merges},
     )
 
 
 def _agrees(part: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether a part of a tokenizer.json has these settings; none, false and empty are one."""
+    """Whether a part of a tokenizer.json has these settings; null, false and empty are equal."""
     return all((part.get(key) or None) == (value or None) for key, value in expected.items())
 
 
-def _json(pieces: list[str], **parts: Any) -> bytes:
-    """A tokenizer.json that spells special pieces in a text as such, as its readers expect; `parse_json` does not."""
+def _json(tokens: list[str], **parts: Any) -> bytes:
+    """A tokenizer.json that declares the special tokens, as its readers expect; `parse_json` finds none in texts."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = [{"id": i, "content": pieces[i], **flags} for i in sorted(find_special(pieces).values())]
+    special = [{"id": i, "content": tokens[i], **flags} for i in sorted(find_special(tokens).values())]
     tree = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "post_processor": None, **parts
     }  # fmt: skip
     return (json.dumps(tree, ensure_ascii=False) + "\n").encode()
 
 
-def _wordpiece(pieces: list[str], lowercase: bool, max_word_chars: int) -> WordPiece:
-    if UNKNOWN not in pieces:
-        raise ValueError(f"the vocabulary lacks {UNKNOWN}; give that of a BERT")
-    twice = [piece for piece, count in Counter(pieces).items() if count > 1]
+def _wordpiece(tokens: list[str], lowercase: bool, max_word_chars: int) -> WordPiece:
+    if UNKNOWN not in tokens:
+        raise ValueError(f"the vocabulary lacks {UNKNOWN}; give a BERT vocabulary")
+    twice = [token for token, count in Counter(tokens).items() if count > 1]
     if twice:
-        raise ValueError(f"the vocabulary has the piece {twice[0]!r} twice; leave one of them out")
-    return WordPiece(pieces, lowercase, max_word_chars)
+        raise ValueError(f"the vocabulary has the token {twice[0]!r} twice; remove one")
+    return WordPiece(tokens, lowercase, max_word_chars)
 
 
-def _byte_bpe(pieces: list[str], merges: list[list[str]]) -> ByteBPE:
-    known = set(pieces)
+def _byte_bpe(tokens: list[str], merges: list[list[str]]) -> ByteBPE:
+    known = set(tokens)
     if lacking := [letter for letter in LETTERS if letter not in known]:
         raise ValueError(f"the vocabulary lacks {len(lacking)} of the 256 bytes, {lacking[0]!r} first; give GPT-2's")
     for number, merge in enumerate(merges, start=1):
         if len(merge) != 2 or "".join(merge) not in known:
-            raise ValueError(f"merge {number}, {' '.join(merge)!r}, does not join two pieces to one of the vocabulary")
-    return ByteBPE(pieces, [(first, second) for first, second in merges])
+            raise ValueError(
+                f"merge {number}, {' '.join(merge)!r}, does not join two tokens into one of the vocabulary"
+            )
+    return ByteBPE(tokens, [(first, second) for first, second in merges])
 
 
 def _in_order(vocab: dict[str, int]) -> list[str]:
     if not isinstance(vocab, dict) or {*vocab.values()} != {*range(len(vocab))} or not vocab:
-        raise ValueError(f"the ids of its {len(vocab):,} pieces are not 0, 1, 2 and so on")
-    return sorted(vocab, key=lambda piece: vocab[piece])
+        raise ValueError(f"the ids of its {len(vocab):,} tokens are not 0, 1, 2, …")
+    return sorted(vocab, key=lambda token: vocab[token])
 
 
-def _numbered(pieces: list[str]) -> dict[str, int]:
-    return {piece: number for number, piece in enumerate(pieces)}
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}

@@ -1,4 +1,4 @@
-"""A SentencePiece model is trained on sentences: the same bytes for the same sentences and settings."""
+"""Trains a SentencePiece model; the same sentences and settings give the same bytes."""
 
 import io
 import re
@@ -11,28 +11,29 @@ import sentencepiece as spm
 from data_prep.config import TokenizerConfig
 from data_prep.tokenizers.memory import available_memory
 from data_prep.tokenizers.sentence_piece import SCORE_STEP
-from data_prep.tokenizers.special_pieces import TRAINED
+from data_prep.tokenizers.special_tokens import TRAINED
 
-# The trainer drops longer sentences without a word; text without stops has such, so they are cut.
+# The trainer silently drops longer sentences, which text without full stops has, so they are cut.
 _MAX_SENTENCE_CHARS = 2**14
 _MAX_SENTENCE_BYTES = 4 * _MAX_SENTENCE_CHARS
 
-# Bytes of memory while training, a little above what was measured (docs/tokenizers.md): how many at least, and how many
-# for each byte of the sample.
+# Peak memory of training in bytes, a little above what was measured (docs/tokenizers.md): a constant, and per byte of
+# the sample.
 _MEMORY = {"unigram": (100e6, 22.0), "bpe": (100e6, 5.0)}
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int | None = None) -> bytes:
-    """A SentencePiece model as the bytes of its .model file; no path or time stands in it.
+    """Train a SentencePiece model; returns the bytes of its .model file, which hold no path or time.
 
-    Scores of a unigram model are rounded to multiples of SCORE_STEP, which is below 1 % of a piece's probability.
+    Scores of a unigram model are rounded to multiples of SCORE_STEP, which changes a token's probability by less than
+    1 %.
 
     Args:
-        sample_bytes: UTF-8 bytes of the sentences; given, it is refused to train when the memory will not do.
+        sample_bytes: UTF-8 bytes of the sentences; if given, available memory is checked before training.
 
     Raises:
-        ValueError: the sentences cannot fill, or do not fit into, `config.vocab_size` pieces, or the memory is too
-            small.
+        ValueError: `config.vocab_size` is too large for the sentences or too small for their characters, or there is
+            too little memory.
     """
     if sample_bytes is not None:
         _check_memory(config, sample_bytes)
@@ -55,7 +56,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
 
 
 def training_memory(config: TokenizerConfig, sample_bytes: int) -> int:
-    """Bytes of memory that training takes at its peak, fitted to measurements."""
+    """Peak memory of training in bytes, fitted to measurements."""
     least, per_byte = _MEMORY[config.kind]
     return int(least + per_byte * sample_bytes)
 
@@ -66,8 +67,8 @@ def _check_memory(config: TokenizerConfig, sample_bytes: int) -> None:
         least, per_byte = _MEMORY[config.kind]
         fitting = int(max(available - least, 0) / per_byte / 1e6)
         raise ValueError(
-            f"training a tokenizer on tokenizer.sample_mb={config.sample_mb:g} takes about {needed / 2**30:.1f} GiB of "
-            f"memory, and {available / 2**30:.1f} GiB are free; "
+            f"training a tokenizer on tokenizer.sample_mb={config.sample_mb:g} needs about {needed / 2**30:.1f} GiB of "
+            f"memory, {available / 2**30:.1f} GiB are free; "
             + (f"set it to {fitting} or less, or use a larger machine" if fitting else "use a larger machine")
         )
 
@@ -88,21 +89,21 @@ def _cut(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
-    pieces = TRAINED[config.special_pieces]
-    if config.special_pieces == "gpt2":
+    tokens = TRAINED[config.special_tokens]
+    if config.special_tokens == "gpt2":
         return {
-            "eos_id": 0, "eos_piece": pieces["end"], "unk_id": 1, "unk_piece": pieces["unk"],
+            "eos_id": 0, "eos_piece": tokens["end"], "unk_id": 1, "unk_piece": tokens["unk"],
             "bos_id": -1, "pad_id": -1,
         }  # fmt: skip
     return {
-        "pad_id": 0, "pad_piece": pieces["pad"], "unk_id": 1, "unk_piece": pieces["unk"],
-        "bos_id": 2, "bos_piece": pieces["cls"], "eos_id": 3, "eos_piece": pieces["sep"],
-        "control_symbols": [pieces["mask"]],
+        "pad_id": 0, "pad_piece": tokens["pad"], "unk_id": 1, "unk_piece": tokens["unk"],
+        "bos_id": 2, "bos_piece": tokens["cls"], "eos_id": 3, "eos_piece": tokens["sep"],
+        "control_symbols": [tokens["mask"]],
     }  # fmt: skip
 
 
 def _explain(error: str, config: TokenizerConfig) -> str:
-    """SentencePiece's complaint as a sentence about the recipe."""
+    """SentencePiece's error message as a sentence about the recipe."""
     given = f"tokenizer.vocab_size={config.vocab_size}"
     if most := re.search(r"value <= (\d+)", error):
         return f"{given} is more than the text can support; set it to {most[1]} or less, or add text"

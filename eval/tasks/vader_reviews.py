@@ -1,11 +1,11 @@
 """vader-reviews: how positive people find a sentence of a product review (Hutto and Gilbert 2014)."""
 
 import io
-import sys
 import tarfile
 import zlib
 from pathlib import Path
 
+from eval.tasks.table_files import official_folder
 from eval.tasks.task import Example, Task, split_of
 
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
@@ -15,11 +15,11 @@ _FILE = "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The source archive in `data_dir`, or in the Python environment. Raises ValueError when it is not there."""
-    folder = Path(data_dir) if data_dir else Path(sys.prefix) / "share" / "multihop"
+    """The source archive in `data_dir`, or in the Python environment. Raises ValueError when it is missing."""
+    folder = official_folder(data_dir)
     path = folder / ARCHIVE
     if not path.is_file():
-        raise ValueError(f"task vader-reviews reads {path}, which is not there (eval.data_dir); {_how_to_get(folder)}")
+        raise ValueError(f"task vader-reviews reads {path}, which is missing (eval.data_dir); {_how_to_get(folder)}")
     return path
 
 
@@ -59,7 +59,7 @@ def read(data_dir: str | None) -> Task:
 
 
 def _member(path: Path) -> bytes:
-    """The file inside the archive inside the archive; nothing is written to the disk."""
+    """The file in the archive in the archive; nothing is written to disk."""
     try:
         with tarfile.open(path, "r:gz") as outer:
             packed = io.BytesIO(_content(outer, _INNER))

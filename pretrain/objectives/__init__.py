@@ -1,37 +1,39 @@
-"""What a model learns to predict. Each objective is a module with the functions that `Objective` names."""
+"""What a model is trained to predict. Each objective is a module with the functions of `Objective`."""
 
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.manifest import TokenizerInfo
-from data_prep.shards import Documents
+from common.keyed import UInt64
+from data_prep.dataset.shards import Documents
+from data_prep.tokenizers.info import TokenizerInfo
 from pretrain.config import ObjectiveConfig
-from pretrain.keyed import UInt64
 from pretrain.objectives import clm, full_sentences, pairs
 from pretrain.objectives.batch import Batch
 
 
 class Objective(Protocol):
-    """Lays out samples, and turns some of them into the model's inputs."""
+    """Lays out the samples of a data set, and turns some of them into a model's inputs."""
 
     DOCUMENT_COLUMNS: list[int]
-    """Where a row of `look_up` holds numbers of documents."""
+    """The columns of a row of `sample_rows` that hold document numbers."""
 
     def build_index(
         self, documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig
-    ) -> NDArray[np.int64]: ...
+    ) -> NDArray[np.int64]:
+        """The sample index of these documents."""
 
-    def sample_count(self, index: NDArray[np.int64], seq_len: int) -> int: ...
+    def sample_count(self, index: NDArray[np.int64], seq_len: int) -> int:
+        """How many samples an index has."""
 
-    def look_up(self, index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-        """A row for each sample that says what it is; rows of several sources' indexes can stand together."""
+    def sample_rows(self, index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+        """A row for each sample, from which its tokens follow; rows of several indexes can be concatenated."""
 
     def spans(
         self, documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
     ) -> list[tuple[int, int, int]]:
-        """(document, start, stop) of all that the sample of a row is made of."""
+        """(document, start, stop) of each span of tokens in the sample of a row."""
 
     def assemble(
         self,
@@ -42,11 +44,11 @@ class Objective(Protocol):
         tokenizer: TokenizerInfo,
         objective: ObjectiveConfig,
     ) -> Batch:
-        """The model's inputs for the samples of some rows, one behind the other; `keys` (B,) decide what is random."""
+        """The samples of some rows as packed sequences; `keys`, uint64 (B,), seed what is random in each."""
 
 
 def objective_of(config: ObjectiveConfig) -> Objective:
-    """The recipe's objective."""
+    """The objective of a recipe."""
     if config.name == "clm":
         return clm
     return full_sentences if config.name == "mlm" else pairs

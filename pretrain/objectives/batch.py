@@ -1,4 +1,4 @@
-"""What an objective hands to a model: sequences of any lengths, one behind the other, without padding."""
+"""What an objective gives to a model: packed sequences of any lengths, without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ class Batch:
     """Some samples as arrays."""
 
     inputs: Inputs
-    """The keyword arguments of the model's forward: those of `layout`, input_ids (N,), and what the objective adds."""
+    """The keyword arguments of the model's forward: those of `layout`, input_ids (N,), and the objective's own."""
     targets: NDArray[np.int64]
-    """The pieces to predict, flat."""
+    """int64, flat: the tokens to predict."""
     counts: dict[str, int]
-    """By how many each sum that the model returns has to be divided, over all ranks, to become a mean."""
+    """The divisor that makes a mean of each sum that the model returns, once added up over all ranks."""
     tokens: int
-    """Pieces that the model reads."""
+    """Number of input tokens."""
 
 
 def layout(lengths: Sequence[int] | NDArray[np.int64]) -> Inputs:
-    """Where sequences of these lengths stand that are laid one behind the other, N pieces in all.
+    """Packed sequences of these lengths, N tokens in all.
 
     Returns:
-        bounds: int64 (sequences + 1,), where each begins, and N. Attention stays within a sequence.
-        positions: int64 (N,), each piece's place in its sequence.
-        longest: the greatest length.
+        cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N. Attention stays within a sequence.
+        positions: int64 (N,), each token's position in its sequence, from 0.
+        max_seqlen: the length of the longest sequence.
     """
     each = np.asarray(lengths, np.int64)
-    bounds = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
-    positions = np.arange(bounds[-1], dtype=np.int64) - np.repeat(bounds[:-1], each)
-    return {"bounds": bounds, "positions": positions, "longest": int(each.max())}
+    cu_seqlens = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
+    positions = np.arange(cu_seqlens[-1], dtype=np.int64) - np.repeat(cu_seqlens[:-1], each)
+    return {"cu_seqlens": cu_seqlens, "positions": positions, "max_seqlen": int(each.max())}

@@ -1,33 +1,35 @@
-"""GPT's objective: the next piece. Documents are joined by an end piece, and the stream is cut.
+"""Causal language modelling: the next token. Documents are joined by end tokens, and the stream is cut into samples.
 
-Every document has its end piece behind it: `d1 end d2 end`. Where documents are isolated it stands before it instead,
-`end d1 end d2`, and a sequence begins at each: a document's first piece is predicted from the end piece alone.
+Every document is followed by its end token: `d1 end d2 end`. With isolated documents the end token precedes its
+document instead, `end d1 end d2`, and a sequence begins at each: a document's first token is predicted from the end
+token alone.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.manifest import TokenizerInfo
-from data_prep.shards import Documents
+from common.keyed import UInt64
+from data_prep.dataset.shards import Documents
+from data_prep.tokenizers.info import TokenizerInfo
 from pretrain.config import ObjectiveConfig
-from pretrain.keyed import UInt64
 from pretrain.objectives.batch import Batch, layout
 
 DOCUMENT_COLUMNS = [0]
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
-    """int64 (documents + 1,): where each document starts in the stream, end piece included, and the stream's length."""
+    """int64 (documents + 1,): where each document starts in the stream, end tokens included, and the stream's
+    length."""
     return np.concatenate([[0], np.cumsum(documents.lengths + 1)]).astype(np.int64)
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples the stream is cut into; the last piece of each is the first input of the next one."""
+    """How many samples the stream is cut into; the last target of each is the first input of the next one."""
     return max(0, (int(index[-1]) - 1) // seq_len)
 
 
-def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 2): the document in which each sample starts, and where in it and its end piece."""
+def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 2): the document in which each sample starts, and the offset in it and its end token."""
     at = samples * seq_len
     documents = np.searchsorted(index, at, side="right") - 1
     return np.stack([documents, at - index[documents]], axis=1)
@@ -36,21 +38,21 @@ def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) 
 def spans(
     documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
 ) -> list[tuple[int, int, int]]:
-    """(document, start, stop) of all that a sample holds; its targets reach one piece further than its inputs."""
+    """(document, start, stop) of each span in a sample, which has one token more than the model's inputs."""
     return [(document, start, stop) for document, start, stop, _ in _parts(documents, row, seq_len, objective)]
 
 
 def _parts(
     documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
 ) -> list[tuple[int, int, int, int]]:
-    """The spans, and where in the sample each stands; what is left between them are end pieces."""
+    """The spans, and the offset of each in the sample; the gaps between them are end tokens."""
     before = int(objective.isolate_documents)
     document, offset = row.tolist()
     at, found = 0, []
     while at <= seq_len:
         length = len(documents.tokens(document))
         start = max(0, offset - before)
-        at += start + before - offset  # the end piece, where it stands before the document and the sample holds it
+        at += start + before - offset  # the end token, where it precedes the document and is in the sample
         stop = min(start + seq_len + 1 - at, length)
         found.append((document, start, stop, at))
         at += stop - start + 1 - before
@@ -66,12 +68,12 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """Inputs and, one piece further, targets: pieces i * seq_len to (i + 1) * seq_len of the stream for sample i."""
+    """Inputs and targets, shifted by one: tokens i * seq_len to (i + 1) * seq_len of the stream for sample i."""
     end = tokenizer.special_ids["end"]
     text = np.full((len(rows), seq_len + 1), end, np.int64)
-    for line, row in enumerate(rows):
+    for sample, row in enumerate(rows):
         for document, start, stop, at in _parts(documents, row, seq_len, objective):
-            text[line, at : at + stop - start] = documents.tokens(document)[start:stop]
+            text[sample, at : at + stop - start] = documents.tokens(document)[start:stop]
     input_ids, next_ids = text[:, :-1].ravel(), text[:, 1:].ravel()
     lengths = np.full(len(rows), seq_len)
     if objective.isolate_documents:
@@ -81,6 +83,6 @@ def assemble(
     return Batch(
         inputs={"input_ids": input_ids, "next_ids": next_ids, **layout(lengths)},
         targets=next_ids,
-        counts={"token": next_ids.size},
+        counts={"clm": next_ids.size},
         tokens=next_ids.size,
     )

@@ -1,25 +1,25 @@
-"""RoBERTa's objective: masked pieces of full sentences (Liu et al. 2019, section 4.2, FULL-SENTENCES).
+"""Masked tokens of full sentences (Liu et al. 2019, section 4.2, FULL-SENTENCES).
 
-A sample takes sentence after sentence, across documents, until the next one does not fit; one that fits into no sample
-is cut. Every piece stands in exactly one. What is laid out is the stream `d1 gap d2 gap …`, of which a sample is a
-stretch: the gap is the extra [SEP] between two documents, or, where they are isolated, [SEP] and the next one's [CLS].
+A sample takes sentence after sentence, across documents, until the next one does not fit; a sentence longer than a
+sample is split. Every token is in exactly one sample, and a sample is a range of the stream `d1 gap d2 gap …`: the gap
+is the extra [SEP] between two documents, or, with isolated documents, [SEP] and the next one's [CLS].
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.manifest import TokenizerInfo
-from data_prep.shards import Documents
+from common.keyed import UInt64
+from data_prep.dataset.shards import Documents
+from data_prep.tokenizers.info import TokenizerInfo
 from pretrain.config import ObjectiveConfig
-from pretrain.keyed import UInt64
 from pretrain.objectives.batch import Batch, layout
 from pretrain.objectives.masking import mask
 
 DOCUMENT_COLUMNS = [0, 2]
-"""Where a row of the index holds numbers of documents."""
+"""The columns of the index that hold document numbers."""
 
 _BLOCK = 2**16
-"""So many documents are laid out at a time, to bound the memory; the samples do not depend on it."""
+"""Documents laid out at a time, to bound the memory; the samples do not depend on it."""
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
@@ -30,7 +30,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     while document < len(documents):
         stop = min(document + max(_BLOCK, seq_len), len(documents))
         rows = _cut(documents, document, start, stop, seq_len - 2, gap)
-        if stop < len(documents):  # the last sample may go on in the next block
+        if stop < len(documents):  # the last sample may continue in the next block
             rows, (document, start) = rows[:-1], rows[-1, :2].tolist()
         else:
             document = stop
@@ -39,10 +39,10 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
 
 
 def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:
-    """The samples of documents first to stop, of which the first begins at `start`; `room` is that for text."""
+    """The samples of documents first to stop, from `start` in the first one; `room` is the number of text tokens."""
     sentence_ends = [documents.sentence_ends(i).astype(np.int64) for i in range(first, stop)]
     sentence_ends[0] = sentence_ends[0][sentence_ends[0] > start]
-    # A sentence that is longer than a sample never fits behind another, so its cuts are known beforehand.
+    # A sentence longer than a sample never fits after another one, so where it is split is known beforehand.
     document = np.repeat(np.arange(first, stop), [len(ends) for ends in sentence_ends])
     ends = np.concatenate(sentence_ends)
     begins = np.concatenate([[start], ends[:-1]])
@@ -53,32 +53,32 @@ def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap
     begins = np.repeat(begins, parts) + number * room
     ends = np.minimum(begins + room, last_end)
 
-    lengths = np.array([of_document[-1] for of_document in sentence_ends])
+    lengths = np.array([each[-1] for each in sentence_ends])
     offsets = np.concatenate([[0], np.cumsum(lengths + gap)])[document - first]
-    behind = np.searchsorted(ends + offsets, begins + offsets + room, side="right")
+    next_first = np.searchsorted(ends + offsets, begins + offsets + room, side="right")
     firsts, at = [], 0
-    while at < len(behind):
+    while at < len(next_first):
         firsts.append(at)
-        at = behind.item(at)
+        at = next_first.item(at)
     chosen = np.array(firsts)
-    last = np.append(chosen[1:], len(behind)) - 1
+    last = np.append(chosen[1:], len(next_first)) - 1
     return np.stack([document[chosen], begins[chosen], document[last], ends[last]], axis=1)
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples an index holds."""
+    """How many samples an index has."""
     return len(index)
 
 
-def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 4): the index's rows."""
+def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 4): rows of the index."""
     return index[samples]
 
 
 def spans(
     documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
 ) -> list[tuple[int, int, int]]:
-    """(document, start, stop) of what a sample holds of each of its documents."""
+    """(document, start, stop) of each document's part of a sample."""
     first, start, last, stop = row.tolist()
     if first == last:
         return [(first, start, stop)]
@@ -96,11 +96,11 @@ def assemble(
 ) -> Batch:
     """The model's inputs for some samples, masked: [CLS] d1 [SEP] d2 [SEP] each.
 
-    Isolated documents are sequences of their own: [CLS] d1 [SEP], [CLS] d2 [SEP].
+    Isolated documents are separate sequences: [CLS] d1 [SEP], [CLS] d2 [SEP].
 
     Args:
         rows: int64 (B, 4), rows of the index.
-        keys: uint64 (B,), what each sample's masks are drawn from.
+        keys: uint64 (B,), the key of each sample's masks.
     """
     special = tokenizer.special_ids
     texts: list[NDArray[np.int64]] = []
@@ -119,15 +119,15 @@ def assemble(
     for text, stop in zip(texts, stops.tolist(), strict=True):
         input_ids[stop - 1 - len(text) : stop - 1] = text
 
-    of_samples = layout(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
-    where = layout(lengths) if objective.isolate_documents else of_samples
-    bounds, places = where["bounds"], of_samples["positions"]
-    assert not isinstance(bounds, int) and not isinstance(places, int)
-    own_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
-    masked, masked_at, masked_ids = mask(input_ids, bounds, places, own_keys, objective, tokenizer)
+    samples = layout(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
+    sequences = layout(lengths) if objective.isolate_documents else samples
+    cu_seqlens, offsets = sequences["cu_seqlens"], samples["positions"]
+    assert not isinstance(cu_seqlens, int) and not isinstance(offsets, int)
+    sequence_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
+    masked, masked_at, masked_ids = mask(input_ids, cu_seqlens, offsets, sequence_keys, objective, tokenizer)
     return Batch(
-        inputs={"input_ids": masked, **where, "masked_at": masked_at, "masked_ids": masked_ids},
+        inputs={"input_ids": masked, **sequences, "masked_at": masked_at, "masked_ids": masked_ids},
         targets=masked_ids,
-        counts={"token": len(masked_ids)},
+        counts={"mlm": len(masked_ids)},
         tokens=len(masked),
     )

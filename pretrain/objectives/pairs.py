@@ -1,6 +1,6 @@
-"""Objectives on pairs of segments: BERT's next sentence and ALBERT's sentence order, both beside masked pieces.
+"""Objectives on pairs of segments: next-sentence and sentence-order prediction, each together with masked tokens.
 
-The pairs follow the originals' `create_instances_from_document` (Devlin et al. 2018, A.2; Lan et al. 2020, 3.1), with
+The pairs follow the original `create_instances_from_document` (Devlin et al. 2018, A.2; Lan et al. 2020, 3.1), with
 two differences: they are laid out once, in the sample index, so that an epoch uses each exactly once; and epochs
 differ in masks and order, not in pairs.
 """
@@ -11,24 +11,24 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.manifest import TokenizerInfo
-from data_prep.shards import Documents
+from common.keyed import UInt64
+from data_prep.dataset.shards import Documents
+from data_prep.tokenizers.info import TokenizerInfo
 from pretrain.config import ObjectiveConfig
-from pretrain.keyed import UInt64
 from pretrain.objectives.batch import Batch, layout
 from pretrain.objectives.masking import mask
 
 log = logging.getLogger("multihop")
 
 SHORT_SHARE = 0.1
-"""Share of documents whose sequences are cut short, so that short inputs are seen too."""
+"""Share of documents whose target length is a random shorter one, so that short inputs are trained on too."""
 RANDOM_SHARE = 0.5
 """mlm+nsp: share of pairs of two sentences or more whose second segment comes from another document instead."""
 SWAPPED_SHARE = 0.5
-"""mlm+sop: share of pairs whose second segment stands before the first."""
-SPECIALS_A_PAIR = 3
+"""mlm+sop: share of pairs whose segments are swapped."""
+SPECIALS_PER_PAIR = 3
 DOCUMENT_COLUMNS = [0, 3]
-"""Where a row of the index holds numbers of documents."""
+"""The columns of the index that hold document numbers."""
 
 _Pair = tuple[int, int, int, int, int, int, int]
 
@@ -37,39 +37,39 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     """All pairs of a set of documents: int64 (samples, 7) of (document, start, stop) twice, and 1 if random or swapped.
 
     Raises:
-        ValueError: there is nothing to make a pair of.
+        ValueError: the documents make no pair.
     """
     rng = random.Random(key)
-    longest = seq_len - SPECIALS_A_PAIR
+    room = seq_len - SPECIALS_PER_PAIR
     pairs: list[_Pair] = []
     if objective.name == "mlm+nsp":
         if len(documents) < 2:
             raise ValueError(
-                f"next-sentence prediction draws from another document, and there is {len(documents)} here; "
+                f"next-sentence prediction draws from another document, and there is only {len(documents)}; "
                 "prepare more documents (or a larger data.heldout_fraction if these are the held-out ones)"
             )
         for document in range(len(documents)):
-            _lay_out_next(documents, document, longest, rng, pairs)
+            _lay_out_next(documents, document, room, rng, pairs)
     else:
-        alone = sum(_lay_out_order(documents, document, longest, rng, pairs) for document in range(len(documents)))
+        alone = sum(_lay_out_order(documents, document, room, rng, pairs) for document in range(len(documents)))
         if not pairs:
             raise ValueError(
-                "sentence-order prediction takes two sentences of one document, and none here has two; prepare longer "
-                "documents, or use objective.name=mlm"
+                "sentence-order prediction needs documents of two sentences or more, and there is none; prepare longer "
+                "documents, or set objective.name=mlm"
             )
-        log.info("%d sentences, alone at a document's end, stand in no pair of %d", alone, len(pairs))
+        log.info("%d pairs; %d sentences, each alone at the end of a document, are in none", len(pairs), alone)
     return np.array(pairs, np.int64).reshape(-1, 7)
 
 
-def _target(longest: int, rng: random.Random) -> int:
-    """How long a document's pairs are to be, in pieces."""
-    return longest if rng.random() >= SHORT_SHARE else 2 + int(rng.random() * (longest - 1))
+def _target(room: int, rng: random.Random) -> int:
+    """The length that a document's pairs are filled up to, in tokens."""
+    return room if rng.random() >= SHORT_SHARE else 2 + int(rng.random() * (room - 1))
 
 
-def _lay_out_next(documents: Documents, document: int, longest: int, rng: random.Random, pairs: list[_Pair]) -> None:
+def _lay_out_next(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> None:
     bounds = [0, *documents.sentence_ends(document).tolist()]
     sentences = len(bounds) - 1
-    target = _target(longest, rng)
+    target = _target(room, rng)
     first = at = 0
     while at < sentences:
         if at < sentences - 1 and bounds[at + 1] - bounds[first] < target:
@@ -83,29 +83,29 @@ def _lay_out_next(documents: Documents, document: int, longest: int, rng: random
             other = int(rng.random() * (len(documents) - 1))
             other += other >= document
             b = _random_span(documents, other, target - (a[1] - a[0]), rng)
-            at = split - 1  # the sentences that the random segment displaced go into the next pair
+            at = split - 1  # the sentences displaced by the random segment go into the next pair
         else:
             other, b = document, (bounds[split], bounds[at + 1])
-        a, b = _cut_to_fit(a, b, longest, rng)
+        a, b = _cut_to_fit(a, b, room, rng)
         pairs.append((document, *a, other, *b, int(is_random)))
         at += 1
         first = at
 
 
-def _lay_out_order(documents: Documents, document: int, longest: int, rng: random.Random, pairs: list[_Pair]) -> int:
-    """As for next sentences, of two sentences or more each; how many sentences are left over, 0 or 1.
+def _lay_out_order(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
+    """As for next sentences, each pair of two sentences or more; returns how many sentences are left over, 0 or 1.
 
-    The original gives a sentence that stands alone a second segment from another document, which is another task.
+    The original gives a single sentence a second segment from another document, which is a different task.
     """
     bounds = [0, *documents.sentence_ends(document).tolist()]
     sentences = len(bounds) - 1
-    target = _target(longest, rng)
+    target = _target(room, rng)
     first = 0
     for at in range(1, sentences):
         if first == at or (at < sentences - 1 and bounds[at + 1] - bounds[first] < target):
             continue
         split = first + 1 + int(rng.random() * (at - first))
-        a, b = _cut_to_fit((bounds[first], bounds[split]), (bounds[split], bounds[at + 1]), longest, rng)
+        a, b = _cut_to_fit((bounds[first], bounds[split]), (bounds[split], bounds[at + 1]), room, rng)
         is_swapped = rng.random() < SWAPPED_SHARE
         if is_swapped:
             a, b = b, a
@@ -115,7 +115,7 @@ def _lay_out_order(documents: Documents, document: int, longest: int, rng: rando
 
 
 def _random_span(documents: Documents, document: int, wanted: int, rng: random.Random) -> tuple[int, int]:
-    """From a random sentence on, as many whole sentences as it takes to hold `wanted` pieces, at least one."""
+    """Whole sentences from a random one on, at least one, until they have `wanted` tokens or the document ends."""
     bounds = [0, *documents.sentence_ends(document).tolist()]
     first = int(rng.random() * (len(bounds) - 1))
     last = first
@@ -125,16 +125,16 @@ def _random_span(documents: Documents, document: int, wanted: int, rng: random.R
 
 
 def _cut_to_fit(
-    a: tuple[int, int], b: tuple[int, int], longest: int, rng: random.Random
+    a: tuple[int, int], b: tuple[int, int], room: int, rng: random.Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The original's `truncate_seq_pair`: pieces go from the longer span, from its front or back by a coin's fall."""
+    """The original `truncate_seq_pair`: tokens are removed from the longer span, at its front or back at random."""
     length_a, length_b = a[1] - a[0], b[1] - b[0]
-    surplus = length_a + length_b - longest
+    surplus = length_a + length_b - room
     if surplus <= 0:
         return a, b
     from_longer = min(surplus, abs(length_a - length_b))
     rest = surplus - from_longer
-    from_a, from_b = rest // 2, rest - rest // 2  # at equal lengths the second span gives the first piece
+    from_a, from_b = rest // 2, rest - rest // 2  # at equal lengths the second span loses the first token
     if length_a > length_b:
         from_a += from_longer
     else:
@@ -148,12 +148,12 @@ def _cut_to_fit(
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples an index holds."""
+    """How many samples an index has."""
     return len(index)
 
 
-def look_up(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 7): the index's rows."""
+def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 7): rows of the index."""
     return index[samples]
 
 
@@ -177,34 +177,34 @@ def assemble(
 
     Args:
         rows: int64 (B, 7), rows of the index.
-        keys: uint64 (B,), what each sample's mask is drawn from.
+        keys: uint64 (B,), the key of each sample's mask.
     """
     special = tokenizer.special_ids
     first, second = rows[:, 2] - rows[:, 1], rows[:, 5] - rows[:, 4]
-    where = layout(first + second + SPECIALS_A_PAIR)
-    bounds, places = where["bounds"], where["positions"]
-    assert not isinstance(bounds, int) and not isinstance(places, int)
-    middles = bounds[:-1] + 1 + first
-    input_ids = np.empty(len(places), np.int64)
-    input_ids[bounds[:-1]] = special["cls"]
-    input_ids[middles] = input_ids[bounds[1:] - 1] = special["sep"]
+    sequences = layout(first + second + SPECIALS_PER_PAIR)
+    cu_seqlens, positions = sequences["cu_seqlens"], sequences["positions"]
+    assert not isinstance(cu_seqlens, int) and not isinstance(positions, int)
+    middles = cu_seqlens[:-1] + 1 + first
+    input_ids = np.empty(len(positions), np.int64)
+    input_ids[cu_seqlens[:-1]] = special["cls"]
+    input_ids[middles] = input_ids[cu_seqlens[1:] - 1] = special["sep"]
     for begin, middle, (document, start, stop, other, other_start, other_stop, _) in zip(
-        bounds.tolist(), middles.tolist(), rows.tolist(), strict=False
+        cu_seqlens.tolist(), middles.tolist(), rows.tolist(), strict=False
     ):
         input_ids[begin + 1 : middle] = documents.tokens(document)[start:stop]
         input_ids[middle + 1 : middle + 1 + other_stop - other_start] = documents.tokens(other)[other_start:other_stop]
-    masked, masked_at, masked_ids = mask(input_ids, bounds, places, keys, objective, tokenizer)
+    masked, masked_at, masked_ids = mask(input_ids, cu_seqlens, positions, keys, objective, tokenizer)
     task, label = ("nsp", "is_random_next") if objective.name == "mlm+nsp" else ("sop", "is_swapped")
     return Batch(
         inputs={
             "input_ids": masked,
-            **where,
+            **sequences,
             "segments": np.repeat(np.tile([0, 1], len(rows)), np.stack([first + 2, second + 1], axis=1).ravel()),
             "masked_at": masked_at,
             "masked_ids": masked_ids,
             label: rows[:, 6].copy(),
         },
         targets=masked_ids,
-        counts={"token": len(masked_ids), task: len(rows)},
+        counts={"mlm": len(masked_ids), task: len(rows)},
         tokens=len(masked),
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from s3_endpoint import bucket, s3, s3_server
 
 from data_prep.config import (
     C4,
@@ -17,8 +16,6 @@ from data_prep.config import (
     Source,
     TokenizerConfig,
 )
-
-__all__ = ["bucket", "s3", "s3_server"]
 
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 

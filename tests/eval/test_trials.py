@@ -5,16 +5,21 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from data_prep.rows import append_row, read_rows
-from data_prep.shards import open_dataset
-from eval.config import EvalConfig
-from eval.trial import Trial, failed_row, plan_trials, run_trial, trial_key
-from pretrain.config import ModelConfig
+from common.json_lines import append_row, read_rows
+from data_prep.dataset.shards import open_dataset
+from eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
+from eval.evaluated import Evaluated, of_run
+from eval.plan import plan_trials
+from eval.run_trial import failed_row, run_trial
+from eval.trial import Trial, trial_key
+from pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
@@ -23,66 +28,102 @@ TRIAL = Trial(
     task_fingerprint="t",
     init="pretrained",
     seed=0,
+    settings=TrialSettings().model_dump(),
     checkpoint_dir="runs/a/checkpoints/step-00000007",
     checkpoint_sha256="c",
     checkpoint_step=7,
     model=ModelConfig(family="bert", layers=1, hidden=32, heads=2, intermediate=64, max_positions=64).model_dump(),
+    vocab_size=100,
+    tokenizer_path="runs/a/data/tokenizer.model",
+    tokenizer_sha256="k",
     data_path="runs/a/data",
     data_fingerprint="d",
-    eval=EvalConfig().model_dump(),
+    task_dir=None,
     threads=1,
+    work=1.0,
 )
 
 
+def _tasks(*names: str) -> list[TaskConfig]:
+    return [TaskConfig(name=name) for name in names]
+
+
+def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> Evaluated:
+    return of_run(model, *checkpoint, 7, data, open_dataset(data).manifest)
+
+
 def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> list[Trial]:
-    return plan_trials(config, model, *checkpoint, 7, data, open_dataset(data).manifest.fingerprint)
+    return plan_trials(config, _evaluated(model, checkpoint, data))
 
 
 def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> None:
     same = [
-        replace(TRIAL, checkpoint_dir="/elsewhere", data_path="/elsewhere", threads=4),
-        replace(TRIAL, eval={**TRIAL.eval, "data_dir": "/elsewhere", "tasks": ["conll2003"], "seeds": [5]}),
+        replace(TRIAL, checkpoint_dir="/elsewhere", data_path="/elsewhere", tokenizer_path="/elsewhere", threads=4),
+        replace(TRIAL, task_dir="/elsewhere", work=2.0, data_fingerprint="e"),
         replace(TRIAL, model={**TRIAL.model, "preset": "bert-tiny"}),
         Trial(**json.loads(json.dumps(asdict(TRIAL)))),
     ]
+    others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
+    others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
+    assert set(others) == set(TrialSettings.model_fields)
     other = [
-        replace(TRIAL, task="conll2003"),
         replace(TRIAL, task_fingerprint="u"),
         replace(TRIAL, seed=1),
         replace(TRIAL, init="random", checkpoint_sha256=None),
         replace(TRIAL, checkpoint_sha256="e"),
-        replace(TRIAL, data_fingerprint="e"),
+        replace(TRIAL, tokenizer_sha256="e"),
         replace(TRIAL, model={**TRIAL.model, "layers": 2}),
-        *(
-            replace(TRIAL, eval={**TRIAL.eval, name: value})
-            for name, value in [
-                ("epochs", 9.0), ("max_examples", 9), ("max_dev_examples", 9), ("batch_size", 9),
-                ("lr", 9.0), ("seq_len", 9)
-            ]
-        ),
-    ]  # fmt: skip
+        *(replace(TRIAL, settings={**TRIAL.settings, name: value}) for name, value in others.items()),
+    ]
     assert {trial_key(trial) for trial in same} == {trial_key(TRIAL)}
     assert len({trial_key(trial) for trial in [TRIAL, *other]}) == len(other) + 1
 
 
-def test_a_zero_shot_key_does_not_depend_on_how_others_are_fine_tuned() -> None:
+def test_a_zero_shot_key_knows_the_data_and_not_how_others_are_fine_tuned() -> None:
     zero_shot = replace(TRIAL, task="heldout-perplexity")
-    assert trial_key(zero_shot) == trial_key(replace(zero_shot, eval={**TRIAL.eval, "lr": 1.0, "epochs": 1.0}))
-    assert trial_key(zero_shot) != trial_key(replace(zero_shot, eval={**TRIAL.eval, "seq_len": 9}))
+    settings = TRIAL.settings
+    assert trial_key(zero_shot) == trial_key(replace(zero_shot, settings={**settings, "lr": 1.0, "epochs": 1.0}))
+    assert trial_key(zero_shot) != trial_key(replace(zero_shot, settings={**settings, "seq_len": 9}))
+    assert trial_key(zero_shot) != trial_key(replace(zero_shot, data_fingerprint="e"))
 
 
-@given(st.permutations(list(TRIAL.eval)))
+@given(st.permutations(list(TRIAL.settings)))
 def test_the_order_of_settings_is_nothing(order: list[str]) -> None:
-    assert trial_key(replace(TRIAL, eval={name: TRIAL.eval[name] for name in order})) == trial_key(TRIAL)
+    assert trial_key(replace(TRIAL, settings={name: TRIAL.settings[name] for name in order})) == trial_key(TRIAL)
+
+
+def test_a_grid_is_all_combinations_and_a_tasks_own_values_come_before_those_of_all() -> None:
+    config = EvalConfig.model_validate(
+        {"tasks": ["a", {"name": "b", "lr": [1e-5, 2e-5], "epochs": 2}], "lr": 3e-5, "batch_size": [16, 32]}
+    )
+    plain, own = (settings_of(config, task) for task in config.tasks)
+    assert [(s.lr, s.batch_size, s.epochs) for s in plain] == [(3e-5, 16, 3.0), (3e-5, 32, 3.0)]
+    assert {(s.lr, s.batch_size, s.epochs) for s in own} == {(lr, n, 2.0) for lr in (1e-5, 2e-5) for n in (16, 32)}
+    assert settings_of(EvalConfig(), config.tasks[0]) == [TrialSettings()]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"lr": []},
+        {"lr": [1e-4, -1.0]},
+        {"tasks": [{"name": "a", "lrs": 1.0}]},
+        {"tasks": ["a", "a"]},
+        {"seeds": [1, 1]},
+    ],
+)
+def test_an_impossible_grid_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        EvalConfig.model_validate(content)
 
 
 @pytest.mark.usefixtures("bbc", "conll")
 def test_the_plan_is_tasks_by_seeds_by_initial_weights(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
-    config = EvalConfig(tasks=["bbc-topics", "conll2003"], seeds=[4, 5, 6])
+    config = EvalConfig(tasks=_tasks("bbc-topics", "conll2003"), seeds=[4, 5, 6])
     trials = _plan(config, bert, (str(tmp_path), "c"), bert_data)
     assert len(trials) == 12 == len({trial_key(trial) for trial in trials})
     assert {(t.task, t.seed, t.init) for t in trials} == {
-        (task, seed, init) for task in config.tasks for seed in config.seeds for init in ("pretrained", "random")
+        (task.name, seed, init) for task in config.tasks for seed in config.seeds for init in ("pretrained", "random")
     }
     for trial in trials:
         given_a_checkpoint = (trial.checkpoint_dir, trial.checkpoint_sha256, trial.checkpoint_step)
@@ -90,7 +131,7 @@ def test_the_plan_is_tasks_by_seeds_by_initial_weights(bert: ModelConfig, bert_d
 
 
 def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig, bert_data: Path, bbc: Path) -> None:
-    config = EvalConfig(tasks=["bbc-topics"])
+    config = EvalConfig(tasks=_tasks("bbc-topics"))
     first, second = (_plan(config, bert, (str(bbc), sha), bert_data) for sha in ("c", "e"))
     unchanged = {trial_key(t) for t in first} & {trial_key(t) for t in second}
     assert unchanged == {trial_key(t) for t in first if t.init == "random"}
@@ -98,11 +139,21 @@ def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig,
 
 @pytest.mark.usefixtures("bbc")
 def test_a_trial_gives_a_row_that_stands_in_the_file(
-    bert: ModelConfig, bert_data: Path, quick: EvalConfig, checkpoint: Checkpoint, tmp_path: Path
+    bert: ModelConfig, bert_data: Path, quick: TrialSettings, checkpoint: Checkpoint, tmp_path: Path, cache: Path
 ) -> None:
-    config = quick.model_copy(update={"tasks": ["bbc-topics"], "max_examples": 120, "epochs": 8, "seeds": [0]})
+    settings = quick.model_dump() | {"max_examples": 120, "epochs": 8}
+    config = EvalConfig.model_validate({**settings, "tasks": ["bbc-topics"], "seeds": [0]})
     trials = _plan(config, bert, checkpoint(bert, bert_data), bert_data)
-    rows = [run_trial(trial) for trial in trials]
+    outcomes = [run_trial(trial) for trial in trials]
+    assert len(list((cache / "multihop" / "inputs").iterdir())) == 1  # both starts share it
+    rows = [outcome.row for outcome in outcomes]
+    for outcome in outcomes:
+        found = outcome.predictions
+        assert found is not None and len(found["predicted"]) == len(found["targets"]) == outcome.row["examples"]["test"]
+        right = [one == other for one, other in zip(found["predicted"], found["targets"], strict=True)]
+        assert outcome.row["value"] == pytest.approx(sum(right) / len(right))
+        assert all(error["target"] != error["predicted"] for error in found["errors"])
+        assert json.loads(json.dumps(found)) == found
     for trial, row in zip(trials, rows, strict=True):
         append_row(tmp_path / "results.jsonl", row)
         assert row["status"] == "ok" and row["key"] == trial_key(trial)
@@ -111,26 +162,26 @@ def test_a_trial_gives_a_row_that_stands_in_the_file(
         assert 0.5 < row["value"] <= 1 and 0.5 < row["dev_value"] <= 1
         assert row["examples"]["train"] == 120 and row["hyperparameters"]["lr"] == quick.lr
         assert row["seconds"] > 0
-    assert read_rows(tmp_path / "results.jsonl") == rows
-    again = run_trial(trials[0])
+    assert read_rows(tmp_path / "results.jsonl") == json.loads(json.dumps(rows))
+    again = run_trial(trials[0]).row
     assert {**again, "seconds": 0} == {**rows[0], "seconds": 0}
 
 
 def test_weights_come_from_the_checkpoint(
     gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    config = EvalConfig(tasks=["heldout-perplexity"], seq_len=32)
+    config = EvalConfig(tasks=_tasks("heldout-perplexity"), seq_len=32)
     saved = checkpoint(gpt2, gpt2_data)
     pretrained, random = _plan(config, gpt2, saved, gpt2_data)
     # The "checkpoint" holds the random weights of seed 77.
     like_it = replace(random, seed=77)
-    assert run_trial(pretrained)["value"] == run_trial(like_it)["value"] != run_trial(random)["value"]
+    assert run_trial(pretrained).row["value"] == run_trial(like_it).row["value"] != run_trial(random).row["value"]
 
 
 def test_a_damaged_checkpoint_is_not_evaluated(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
     folder, sha256 = checkpoint(gpt2, gpt2_data)
-    pretrained, _ = _plan(EvalConfig(tasks=["heldout-perplexity"], seq_len=32), gpt2, (folder, sha256), gpt2_data)
-    with pytest.raises(ValueError, match="is another checkpoint than the trials were planned with"):
+    pretrained, _ = _plan(EvalConfig(tasks=_tasks("heldout-perplexity"), seq_len=32), gpt2, (folder, sha256), gpt2_data)
+    with pytest.raises(ValueError, match="is not the checkpoint that the trials were planned with"):
         run_trial(replace(pretrained, checkpoint_sha256="another"))
     (file,) = Path(folder).glob("*.safetensors")
     content = file.read_bytes()
@@ -140,10 +191,10 @@ def test_a_damaged_checkpoint_is_not_evaluated(gpt2: ModelConfig, gpt2_data: Pat
 
 
 def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
-    config = EvalConfig(tasks=["heldout-perplexity"], seeds=[0, 1, 2], seq_len=32)
+    config = EvalConfig(tasks=_tasks("heldout-perplexity"), seeds=[0, 1, 2], seq_len=32)
     trials = _plan(config, gpt2, checkpoint(gpt2, gpt2_data), gpt2_data)
     assert [trial.init for trial in trials] == ["pretrained", "random"]
-    row = run_trial(trials[1])
+    row = run_trial(trials[1]).row
     assert row["metric"] == "perplexity" and row["higher_is_better"] is False and row["dev_value"] is None
     others = row["other_metrics"]
     assert row["value"] == pytest.approx(math.exp(others["cross-entropy"]))
@@ -155,9 +206,9 @@ def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: P
 
 @pytest.mark.usefixtures("bbc")
 def test_a_trial_that_diverges_is_a_failed_row(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
-    config = EvalConfig(tasks=["bbc-topics"], seeds=[0], lr=1e30, seq_len=16)
+    config = EvalConfig(tasks=_tasks("bbc-topics"), seeds=[0], lr=[1e30], seq_len=16)
     trial = _plan(config, bert, (str(tmp_path), "c"), bert_data)[1]
-    row = run_trial(trial)
+    row = run_trial(trial).row
     assert row["status"] == "failed" and row["value"] is None and row["key"] == trial_key(trial)
     assert "lower eval.lr" in row["error"]
     append_row(tmp_path / "results.jsonl", row)
@@ -166,8 +217,8 @@ def test_a_trial_that_diverges_is_a_failed_row(bert: ModelConfig, bert_data: Pat
 
 @pytest.mark.usefixtures("bbc")
 def test_other_data_or_files_than_planned_are_refused(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
-    trial = _plan(EvalConfig(tasks=["bbc-topics"]), bert, (str(tmp_path), "c"), bert_data)[1]
-    with pytest.raises(ValueError, match="is not that of the run"):
-        run_trial(replace(trial, data_fingerprint="other"))
-    with pytest.raises(ValueError, match="not those the trials were planned with"):
+    trial = _plan(EvalConfig(tasks=_tasks("bbc-topics")), bert, (str(tmp_path), "c"), bert_data)[1]
+    with pytest.raises(ValueError, match="is not the tokenizer that the trials were planned with"):
+        run_trial(replace(trial, tokenizer_sha256="other"))
+    with pytest.raises(ValueError, match="differ from those that the trials were planned with"):
         run_trial(replace(trial, task_fingerprint="other"))

@@ -47,7 +47,7 @@ def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, t
         hosts.start_ray(host, tmp_path / f"ray-start-{host}.txt", cpus=1, **RAY)
     recipe_path, address = str(tmp_path / "recipe.yaml"), f"{hosts.addresses[0]}:6379"
     place = [recipe_path, "--runs", str(tmp_path / "runs"), "--address", address]
-    driver = hosts.start(0, [sys.executable, "-m", "cluster.cli", "train", *place], output, **RAY)
+    driver = hosts.start(0, [sys.executable, "-m", "cluster.cli.main", "train", *place], output, **RAY)
     wait_for(lambda: len(losses(run)) > 30, output)
     hosts.lose_power(1)
     wait_for(lambda: "waiting for nodes since" in output.read_text(), output)
@@ -56,12 +56,12 @@ def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, t
     assert driver.wait(timeout=400) == 0, output.read_text()
 
     said = output.read_text()
-    assert "they start again from step" in said and "the cluster has 2 CPUs again" in said
+    assert "restarting from step" in said and "the cluster has 2 CPUs again" in said
     first, *_, last = json_lines(run / "starts.jsonl")
     assert first["step"] == 0 < last["step"]
     print(json.dumps(last["seconds"]))
     again = [recipe_path, "name=undisturbed", *place[1:]]
-    undisturbed = hosts.start(0, [sys.executable, "-m", "cluster.cli", "train", *again], output, **RAY)
+    undisturbed = hosts.start(0, [sys.executable, "-m", "cluster.cli.main", "train", *again], output, **RAY)
     assert undisturbed.wait(timeout=400) == 0, output.read_text()
     assert losses(run) == losses(tmp_path / "runs" / "undisturbed")
     assert sorted(losses(run)) == list(range(1, STEPS + 1))

@@ -1,20 +1,9 @@
-"""A place for checkpoints, on the disk and in a bucket, and a run that nobody disturbed."""
+"""A run that nobody disturbed."""
 
 from pathlib import Path
 
 import pytest
-from s3_endpoint import bucket, s3, s3_server
 from worker_runs import finish
-
-__all__ = ["bucket", "s3", "s3_server"]
-
-
-@pytest.fixture(params=["disk", "s3"])
-def place(request: pytest.FixtureRequest) -> str:
-    """A location for files, once on the disk and once in a bucket."""
-    if request.param == "disk":
-        return str(request.getfixturevalue("tmp_path"))
-    return f"{request.getfixturevalue('bucket')}/some/prefix"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Models of ours and of transformers with the same weights, and what both say to the same sequences."""
+"""Models of ours and of transformers with the same weights, and the outputs of both for the same sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.config import ModelConfig
-from pretrain.models import Model, build_model
-from pretrain.models.inputs import on_device
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model
+from pretrain.models.common.model import Model
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.models.huggingface_weights import names_of
 from pretrain.objectives.batch import layout
 
-FAMILIES = ["bert", "albert", "roberta", "gpt", "gpt2"]
-ENCODERS = ["bert", "albert", "roberta"]
+ENCODERS = [name for name, family in FAMILIES.items() if not family.causal]
 VOCABULARY = 211
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 DECODER_SPECIALS = {"end": 0, "unk": 1}
-CLASSES = {
-    "bert": "BertForPreTraining",
-    "albert": "AlbertForPreTraining",
-    "roberta": "RobertaForMaskedLM",
-    "gpt": "OpenAIGPTLMHeadModel",
-    "gpt2": "GPT2LMHeadModel",
-}
+CLASSES = {name: names_of(name).architecture for name in FAMILIES}
 
 
 def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:
@@ -110,7 +106,7 @@ def theirs_of(
 
 @dataclass(frozen=True)
 class Text:
-    """Sequences with what is asked about them, flat as ours take them and padded as theirs do."""
+    """Sequences with labels, packed for our models and padded for those of transformers."""
 
     inputs: dict[str, Any]
     """The keyword arguments of our forward."""
@@ -119,15 +115,15 @@ class Text:
     real: Tensor
     """bool (B, T)."""
     labels: Tensor
-    """int64 (B, T), -100 where nothing is asked."""
+    """int64 (B, T), -100 where there is no label."""
 
 
 def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
-    """Random pieces in sequences of these lengths, in two segments where the family has them."""
+    """Random tokens in sequences of these lengths, in two segments where the family has them."""
     rng = np.random.default_rng(seed)
     where = layout(lengths)
-    pieces = sum(lengths)
-    ids = rng.integers(5, VOCABULARY, pieces)
+    tokens = sum(lengths)
+    ids = rng.integers(5, VOCABULARY, tokens)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
     def padded(flat: Any, filling: int) -> Tensor:
@@ -138,12 +134,12 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
     inputs: dict[str, Any] = {"input_ids": ids, **where}
     theirs = {"input_ids": padded(ids, pad), "attention_mask": real.long()}
     if family in ENCODERS:
-        asked = np.sort(rng.choice(pieces, max(1, pieces // 6), replace=False))
+        asked = np.sort(rng.choice(tokens, max(1, tokens // 6), replace=False))
         inputs |= {"masked_at": asked, "masked_ids": rng.integers(5, VOCABULARY, len(asked))}
-        labels = np.full(pieces, -100)
+        labels = np.full(tokens, -100)
         labels[asked] = inputs["masked_ids"]
     else:
-        inputs["next_ids"] = rng.integers(5, VOCABULARY, pieces)
+        inputs["next_ids"] = rng.integers(5, VOCABULARY, tokens)
         labels = inputs["next_ids"]
     if family in ("bert", "albert"):
         inputs["segments"] = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
@@ -157,7 +153,7 @@ def encoder_inputs(text: Text) -> dict[str, Any]:
     return {
         name: value
         for name, value in text.inputs.items()
-        if name in ("input_ids", "positions", "bounds", "longest", "segments")
+        if name in ("input_ids", "positions", "cu_seqlens", "max_seqlen", "segments")
     }
 
 
@@ -165,8 +161,11 @@ def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
     """Logits of each head, and means of the losses."""
     hidden = model.encode(**encoder_inputs(text))
     sums = model(**text.inputs)
-    answers = {"words": model.word_logits(hidden), "word loss": sums["token"] / (text.labels >= 0).sum()}
-    first = hidden[text.inputs["bounds"][:-1]]
+    answers = {
+        "words": model.lm_head(hidden),
+        "word loss": sums["clm" if "clm" in sums else "mlm"] / (text.labels >= 0).sum(),
+    }
+    first = hidden[text.inputs["cu_seqlens"][:-1]]
     if model.config.family == "bert":
         answers |= {"pairs": model.next_sentence(model.pool(first)), "pair loss": sums["nsp"] / len(first)}
     elif model.config.family == "albert":

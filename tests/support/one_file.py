@@ -14,7 +14,7 @@ from data_prep.reading.sources import Part, list_files
 
 
 def rows(count: int) -> bytes:
-    """JSON lines that do not compress well, so that a file of them is unpacked in several pieces."""
+    """JSON lines that do not compress well, so that a file of them is unpacked in several chunks."""
     rng = random.Random(0)
     return b"".join(json.dumps({"text": str(rng.getrandbits(4000))}).encode() + b"\n" for _ in range(count))
 

@@ -6,30 +6,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_prep.shards import open_dataset
+from common.keyed import key_of
+from data_prep.dataset.shards import open_dataset
 from pretrain.config import TrainingConfig
-from pretrain.engine import Engine
-from pretrain.keyed import key_of
-from pretrain.lamb import Lamb
-from pretrain.models import build_model, first_weights, outline_model
+from pretrain.data.phases import share_of_rank
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import Ranks
+from pretrain.models.build import build_model, first_weights, outline_model
 from pretrain.objectives.batch import Batch, Inputs, layout
-from pretrain.order import share_of_rank
-from pretrain.ranks import Ranks
-from pretrain.restore import start_engine
-from pretrain.run_files import read_config
-from pretrain.schedule import learning_rate
-from pretrain.starting import StartTimes
-from pretrain.worker import train_run
+from pretrain.optim.lamb import Lamb
+from pretrain.optim.schedule import learning_rate
+from pretrain.run.files import read_config
+from pretrain.run.start_engine import start_engine
+from pretrain.run.start_times import StartTimes
+from pretrain.run.train_run import train_run
 
 VOCABULARY = 61
 
 
-def some_batches(seed: int, step: int, sequences: int, longest: int) -> list[Inputs]:
+def some_batches(seed: int, step: int, sequences: int, max_seqlen: int) -> list[Inputs]:
     """One masked sentence pair a sequence, with different numbers of masked pieces."""
     pairs = []
     for number in range(sequences):
         rng = np.random.default_rng(key_of("pair", seed, step, number))
-        length = int(rng.integers(longest // 2, longest + 1))
+        length = int(rng.integers(max_seqlen // 2, max_seqlen + 1))
         masked = np.sort(rng.choice(length, size=int(rng.integers(1, length // 2)), replace=False))
         pairs.append(
             {
@@ -47,7 +47,7 @@ def some_batches(seed: int, step: int, sequences: int, longest: int) -> list[Inp
 def batch_of(pair: Inputs) -> Batch:
     """A micro-batch of one pair."""
     masked = np.asarray(pair["masked_ids"])
-    return Batch(pair, masked, {"token": len(masked), "nsp": 1}, int(pair["longest"]))
+    return Batch(pair, masked, {"mlm": len(masked), "nsp": 1}, int(pair["max_seqlen"]))
 
 
 def train_on_pairs(
@@ -74,7 +74,7 @@ def train_on_pairs(
     losses, norms, applied, states, graphs = [], [], [], [], []
     for step in range(steps):
         pairs = some_batches(config.seed, step, sequences, 16)
-        total = {"token": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
+        total = {"mlm": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
         mine = pairs[share_of_rank(sequences, ranks.rank, ranks.world_size)]
         passes = -(-sequences // ranks.world_size)
         loss = torch.zeros((), dtype=torch.float64)
@@ -84,10 +84,10 @@ def train_on_pairs(
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
             spoil = step in spoilt and ranks.rank == ranks.world_size - 1 and number == 0
             torch.manual_seed(key_of("dropout", step, number, ranks.rank) >> 1)
-            sums = engine.forward_backward(batch, {**total, "token": 0.0} if spoil else total)
+            sums = engine.forward_backward(batch, {**total, "mlm": 0.0} if spoil else total)
             loss += sum(sums[name] / total[name] for name in total)
         taken = engine.step(config.phases[0].lr)
-        losses.append(ranks.sum({"loss": loss})["loss"])
+        losses.append(ranks.all_reduce_sum({"loss": loss})["loss"])
         norms.append(taken.grad_norm)
         applied.append(taken.applied)
         if config.engine.compile:
@@ -145,7 +145,7 @@ def run_worker(ranks: Ranks, run_dir: Path) -> int:
 
 
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
-    """What this rank reads to go on from a checkpoint."""
+    """What this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest
     started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()

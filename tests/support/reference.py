@@ -8,8 +8,8 @@ from rank_jobs import VOCABULARY, batch_of, some_batches
 from torch import Tensor
 
 from pretrain.config import OptimizerConfig, TrainingConfig
-from pretrain.models import build_model, decays, initialise
-from pretrain.models.inputs import on_device
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model, decays, initialise
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 
 def bert_ids(text: str, vocabulary: Mapping[str, int], lowercase: bool) -> list[int]:
-    pieces = [piece for word in _bert_words(text, lowercase) for piece in _longest_first(word, vocabulary)]
-    return [vocabulary[piece] for piece in pieces]
+    tokens = [token for word in _bert_words(text, lowercase) for token in _longest_first(word, vocabulary)]
+    return [vocabulary[token] for token in tokens]
 
 
 def _bert_words(text: str, lowercase: bool) -> list[str]:
@@ -62,16 +62,16 @@ def _is_mark(each: str) -> bool:
 def _longest_first(word: str, vocabulary: Mapping[str, int]) -> list[str]:
     if len(word) > 200:
         return ["[UNK]"]
-    pieces, start = [], 0
+    tokens, start = [], 0
     while start < len(word):
         end = len(word)
         while end > start and ("##" if start else "") + word[start:end] not in vocabulary:
             end -= 1
         if end == start:
             return ["[UNK]"]
-        pieces.append(("##" if start else "") + word[start:end])
+        tokens.append(("##" if start else "") + word[start:end])
         start = end
-    return pieces
+    return tokens
 
 
 def gpt2_ids(text: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> list[int]:
@@ -93,7 +93,7 @@ def gpt2_ids(text: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[st
                 joined.append("".join(word[at : at + step]))
                 at += step
             word = joined
-        ids += [vocabulary[piece] for piece in word]
+        ids += [vocabulary[token] for token in word]
     return ids
 
 

@@ -1,4 +1,4 @@
-"""Small checkpoints, written as ranks write them, whose content is known."""
+"""Small checkpoints with known content, written as ranks write them."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from data_prep.files import canonical_json, sha256_json
-from pretrain.checkpoint import CheckpointManifest, folder_of_step
-from pretrain.checkpoint_writer import CheckpointWriter
+from common.files import canonical_json, sha256_json
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.writer import CheckpointWriter
 
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
 RUN = "0123456789abcdef" * 2
 START = f"{RUN[:8]}-0000aaaa"
-"""What stands in the names of a start's files."""
+"""The part of a start in the names of its files."""
 RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
 
 
@@ -41,7 +41,7 @@ def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPE
 
 
 def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
-    """As ranks would, each of which owns its part."""
+    """Save as ranks would, each of which owns a part."""
     kept = {"keep": 9, **kept}
     writers = [CheckpointWriter(checkpoints, rank, len(parts), START, **kept) for rank in range(len(parts))]
     for writer, part in zip(writers, parts, strict=True):
@@ -52,7 +52,7 @@ def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: Chec
 
 
 def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> str:
-    """Each rank owns an equal run of every parameter."""
+    """Each rank owns an equal slice of every parameter."""
     parts = []
     for rank in range(world_size):
         part = {}
@@ -68,11 +68,22 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.{START}.safetensors"
 
 
-def rewrite_manifest(folder: str | Path, **changes: Any) -> None:
-    """With a hash that is right, as anybody can write one."""
+def as_given(manifest: CheckpointManifest) -> CheckpointManifest:
+    """Without what the writer adds."""
+    return manifest.model_copy(update={"files": [], "kinds": [], "stripes": None, "sha256": ""})
+
+
+def as_version_3(folder: str | Path, **changes: Any) -> None:
+    """Take out of a manifest what format version 3 did not have; the ranks' files are the same."""
+    rewrite_manifest(folder, without=("kinds", "stripes"), format_version=3, **changes)
+
+
+def rewrite_manifest(folder: str | Path, without: tuple[str, ...] = (), **changes: Any) -> None:
+    """With a correct hash, as anybody can write one."""
     path = Path(folder, "manifest.json")
     content = {**json.loads(path.read_bytes()), **changes}
-    del content["sha256"]
+    for key in ("sha256", *without):
+        del content[key]
     path.write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
 
 

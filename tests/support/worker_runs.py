@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 
-from pretrain.checkpoint import folder_of_step, newest_step
+from pretrain.checkpoint.manifest import folder_of_step
+from pretrain.checkpoint.verify import newest_step
 
 Torchrun = subprocess.Popen[bytes]
 STEPS = 8
@@ -46,7 +47,7 @@ def start(run_dir: Path, data: Path, ranks: int, **changes: Any) -> Torchrun:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with open(run_dir / "torchrun.log", "ab") as log:
         return subprocess.Popen(
-            [*command, "-m", "pretrain.worker", str(run_dir)],
+            [*command, "-m", "pretrain.run.worker", str(run_dir)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -134,4 +135,4 @@ def run_of_rank(process: psutil.Process) -> str:
         command = process.cmdline()
     except psutil.NoSuchProcess:
         return ""
-    return command[-1] if "pretrain.worker" in command else ""
+    return command[-1] if "pretrain.run.worker" in command else ""

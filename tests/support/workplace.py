@@ -22,7 +22,7 @@ def make_workplace(folder: Path, texts: Path, name: str, steps: int, **engine: A
     recipe = {
         "name": name,
         "data": {"sources": [{"path": str(texts)}], "heldout_fraction": 0.1},
-        "tokenizer": {"vocab_size": 100, "special_pieces": "gpt2"},
+        "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2"},
         "model": {"family": "gpt2", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
         "phases": [{"seq_len": 64, "batch_size": 8, "steps": steps, "lr": 2e-3}],
@@ -37,7 +37,7 @@ def begin(workplace: Path, *arguments: str) -> Command:
     """`multihop ARGUMENTS` in the folder, with its output in output.txt."""
     with open(workplace / "output.txt", "w") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli", *arguments],
+            [sys.executable, "-m", "cluster.cli.main", *arguments],
             cwd=workplace,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,

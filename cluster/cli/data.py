@@ -1,0 +1,159 @@
+"""`multihop data`: verify and describe a prepared data set. Also the estimate of `multihop prep --dry-run`."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from cluster.console import plain, progress_line
+from cluster.runs.prepared import work_of
+from cluster.runs.recipe import Recipe
+from common.exit_codes import DONE, FAILED
+from common.files import replacing
+from common.mapping import map_in_process, reporting
+from common.redaction import shown
+from data_prep.dataset.manifest import MANIFEST, read_data_manifest
+from data_prep.dataset.statistics import QUANTILES, Statistics, gather
+from data_prep.dataset.verify import dataset_files, verify_files
+from data_prep.pipeline.forecast import forecast
+from data_prep.pipeline.identity import sources_key
+from data_prep.reading.sources import list_files
+
+_SHARES = (0.5, 0.9, 0.99)
+
+
+def data_set_at(place: Path) -> Path:
+    """The directory of the data set at `place`, which may be a run directory.
+
+    Raises:
+        ValueError: there is no data set.
+    """
+    for folder in (place, place / "data"):
+        if (folder / MANIFEST).is_file():
+            return folder
+    raise ValueError(f"no prepared data set in {place} ({MANIFEST} is missing); give a data set or a run directory")
+
+
+def show_verdict(place: Path) -> int:
+    """Hash every file of the data set and print what is damaged; returns the exit code.
+
+    Raises:
+        ValueError: there is no data set, or its manifest is damaged.
+    """
+    folder = data_set_at(place)
+    manifest = read_data_manifest(folder)
+    files = len(dataset_files(manifest))
+    with progress_line("verify   ") as line:
+        map_items = partial(reporting(map_in_process, lambda stage, done, total: line.update(done, total)), "verify")
+        damages = verify_files(folder, manifest, map_items, full=True)
+    for sentence in damages:
+        print(shown(sentence))
+    print(f"{folder}: {files - len(damages)} of {files} files are intact")
+    return FAILED if damages else DONE
+
+
+def show_stats(place: Path, picture: Path, as_json: bool) -> None:
+    """Print statistics of the data set as tables and write a plot, or print JSON.
+
+    Raises:
+        ValueError: there is no data set, or a file is missing or truncated.
+    """
+    found = gather(data_set_at(place))
+    if as_json:
+        Console().print_json(data=_as_dict(found))
+    else:
+        console = Console()
+        for number, source in enumerate(found.manifest.sources):
+            console.print(plain(f"source {number}  {source}"), soft_wrap=True)
+        for table in _tables(found):
+            console.print(table)
+        draw(found, picture)
+        print(f"wrote {picture}")
+
+
+def show_forecast(recipe: Recipe, runs: Path) -> None:
+    """Print an estimate of what preparing the recipe's data takes; nothing is written.
+
+    Raises:
+        ValueError: a source is missing.
+    """
+    store = runs / ".prepared" / sources_key(recipe.data)
+    standing = [path.parent for path in store.glob(f"*/{MANIFEST}")]
+    found = forecast(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), standing, work_of(store))
+    for number, source in enumerate(found.sources):
+        print(
+            f"source {number}  {shown(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
+            f"about {decimal(source.text_bytes)} of text in {source.documents:,} documents"
+        )
+    print(f"splits    {found.splits:,}, {found.splits_read:,} already read")
+    if found.sample_bytes:
+        print(
+            f"tokenizer trained on {decimal(found.sample_bytes)} of text; needs about {decimal(found.training_bytes)} "
+            "of memory"
+        )
+    else:
+        print(f"tokenizer {shown(str(recipe.tokenizer.path))}")
+    print(
+        f"disk      about {decimal(found.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
+        f"{decimal(found.data_bytes)} for the data set"
+    )
+    print("status    prepared" if found.stands else "status    not prepared; run without --dry-run to prepare it")
+
+
+def draw(found: Statistics, path: Path) -> None:
+    """Plot document lengths and token frequencies by rank, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, (left, right) = plt.subplots(ncols=2, figsize=(11, 4), layout="constrained")
+    for split, counts in found.length_counts.items():
+        left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, fill=split == "heldout")
+    left.set(xscale="log", yscale="log", xlabel="tokens per document", ylabel="documents")
+    left.legend()
+    by_rank = np.sort(found.token_counts[found.token_counts > 0])[::-1]
+    right.plot(np.arange(1, len(by_rank) + 1), by_rank)
+    right.set(xscale="log", yscale="log", xlabel="token, by frequency rank", ylabel="occurrences in train")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    plt.close(figure)
+
+
+def _tables(found: Statistics) -> list[Table]:
+    documents = Table(title="tokens per document", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("split", "source", "documents", "tokens", *(f"{quantile:.0%}" for quantile in QUANTILES)):
+        documents.add_column(name, justify="left" if name == "split" else "right", no_wrap=True)
+    for part in found.parts:
+        numbers = [part.source, part.documents, part.tokens, *part.lengths]
+        documents.add_row(part.split, *(f"{number:,}" for number in numbers))
+    dropped = Table("stage", "outcome", "number", title="input by outcome", box=SIMPLE_HEAD)
+    for stage, counts in found.manifest.counts.items():
+        for reason, number in sorted(counts.items(), key=lambda item: -item[1]):
+            dropped.add_row(plain(stage), plain(reason), f"{number:,}")
+    vocabulary = Table(
+        "share of the train tokens", "covered by", title=f"vocabulary of {len(found.token_counts):,}", box=SIMPLE_HEAD
+    )
+    for share in _SHARES:
+        vocabulary.add_row(f"{share:.0%}", f"the {found.ids_that_make_up(share):,} most frequent tokens")
+    vocabulary.add_row("0%", f"{int((found.token_counts == 0).sum()):,} tokens that never occur")
+    return [documents, dropped, vocabulary]
+
+
+def _as_dict(found: Statistics) -> dict[str, Any]:
+    return {
+        "fingerprint": found.manifest.fingerprint,
+        "quantiles": QUANTILES,
+        "parts": [asdict(part) for part in found.parts],
+        "counts": found.manifest.counts,
+        "documents_by_length": found.length_counts,
+        "vocabulary_size": len(found.token_counts),
+        "tokens_that_cover": {str(share): found.ids_that_make_up(share) for share in _SHARES},
+        "tokens_that_never_occur": int((found.token_counts == 0).sum()),
+    }

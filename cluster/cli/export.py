@@ -1,0 +1,200 @@
+"""`multihop checkpoints export` and `import`: a checkpoint with its tokenizer as a Hugging Face directory, and back."""
+
+import os
+import secrets
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cluster.cli.checkpoints import checkpoints_at
+from common.files import sha256_file, sync
+from common.redaction import shown
+from data_prep.dataset import manifest as data_manifest
+from data_prep.tokenizers.export import export_tokenizer
+from pretrain.checkpoint.huggingface_export import export_model
+from pretrain.checkpoint.huggingface_import import import_model
+from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import newest_good
+from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.models.build import draw, outline_model
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.run.files import read_config
+
+_IMPORT_SEED = 1
+"""Of the weights that an imported model does not have."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    checkpoint: str
+    step: int
+    model: ModelConfig
+    skipped: list[str]
+    """Why newer checkpoints were skipped."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was read, and what was missing."""
+
+    checkpoint: str
+    model: ModelConfig
+    vocab_size: int
+    drawn: list[str]
+    """Parameters that the source does not have: initialised at random."""
+
+
+def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exported:
+    """Write a checkpoint's weights, sizes and tokenizer to the directory `out`, which appears when it is complete.
+
+    Args:
+        place: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
+        step: which checkpoint; None: the newest good one.
+
+    Raises:
+        ValueError: there is no such checkpoint or no data beside it, `out` is not empty, or the package tokenizers is
+            not installed.
+    """
+    with _appearing(out) as temporary:
+        checkpoint, saved, skipped = _find(place, step)
+        run_dir = _run_of(place)
+        data = _data_of(run_dir, saved)
+        model = _model_of(run_dir, saved)
+        tokenizer = data.tokenizer
+        has_segments = FAMILIES[model.family].has_segments
+        export_tokenizer(run_dir / "data" / tokenizer.file, tokenizer, has_segments, model.max_positions, temporary)
+        export_model(checkpoint, model, tokenizer.vocab_size, tokenizer.special_ids, temporary)
+    return Exported(checkpoint, saved.step, model, skipped)
+
+
+def import_checkpoint(source: Path, out: Path) -> Imported:
+    """Write the weights of a Hugging Face directory as a checkpoint of step 0 to the directory `out`.
+
+    Raises:
+        ValueError: `source` is not such a directory or its model is of no family here, or `out` is not empty.
+    """
+    with _appearing(out) as temporary:
+        model, vocab_size, weights = import_model(source)
+        drawn, shapes = [], {}
+        for name, outline in outline_model(model, vocab_size).named_parameters():
+            shapes[name] = list(outline.shape)
+            if name not in weights:
+                weights[name] = torch.empty(outline.shape)
+                draw(model, name, weights[name], _IMPORT_SEED)
+                drawn.append(name)
+        run = uuid.uuid4().hex  # its own id, so that no run's retention takes it for one of its checkpoints
+        manifest = CheckpointManifest(
+            run=run,
+            step=0,
+            tokens=0,
+            updates=0,
+            world_size=1,
+            zero_stage=0,
+            parameters=shapes,
+            recipe={"model": model.model_dump(mode="json")},
+            data_fingerprint="",
+        )
+        writer = CheckpointWriter(str(temporary), 0, 1, f"{run[:8]}-import", keep=1)
+        writer.save({f"weight/{name}@0": weights[name].reshape(-1) for name in shapes}, manifest)
+        writer.wait()
+    return Imported(folder_of_step(str(out), 0), model, vocab_size, drawn)
+
+
+def show_export(place: str, out: Path, step: int | None) -> None:
+    """Export, and print what was written and how to open it."""
+    exported = export_checkpoint(place, out, step)
+    for reason in exported.skipped:
+        print(f"skipped: {shown(reason)}")
+    print(f"{exported.checkpoint} was exported to {out}:")
+    for path in sorted(out.iterdir()):
+        print(f"  {path.name:24}{path.stat().st_size:>15,} bytes")
+    auto_class = FAMILIES[exported.model.family].auto_class
+    print(f"\nfrom transformers import {auto_class}, AutoTokenizer")
+    print(f'model = {auto_class}.from_pretrained("{out}")')
+    print(f'tokenizer = AutoTokenizer.from_pretrained("{out}")')
+
+
+def show_import(source: Path, out: Path) -> None:
+    """Import, and print what a recipe needs to start from it."""
+    imported = import_checkpoint(source, out)
+    print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:\n\nmodel:")
+    for key, value in imported.model.model_dump(exclude={"preset", "init_from"}).items():
+        print(f"  {key}: {value}")
+    print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
+    if imported.drawn:
+        print(f"Not in {source}, initialised at random: {', '.join(imported.drawn)}")
+
+
+def _find(place: str, step: int | None) -> tuple[str, CheckpointManifest, list[str]]:
+    location = place.rstrip("/")
+    if (Path(location) / MANIFEST).is_file():
+        if step is not None:
+            raise ValueError(
+                f"{place} is a single checkpoint, and --step {step} chooses among several; leave --step out"
+            )
+        return location, read_checkpoint_manifest(location), []
+    checkpoints = checkpoints_at(place)
+    if step is not None:
+        chosen = folder_of_step(checkpoints, step)
+        return chosen, read_checkpoint_manifest(chosen), []
+    saved, skipped = newest_good(checkpoints)
+    if saved is None:
+        raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
+    return folder_of_step(checkpoints, saved.step), saved, skipped
+
+
+def _run_of(place: str) -> Path:
+    """The run's directory: `place` itself, or above its checkpoints."""
+    folder = Path(place).absolute()
+    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
+
+
+def _data_of(run_dir: Path, saved: CheckpointManifest) -> data_manifest.Manifest:
+    if not (run_dir / "data").exists():
+        raise ValueError(
+            f"{run_dir / 'data'} is missing, which has the tokenizer; give the run's directory with its data, or run "
+            "`multihop prep RECIPE`"
+        )
+    data = data_manifest.read_data_manifest(run_dir / "data")
+    model = run_dir / "data" / data.tokenizer.file
+    found = sha256_file(model) if model.exists() else None
+    if found != data.tokenizer.sha256:
+        raise ValueError(f"{model} is missing or damaged; run `multihop prep RECIPE` again")
+    if saved.tokenizer_sha256 not in (None, found):
+        raise ValueError(
+            f"the checkpoint was trained with a different tokenizer ({str(saved.tokenizer_sha256)[:12]}) than "
+            f"{model} ({data.tokenizer.sha256[:12]}); restore the run's data"
+        )
+    return data
+
+
+def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
+    if saved.recipe is not None:
+        return ModelConfig.model_validate(saved.recipe["model"])
+    return read_config(run_dir).model
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A temporary directory beside `out`: synced and renamed to it when the block succeeds, removed when it raises."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not an empty directory; give an output directory that is absent or empty")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            sync(path)
+        os.rename(temporary, out)
+        sync(out.absolute().parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,284 @@
+"""The command line. Commands import what they need, so that `--help` is fast."""
+
+import errno
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from common.exit_codes import FAILED, STOPPED, USER_ERROR
+from common.files import DISK_FULL
+from common.redaction import shown
+from data_prep.reading.failures import ReadFailed
+
+app = typer.Typer(
+    help="Pretrain language models on your own text, evaluate them, and compare runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
+checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, export and import checkpoints.")
+
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, for example recipes/demo.yaml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE…", help="Recipe overrides, for example model.layers=3 name=other."),
+]
+Runs = Annotated[Path, typer.Option(help="Directory of all runs.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-change", metavar="KEY", help="Allow this recipe key to change in an existing run. Repeatable."
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="Ray cluster, HOST:PORT. Default: start Ray on this machine.")]
+
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
+]
+
+CheckpointsPlace = Annotated[
+    str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
+]
+DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
+_ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+    verify: Verify = False,
+) -> None:
+    """Run all stages: prep, train, eval and the report. Finished work is skipped."""
+    _run(recipe, overrides, runs, address, allow_change, verify, ("prep", "train", "eval"))
+
+
+@app.command()
+def prep(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+    verify: Verify = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the work, disk and memory.")] = False,
+) -> None:
+    """Prepare the data: text to token shards."""
+    if dry_run:
+        from cluster.cli.data import show_forecast
+        from cluster.runs.recipe import load_recipe
+
+        show_forecast(load_recipe(recipe, overrides or []), runs)
+        return
+    _run(recipe, overrides, runs, address, allow_change, verify, ("prep",))
+
+
+@app.command()
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+    verify: Verify = False,
+) -> None:
+    """Prepare the data if needed, and pretrain. Resumes from the newest good checkpoint."""
+    _run(recipe, overrides, runs, address, allow_change, verify, ("prep", "train"))
+
+
+@app.command("eval")
+def evaluate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+    allow_change: Allow = None,
+    verify: Verify = False,
+) -> None:
+    """Evaluate a pretrained model on the recipe's tasks, and write the report. Skips trials that have their result."""
+    _run(recipe, overrides, runs, address, allow_change, verify, ("eval",))
+
+
+@app.command()
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Run names or directories.")],
+    runs: Runs = Path("runs"),
+) -> None:
+    """Compare the recipes and results of runs."""
+    from cluster.runs.compare import show_comparison
+
+    show_comparison(names, runs)
+
+
+@inspect_app.command("batch")
+def inspect_batch(
+    recipe: RecipePath,
+    step: Annotated[int, typer.Option(help="0-based step.")],
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks: show each sample's rank.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Show only this rank's samples; needs --world-size.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the samples of a training step, decoded, and their documents."""
+    import json
+
+    from cluster.cli.inspect_batch import deviations, inspect_step
+    from cluster.cli.inspected_step import show_step
+    from cluster.runs.recipe import load_recipe
+
+    resolved = load_recipe(recipe, overrides or [])
+    found = inspect_step(resolved, runs, step, world_size, rank)
+    if others := deviations(resolved, runs):
+        print(
+            f"multihop: warning: the existing run {runs / resolved.name} has different batches: its recipe differs in "
+            f"{', '.join(others)}",
+            file=sys.stderr,
+        )
+    if as_json:
+        print(json.dumps(found.as_json(), ensure_ascii=False, indent=1))
+    else:
+        show_step(found)
+
+
+@data_app.command("verify")
+def verify_data(place: DataPlace) -> None:
+    """Hash every file of a data set. Exit code 1: a file is damaged."""
+    from cluster.cli.data import show_verdict
+
+    raise typer.Exit(show_verdict(place))
+
+
+@data_app.command("stats")
+def data_stats(
+    place: DataPlace,
+    picture: Annotated[Path, typer.Option(metavar="FILE", help="Output file of the plot.")] = Path("data-stats.png"),
+    as_json: AsJson = False,
+) -> None:
+    """Show document lengths, sources, dropped documents and token frequencies."""
+    from cluster.cli.data import show_stats
+
+    show_stats(place, picture, as_json)
+
+
+@app.command()
+def ui(
+    runs: Runs = Path("runs"), port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000
+) -> None:
+    """Serve the MLflow UI for the local store."""
+    from cluster.tracking.ui import serve
+
+    serve(runs, port)
+
+
+@checkpoints_app.command("list")
+def list_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
+    """List checkpoints: step, date, ranks, size, and whether they are committed."""
+    from cluster.cli.checkpoints import show_list
+
+    show_list(place, as_json)
+
+
+@checkpoints_app.command("verify")
+def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
+    """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
+    from cluster.cli.checkpoints import show_results
+
+    raise typer.Exit(show_results(place, as_json))
+
+
+@checkpoints_app.command("export")
+def export_checkpoint(
+    place: CheckpointsPlace,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
+    to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")
+    ] = None,
+) -> None:
+    """Export a checkpoint and its tokenizer for the Auto classes of transformers."""
+    from cluster.cli.export import show_export
+
+    show_export(place, out, step)
+
+
+@checkpoints_app.command("import")
+def import_checkpoint(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Hugging Face model directory with config.json and model.safetensors."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
+) -> None:
+    """Import a Hugging Face model as a checkpoint for model.init_from."""
+    from cluster.cli.export import show_import
+
+    show_import(folder, out)
+
+
+def _run(
+    recipe: Path,
+    overrides: list[str] | None,
+    runs: Path,
+    address: str | None,
+    allowed: list[str] | None,
+    verify: bool,
+    wanted: tuple[str, ...],
+) -> None:
+    from cluster.ray.gang import TrainingFailed
+    from cluster.ray.map import WorkerDiedError
+    from cluster.runs.recipe import load_recipe
+    from cluster.runs.stages import run_stages
+
+    given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
+    try:
+        code = run_stages(load_recipe(recipe, given), runs, wanted, allowed or (), verify)
+    except KeyboardInterrupt:
+        print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
+        code = STOPPED
+    except (TrainingFailed, WorkerDiedError) as error:
+        print(f"multihop: {shown(str(error))}", file=sys.stderr)
+        code = FAILED
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """The command `multihop`; it exits with one of common.exit_codes."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except ValueError as error:
+        print(f"multihop: {shown(str(error))}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except ReadFailed as error:
+        print(f"multihop: {shown(str(error))}; rerun the same command to resume", file=sys.stderr)
+        sys.exit(FAILED)
+    except OSError as error:
+        if error.errno not in _ADVICE:
+            raise
+        advice = _ADVICE[error.errno]
+        print(f"multihop: {shown(str(error))}; {advice} and rerun the same command", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Pretraining under Ray Train, which only places the ranks.
+
+The ranks write metrics and checkpoints to the run directory. No checkpoint is reported to Ray, which would copy it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.console import clock, console
+from cluster.ray.nodes import Nodes
+from cluster.ray.rank import run_rank
+from common.exit_codes import USER_ERROR
+from common.files import read_json_object, write_atomically
+from common.json_lines import RowFollower
+from pretrain.checkpoint.verify import newest_step
+from pretrain.environment import TIMES
+from pretrain.run.files import GAVE_UP
+
+_POLL_S = 0.5
+_LONGEST_REASON = 160
+_RESTARTS = 3
+"""Consecutive restarts without a new checkpoint before the run fails."""
+
+
+class TrainingFailed(Exception):
+    """The ranks failed repeatedly without progress, or reported an error that a restart cannot fix."""
+
+
+def train_on_ray(
+    run_dir: Path,
+    checkpoints: str,
+    workers: int,
+    environment: dict[str, str],
+    on_row: Callable[[dict[str, Any]], None],
+) -> None:
+    """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
+
+    Ranks that fail are restarted from the newest checkpoint as soon as the cluster has room for them.
+
+    Args:
+        checkpoints: location of the run's checkpoints.
+        environment: environment variables for the ranks.
+        on_row: called with each new row of metrics.jsonl.
+
+    Raises:
+        TrainingFailed: with the last error of the ranks.
+        ValueError: the ranks found a mistake of the user's.
+    """
+    run_dir = run_dir.absolute()
+    (run_dir / "stop").unlink(missing_ok=True)
+    (run_dir / GAVE_UP).unlink(missing_ok=True)
+    rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
+    nodes = Nodes(workers)
+    times: dict[str, float] = {}
+    failures = 0
+    with _stop_file_on_signals(run_dir / "stop"):
+        while True:
+            while nodes.are_missing() and not (run_dir / "stop").exists():
+                time.sleep(_POLL_S)
+            before = newest_step(checkpoints)
+            times["asked"] = time.time()
+            gang = _Gang(run_dir, workers, environment | {TIMES: json.dumps(times)})
+            gang.start()
+            while gang.is_alive():
+                gang.join(_POLL_S)
+                nodes.are_missing()
+                for row in rows.read():
+                    times["silent"] = row.get("time", times["asked"])
+                    on_row(row)
+            if (run_dir / GAVE_UP).exists():
+                reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
+                raise (
+                    ValueError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
+                )
+            if gang.error is None:
+                break
+            times["ended"] = time.time()
+            step = newest_step(checkpoints)
+            if (run_dir / "stop").exists():
+                console.print(
+                    f"the ranks failed ({_reason(gang.error)}) before they saved a checkpoint after step {step}"
+                )
+                break
+            failures = failures + 1 if step == before else 0
+            if failures > _RESTARTS:
+                raise TrainingFailed(
+                    f"the ranks failed {failures} times without a new checkpoint: {_reason(gang.error)}; see "
+                    f"{run_dir}/logs"
+                )
+            console.print(f"{clock()} the ranks failed ({_reason(gang.error)}); restarting from step {step or 0}")
+    shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
+    (run_dir / "stop").unlink(missing_ok=True)
+
+
+class _Gang(threading.Thread):
+    """Runs Ray Train in a thread of its own, because the main thread handles signals."""
+
+    def __init__(self, run_dir: Path, workers: int, environment: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self._config = {"run_dir": str(run_dir), "environment": environment}
+        self._run_dir, self._workers = run_dir, workers
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        import ray
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        trainer = DataParallelTrainer(
+            run_rank,
+            train_loop_config=self._config,
+            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=on_gpu),
+            run_config=RunConfig(
+                name=f"start-{time.time_ns()}",
+                storage_path=str(self._run_dir / ".ray-train"),
+                # Ray Train would restart silently, and does not know whether there was progress.
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        )
+        try:
+            trainer.fit()
+        except Exception as error:
+            self.error = error
+
+
+@contextmanager
+def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
+    """The first signal asks the ranks to finish their step, save and exit; the second ends this process at once."""
+    received: list[int] = []  # the file is no evidence: somebody may have created it before the first signal
+
+    def ask(number: int, frame: object) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        write_atomically(stop_file, b"")  # replaces a link of this name
+        print("\nstopping after this step; repeat to stop at once", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
+    raised = getattr(error, "worker_failures", None) or {0: error}
+    lines = (str(each).strip().splitlines()[-1] for each in raised.values())
+    return "; ".join(dict.fromkeys(textwrap.shorten(line, _LONGEST_REASON, placeholder=" …") for line in lines))

@@ -1,0 +1,95 @@
+"""A function mapped over items as Ray tasks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_RETRIES = 3
+
+
+class WorkerDiedError(Exception):
+    """The worker of a task died at each attempt; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray reserves for a task."""
+
+    cpus: float = 1
+    gpus: float = 0
+    """Where the cluster has GPUs; a fraction shares one."""
+    memory_bytes: float = 0
+
+
+def map_on_ray(
+    function: Callable[[Any], Any],
+    items: Sequence[Any],
+    what: Callable[[Any], str] = lambda item: "a task of the preparation",
+    resources: Resources = Resources(),
+    on_death: Callable[[Any, WorkerDiedError], Any] | None = None,
+) -> Iterator[Any]:
+    """Run `function` on each item as a Ray task, and yield the results in the order of completion.
+
+    A task whose worker dies is retried. At most twice as many tasks as the cluster can run at once are submitted at a
+    time: the next inputs are ready, and memory does not grow with the number of items.
+
+    Args:
+        what: names an item in the message about a worker that died.
+        on_death: the result for an item whose worker died at each attempt; None: that is an error.
+
+    Raises:
+        WorkerDiedError: a task's worker died at each attempt.
+        ValueError, OSError: raised by the task, without Ray's traceback around it.
+    """
+    import ray
+
+    there = ray.cluster_resources()
+    gpus = resources.gpus if there.get("GPU", 0) else 0
+    task = ray.remote(num_cpus=resources.cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=_RETRIES)(
+        function
+    )
+    at_once = there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / resources.cpus
+    limit = 2 * max(1, int(at_once))
+    running: dict[Any, Any] = {}
+
+    def next_result() -> Any:
+        (reference,), _ = ray.wait(list(running), num_returns=1)
+        item = running.pop(reference)
+        try:
+            return _result(reference, what(item))
+        except WorkerDiedError as error:
+            if on_death is None:
+                raise
+            return on_death(item, error)
+
+    try:
+        for item in items:
+            if len(running) == limit:
+                yield next_result()
+            running[task.remote(item)] = item
+        while running:
+            yield next_result()
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _result(reference: Any, name: str) -> Any:
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ValueError | OSError):
+            raise error.cause from None
+        raise
+    except (
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.OutOfMemoryError,
+    ) as error:
+        reason = next(line.strip() for line in str(error).splitlines() if line.strip())
+        raise WorkerDiedError(
+            f"the worker of {name} died {_RETRIES + 1} times, probably out of memory ({reason}); give the nodes "
+            "more memory or Ray fewer CPUs, then rerun the same command to resume"
+        ) from error

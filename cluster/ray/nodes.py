@@ -1,0 +1,38 @@
+"""Wait for a cluster with room for all ranks, and keep the user informed."""
+
+import time
+
+from cluster.console import clock, console
+
+_REMIND_S = 60.0
+
+
+class Nodes:
+    """Reports when the cluster has too few GPUs or CPUs for the ranks, and since when."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._since: float | None = None
+        self._said = 0.0
+
+    def are_missing(self) -> bool:
+        """Whether the live nodes are too few. Prints it at first, every minute while it lasts, and when it ends."""
+        import ray
+
+        resources = ray.cluster_resources()
+        kind = "GPU" if resources.get("GPU", 0) else "CPU"
+        there, now = int(resources.get(kind, 0)), time.time()
+        if there >= self._workers:
+            if self._since is not None:
+                console.print(f"{clock()} the cluster has {there} {kind}s again, after {now - self._since:.0f} s")
+            self._since = None
+            return False
+        if self._since is None:
+            self._since, self._said = now, 0.0
+        if now - self._said >= _REMIND_S:
+            self._said = now
+            console.print(
+                f"{clock()} waiting for nodes since {clock(self._since)}: the cluster has {there} of the "
+                f"{self._workers} {kind}s that cluster.workers={self._workers} needs; training resumes when they join"
+            )
+        return True

@@ -1,0 +1,120 @@
+"""A Ray Train actor: runs `python -m pretrain.run.worker RUN_DIR` as a child process that dies with the actor.
+
+The actor does not import torch, which would add seconds to every start and restart.
+"""
+
+import ctypes
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from common.exit_codes import DONE, STOPPED
+from pretrain.environment import SECRET, SUPERVISED, TIMES
+from pretrain.run.files import GAVE_UP
+
+_LAST_LINE_S = 1.0
+_CAUSE_FIRST_S = 2.0
+"""A rank that exits with an error waits this long before it reports it: Ray Train stops all ranks at the first report,
+which should be that of a rank that was killed, not that of another rank's broken connection to it."""
+
+
+def run_rank(config: dict[str, Any]) -> None:
+    """Run this rank's worker as a child process until it exits.
+
+    Raises:
+        RuntimeError: the worker failed.
+    """
+    from ray import train
+    from ray.train.collective import broadcast_from_rank_zero
+    from ray.util import get_node_ip_address
+
+    gave_up = Path(config["run_dir"]) / GAVE_UP
+    if gave_up.exists():
+        return
+    context = train.get_context()
+    rank, local_rank = context.get_world_rank(), context.get_local_rank()
+    on_one_host = context.get_local_world_size() == context.get_world_size()
+    host = "127.0.0.1" if on_one_host else get_node_ip_address()
+    endpoint = broadcast_from_rank_zero(
+        {"host": host, "port": _free_port(host), "secret": secrets.token_hex(32)} if rank == 0 else None
+    )
+    assert endpoint is not None
+    times = json.loads(config["environment"].get(TIMES, "{}")) | {"placed": time.time()}
+    cores = len(os.sched_getaffinity(0))
+    sees_one_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    environment = {
+        **os.environ,
+        **config["environment"],
+        SUPERVISED: "1",
+        TIMES: json.dumps(times),
+        SECRET: endpoint["secret"],
+        "RANK": str(rank),
+        "WORLD_SIZE": str(context.get_world_size()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "LOCAL_RANK": "0" if sees_one_gpu else str(local_rank),
+        "MASTER_ADDR": endpoint["host"],
+        "MASTER_PORT": str(endpoint["port"]),
+        "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
+        "GLOO_SOCKET_IFNAME": _interface_of(host),
+    }
+    child = subprocess.Popen(
+        # -P: a directory `pretrain` in the working directory must not shadow the package.
+        [sys.executable, "-P", "-m", "pretrain.run.worker", config["run_dir"]],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_die_with_parent,
+    )
+    last_line: list[str] = [""]
+    reader = threading.Thread(target=_keep_last_line, args=(child, last_line), daemon=True)
+    reader.start()
+    # Do not wait for the end of its output: children of a killed rank may keep it open for a while, and another rank's
+    # broken connection would then be reported as the cause.
+    code = child.wait()
+    reader.join(_LAST_LINE_S)
+    if code not in (DONE, STOPPED) and not gave_up.exists():
+        detail = f": {last_line[0]}" if last_line[0] else ""
+        what = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}{detail}"
+        if code > 0 and context.get_world_size() > 1:
+            time.sleep(_CAUSE_FIRST_S)
+        raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
+
+
+def _keep_last_line(child: "subprocess.Popen[str]", last_line: list[str]) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        last_line[0] = line.strip() or last_line[0]
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill the child when the thread that started it ends, for whatever reason."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    # Ray blocks SIGINT in its processes, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _interface_of(host: str) -> str:
+    """The network interface with this address. Left alone, gloo takes the first one, which others may not reach."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return name
+    raise RuntimeError(f"no network interface has Ray's address {host}")

@@ -1,0 +1,100 @@
+"""A Ray session: on an existing cluster, or started on this machine while the command runs."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+_CONNECT_S = 5.0
+_OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards and checkpoints are files
+
+
+@contextmanager
+def ray_session(address: str | None, workers: int) -> Iterator[None]:
+    """Connect to Ray for the length of a block.
+
+    Args:
+        address: HOST:PORT of a cluster's head, `auto`, or None: RAY_ADDRESS if set, else start Ray on this machine.
+        workers: number of ranks of the run.
+
+    Raises:
+        ValueError: there is no cluster at the address, or it is too small for the ranks.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is not None:
+        check_answers(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if address is None:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, workers),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    else:
+        _connect(address)
+    try:
+        _check_size(address, workers)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError) as error:
+        raise ValueError(
+            f"cluster.address={address}: cannot connect to Ray ({' '.join(str(error).split())[:200]}); "
+            "start it with `ray start --head`, set the RAY_AUTH_MODE and RAY_AUTH_TOKEN that it was started with, or "
+            "omit the address to run on this machine"
+        ) from None
+
+
+def check_answers(address: str | None) -> None:
+    """Check that something listens at a cluster's address; Ray itself would retry for a minute.
+
+    Raises:
+        ValueError: nothing does, or the address is malformed.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address in (None, "auto", "local"):
+        return
+    where = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = where.hostname, where.port
+        if host is None or port is None:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"cluster.address={address} is not HOST:PORT, for example 10.0.0.1:6379") from None
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ValueError(
+            f"cluster.address={address} is unreachable ({error.strerror or error}); start Ray there with "
+            "`ray start --head`, or omit the address to run on this machine"
+        ) from None
+
+
+def _check_size(address: str | None, workers: int) -> None:
+    import ray
+
+    resources = ray.cluster_resources()
+    kind = "GPU" if resources.get("GPU", 0) else "CPU"
+    if resources.get(kind, 0) < workers:
+        where = f"the cluster at {address}" if address else "this machine"
+        raise ValueError(
+            f"cluster.workers={workers}, but {where} has {resources.get(kind, 0):.0f} {kind}s; "
+            "lower cluster.workers or add nodes"
+        )

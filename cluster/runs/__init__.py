@@ -1,0 +1,1 @@
+"""A run: its recipe, its stages and its folder."""

@@ -1,0 +1,162 @@
+"""A run's folder: one writer at a time, and one recipe."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cluster.runs.recipe import Recipe, validate_recipe
+from common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
+from common.json_lines import append_row
+from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
+
+_LOCK, _HOLDER = ".lock", ".holder"
+_MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
+"""What a start creates before its ranks start."""
+_WRITTEN_INTO = ("eval", "index", "logs", ".ray-train")
+
+
+class InUseError(ValueError):
+    """A folder is locked by another process."""
+
+
+@contextmanager
+def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
+    """Lock the run's folder for the length of a block, and write the resolved recipe into it.
+
+    If the first start of a run ends in a mistake of the user's (ValueError) before any rank was started, what it
+    created is removed: the corrected recipe must not be refused as a changed one.
+
+    Args:
+        allowed: dotted keys that may change under a run that was started before.
+
+    Raises:
+        ValueError: another process holds the lock, or the recipe differs from the run's in keys that are not allowed.
+    """
+    is_new = not run_dir.exists()
+    try:
+        make_folder(run_dir)
+    except FileExistsError as error:
+        raise ValueError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
+    with held(run_dir):
+        before = set(os.listdir(run_dir))
+        try:
+            _check_links(run_dir)
+            _write_recipe(run_dir, recipe, allowed)
+            yield
+        except ValueError:
+            _withdraw(run_dir, before, is_new)
+            raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock a folder, and write the host and process of the holder into it for the messages of others.
+
+    The lock ends with the process, unless a forked child without exec outlives it.
+
+    Raises:
+        InUseError: another process holds it.
+    """
+    holder = folder / _HOLDER
+    with _locked(folder) as is_mine:
+        if not is_mine:
+            raise InUseError(f"{folder} is in use by {_who(holder)}; wait for that process to end, or stop it")
+        try:
+            write_atomically(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+
+
+def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
+    """Record that the change of a key was allowed; the ranks read it before they resume."""
+    append_row(run_dir / CHANGES, {"key": key, "changed": changed, "time": time.time()})
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the lock was acquired. It is on the folder and on a file in it: removing the file releases nothing."""
+    check_own(folder / _LOCK)
+    lock, descriptor = FileLock(folder / _LOCK), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _acquired(descriptor, lock)
+    finally:
+        lock.release()
+        os.close(descriptor)
+
+
+def _acquired(descriptor: int, lock: FileLock) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # NFS locks only what is open for writing, which a folder never is; there the lock on the file is enough.
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
+
+def _who(holder: Path) -> str:
+    try:
+        with open_regular(holder) as file:
+            text = file.read(200).decode(errors="replace")
+    except OSError:
+        text = ""
+    return "".join(letter for letter in text if letter.isprintable()) or "another process"
+
+
+def _check_links(run_dir: Path) -> None:
+    """The run's folder, its data and its checkpoints may be links; files that are appended to may not."""
+    for name in _WRITTEN_INTO:
+        if (run_dir / name).is_symlink():
+            raise ValueError(
+                f"{run_dir / name} is a link, which multihop does not write through; replace it by a folder"
+            )
+    for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
+        for path in run_dir.glob(pattern):
+            check_own(path)
+
+
+def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:
+    created, data = set(os.listdir(run_dir)) - before, run_dir / "data"
+    if "recipe.json" in before or created - _MADE_AGAIN or (data.is_dir() and not data.is_symlink()):
+        return
+    for path in (run_dir / name for name in created):
+        if path.name == "index":
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        else:
+            path.unlink()
+    if is_new and set(os.listdir(run_dir)) <= {_LOCK, _HOLDER}:
+        for name in (_HOLDER, _LOCK):
+            (run_dir / name).unlink(missing_ok=True)
+        run_dir.rmdir()
+
+
+def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
+    path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
+    if path.exists():
+        # A recipe.json of an older version lacks newer keys, which have their defaults.
+        advice = "restore it from a copy, or set name=… for a new run"
+        then = validate_recipe(read_json_object(path, advice=advice), str(path)).model_dump(mode="json")
+        changed = binding_differences(then, now, Recipe)
+        check_allowed(changed, Recipe, allowed, str(run_dir))
+        for entry in changed:
+            note_change(run_dir, entry[0], [entry])
+    content = json.dumps(now, indent=1).encode() + b"\n"
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content, mode=0o600)

@@ -1,0 +1,109 @@
+"""The data set of a run: found or prepared in the store that runs share, and linked to."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cluster.console import console
+from cluster.ray.map import map_on_ray
+from cluster.runs.folder import InUseError, held
+from common.files import make_folder
+from common.mapping import ReportProgress
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.dataset.find import find_whole
+from data_prep.dataset.manifest import Manifest
+from data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
+from data_prep.pipeline.prepare import prepare
+from data_prep.reading.sources import InputFile
+
+_POLL_S = 1.0
+
+
+def provide(
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    files: Sequence[InputFile],
+    inputs: ResolvedInputs | None,
+    store: Path,
+    place: Path,
+    report: ReportProgress,
+    full: bool = False,
+) -> tuple[Path, Manifest]:
+    """Find the data set of a run, or prepare it on the Ray that the caller has started.
+
+    The data set's folder is named by settings and contents, so that a data set that runs use is never replaced by
+    another. `store` and the sources must have the same paths on every node. Runs that share a data set do not wait for
+    each other; whoever has to write into `store` waits for another writer.
+
+    Args:
+        files: the input files, as `list_files` lists them.
+        inputs: what `recall_inputs` knows of them.
+        store: the data sets of these sources.
+        place: where the run has its data: a link into `store`, nothing yet, or, in a copied run, a folder. A folder is
+            used if it holds what the recipe asks for, and refused otherwise.
+        full: hash every file of the data set.
+
+    Returns:
+        The data set's folder and its manifest; every file of it has its hash.
+
+    Raises:
+        ValueError: `place` holds something else, or as `prepare`.
+        WorkerDiedError: as `map_on_ray`.
+    """
+    work = work_of(store)
+    if not place.is_symlink() and place.exists():
+        if inputs is None:
+            with _waiting_for(store):
+                inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
+        manifest = find_whole(place, inputs.identity, map_on_ray, report, full)
+        if manifest is None:
+            raise ValueError(
+                f"{place} is a folder instead of a link to the prepared data, and it is damaged or was not made from "
+                "the present texts and settings; remove it to have it replaced by a link, or set name=… for a new run"
+            )
+        return place, manifest
+    if inputs is not None:
+        folder = store / inputs.identity[:16]
+        manifest = find_whole(folder, inputs.identity, map_on_ray, report, full)
+        if manifest is not None:
+            return folder, manifest
+    with _waiting_for(store):
+        inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
+        folder = store / inputs.identity[:16]
+        return folder, prepare(data, tokenizer, folder, map_on_ray, report, work, inputs)
+
+
+def link(place: Path, folder: Path) -> None:
+    """Make `place` a link to the data set in `folder`, unless it is that folder; replaces a link to another."""
+    if place == folder:
+        return
+    target = os.path.relpath(folder, place.parent)
+    if place.is_symlink() and os.readlink(place) != target:
+        place.unlink()
+    if not place.is_symlink():
+        place.symlink_to(target)
+
+
+def work_of(store: Path) -> Path:
+    """Where the stages of all data sets in `store` keep their outputs."""
+    return store / "work"
+
+
+@contextmanager
+def _waiting_for(store: Path) -> Iterator[None]:
+    """Hold `store`, once nobody else does."""
+    make_folder(store)
+    with ExitStack() as stack:
+        printed = ""
+        while True:
+            try:
+                stack.enter_context(held(store))
+                break
+            except InUseError as error:
+                if str(error) != printed:
+                    printed = str(error)
+                    console.print(f"waiting   {printed}")
+                time.sleep(_POLL_S)
+        yield

@@ -1,0 +1,155 @@
+"""A recipe: one YAML file, with overrides from the command line, checked before anything starts."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from cluster.runs.recipe_text import check_texts, read_tree
+from cluster.tracking.store import STORE_FILES
+from common.config import NOTHING, PLACE, SPEED, Section
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.tokenizers.special_tokens import TRAINED
+from eval.config import EvalConfig
+from pretrain.config import TrainingConfig
+from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
+from pretrain.models.families import FAMILIES
+
+_SHOWN = 5
+_MAX_SHOWN = 200
+
+
+class TrackingConfig(Section):
+    """Where runs are tracked and compared."""
+
+    uri: Annotated[str | None, NOTHING] = None
+    """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
+    experiment: Annotated[str, NOTHING] = "multihop"
+
+
+class ClusterConfig(Section):
+    """The Ray cluster that the run uses."""
+
+    address: Annotated[str | None, NOTHING] = None
+    """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
+    workers: Annotated[int, SPEED] = Field(default=2, ge=1)
+    """Number of ranks in pretraining."""
+
+    @field_validator("address")
+    @classmethod
+    def _has_no_password(cls, address: str | None) -> str | None:
+        if address is not None and "@" in address:
+            raise ValueError("it has an @; write HOST:PORT, and give Ray's token by RAY_AUTH_TOKEN in the environment")
+        return address
+
+
+class Recipe(TrainingConfig):
+    """All settings of a run."""
+
+    name: Annotated[str, PLACE]
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    eval: EvalConfig = EvalConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError(f"{name!r} is not a valid name; use letters, digits, dots, dashes and underscores")
+        # File systems may be case-insensitive.
+        if name.lower().startswith(STORE_FILES):
+            raise ValueError(f"{name!r} is reserved for the files of MLflow; choose another name")
+        return name
+
+    @model_validator(mode="after")
+    def _tokens_suit_the_objective(self) -> "Recipe":
+        causal = FAMILIES[self.model.family].causal
+        wanted = [name for name, tokens in TRAINED.items() if ("end" in tokens) == causal]
+        # The special tokens of an existing tokenizer are known when it is read.
+        if self.tokenizer.path is None and self.tokenizer.special_tokens not in wanted:
+            raise ValueError(
+                f"tokenizer.special_tokens={self.tokenizer.special_tokens} lacks the tokens that objective.name="
+                f"{self.objective.name} needs; set tokenizer.special_tokens={wanted[0]}"
+            )
+        return self
+
+
+def load_recipe(path: Path, overrides: list[str]) -> Recipe:
+    """Read, override, validate and resolve a recipe.
+
+    Args:
+        overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
+
+    Raises:
+        ValueError: with the key's path, the given value, and what is accepted.
+    """
+    content = read_tree(path, overrides)
+    content.setdefault("name", path.stem)
+    return _resolved(validate_recipe(content, str(path)))
+
+
+def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
+    """Validate the content of a recipe.
+
+    Raises:
+        ValueError: one sentence per mistake.
+    """
+    check_texts(content, origin)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        sentences = [_sentence(part, origin) for part in error.errors()]
+        more = len(sentences) - _SHOWN
+        raise ValueError("; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")) from None
+
+
+def _sentence(error: Any, origin: str) -> str:
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        return f"{origin}: {key} is not a key of a recipe; known here: {', '.join(_known_keys(error['loc']))}"
+    if error["type"] == "missing":
+        return f"{origin}: {key} is missing; set it"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{origin}: {key + ': ' if key else ''}{message}"
+    if error["type"] == "finite_number":
+        message += "; for no limit write a large number such as 1e9"
+    given = json.dumps(error["input"], default=str)
+    given = given if len(given) <= _MAX_SHOWN else f"{given[:_MAX_SHOWN]}…"
+    return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Recipe
+    for part in location[:-1]:
+        if isinstance(part, int) or not hasattr(section, "model_fields"):
+            continue
+        kind = section.model_fields[part].annotation
+        section = getattr(kind, "__args__", (kind,))[0]
+    return sorted(section.model_fields)
+
+
+def _resolved(recipe: Recipe) -> Recipe:
+    """Replace DeepSpeed's configuration path by its content, and make paths absolute: a worker starts anywhere."""
+    if isinstance(recipe.engine.deepspeed, str):
+        given = read_deepspeed_config(Path(recipe.engine.deepspeed))
+        recipe = _with(recipe, "engine", deepspeed=given)
+    if recipe.checkpoint.location is not None:
+        recipe = _with(recipe, "checkpoint", location=_absolute(recipe.checkpoint.location))
+    if recipe.model.init_from is not None:
+        recipe = _with(recipe, "model", init_from=_absolute(recipe.model.init_from))
+    assert isinstance(recipe.engine.deepspeed, dict)
+    fill_deepspeed_config(recipe.engine.deepspeed, recipe, recipe.engine.micro_batch)
+    return recipe
+
+
+def _with(recipe: Recipe, section: str, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=changes)})
+
+
+def _absolute(location: str) -> str:
+    return location.rstrip("/") if "://" in location else str(Path(location).absolute())

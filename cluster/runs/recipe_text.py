@@ -1,0 +1,167 @@
+"""The text of a recipe: plain YAML in one file, and overrides from the command line.
+
+A recipe refers to nothing outside of it. Anchors, aliases and tags are refused, because documents that expand without
+bound are made of them. There is no interpolation: a recipe from another author could read the environment with it.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.redaction import redacted, shown
+from common.user_file import MOST_BYTES, read_given_text
+
+_DEEPEST = 32
+_MOST_VALUES = 50_000
+_LONGEST_NUMBER = 40
+"""Characters. The time to parse a base-60 number of YAML 1.1 grows with the square of its length."""
+_TAG = "tag:yaml.org,2002:"
+_KEY = re.compile(r"[\w-]+(\[\d+\])*(\.[\w-]+(\[\d+\])*)*")
+# libyaml's is much faster; PyYAML may have been built without it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_tree(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Read a recipe's file and apply the overrides: dicts with string keys, lists, strings, numbers, bools, None.
+
+    Args:
+        overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML; a mapping is merged
+            into an existing mapping.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    tree = parse_yaml(read_given_text(path, str(path), "a recipe"), str(path))
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds a {type(tree).__name__}, expected the sections of a recipe")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not _KEY.fullmatch(key) or len(steps := re.findall(r"[\w-]+", key)) > _DEEPEST:
+            raise ValueError(
+                f"{shown(override[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
+            )
+        _put(tree, steps, parse_yaml(text, key), key)
+    return tree
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """Parse the subset of YAML that recipes use.
+
+    Raises:
+        ValueError: it is not valid YAML, or it has anchors, aliases, tags, keys that are not strings, duplicate keys,
+            more than 32 levels, or more than MOST_BYTES.
+    """
+    try:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it is longer than {MOST_BYTES:,} characters")
+        _check_events(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_node(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{origin} is not valid YAML for a recipe: {' '.join(redacted(str(error)).split())}") from None
+
+
+def check_texts(tree: Any, origin: str, key: str = "") -> None:
+    """Refuse interpolation and credentials in any text of a recipe.
+
+    Raises:
+        ValueError: naming the key, without the secret.
+    """
+    if isinstance(tree, dict | list):
+        for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            if isinstance(name, str):
+                check_texts(name, origin, f"a key in {key or 'it'}")
+            check_texts(value, origin, f"{key}[{name}]" if isinstance(name, int) else f"{key}.{name}".lstrip("."))
+    if not isinstance(tree, str):
+        return
+    if "${" in tree:
+        raise ValueError(
+            f'{origin}: {key} contains "${{", and recipes have no interpolation; write the value, and pass '
+            "secrets in the environment to the libraries that need them (docs/security.md)"
+        )
+    if tree == "???":
+        raise ValueError(f"{origin}: {key}=??? is a placeholder; write a value")
+    if redacted(tree) != tree:
+        raise ValueError(
+            f"{origin}: {key} is a URL with a password or key, which would be written to files and MLflow; remove "
+            "it and set MLFLOW_TRACKING_URI or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, for https:// "
+            "sources use ~/.netrc, for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (docs/security.md)"
+        )
+
+
+def _check_events(text: str) -> None:
+    """Bound size and depth before anything is constructed."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        line = event.start_mark.line + 1
+        if number > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if getattr(event, "anchor", None) is not None:
+            raise ValueError(f"line {line} has an anchor or alias (& or *); write the value out, or put it in quotes")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"line {line} has a tag (!); write the value without it, or put it in quotes")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            raise ValueError(f"line {line} is nested more than {_DEEPEST} deep")
+
+
+def _check_node(node: Any) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_node(item)
+        return
+    if isinstance(node, yaml.ScalarNode):
+        kind = node.tag.removeprefix(_TAG)
+        if kind not in ("int", "float", "bool", "null"):
+            node.tag = f"{_TAG}str"  # dates too: no key of a recipe is one
+        elif len(node.value) > _LONGEST_NUMBER:
+            raise ValueError(f"line {node.start_mark.line + 1} has a number of {len(node.value):,} characters")
+        return
+    keys = set()
+    for key, value in node.value:
+        _check_node(key)
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
+            raise ValueError(f"line {line} has a key that is not a string; put it in quotes")
+        if key.value in keys:
+            raise ValueError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
+        keys.add(key.value)
+        _check_node(value)
+
+
+def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
+    """Put `value` at the end of `steps`, creating sections on the way."""
+    step: Any = steps[0]
+    if isinstance(tree, list):
+        if not step.isdigit() or int(step) >= len(tree):
+            raise ValueError(f"{key} cannot be applied: index {step} is out of range for a list of {len(tree)}")
+        step = int(step)
+        there = tree[step]
+    else:
+        there = tree.get(step)
+    if len(steps) == 1:
+        tree[step] = _merged(there, value)
+        return
+    if not isinstance(there, dict | list):
+        there = tree[step] = {}
+    _put(there, steps[1:], value, key)
+
+
+def _merged(there: Any, value: Any) -> Any:
+    if not isinstance(there, dict) or not isinstance(value, dict):
+        return value
+    return there | {key: _merged(there.get(key), item) for key, item in value.items()}

@@ -1,0 +1,119 @@
+"""What a start of a run finds: resolved once, into one immutable value that the stages are handed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cluster.console import console
+from cluster.runs.folder import note_change
+from cluster.runs.prepared import work_of
+from cluster.runs.recipe import Recipe
+from data_prep.dataset.find import find_verified
+from data_prep.dataset.manifest import Manifest
+from data_prep.pipeline.identity import ResolvedInputs, recall_inputs, sources_key
+from data_prep.reading.sources import InputFile, list_files
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import list_steps, verify
+from pretrain.data.phases import total_steps
+from pretrain.run.files import checkpoints_of
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run as it is; a stage that changes it returns another."""
+
+    recipe: Recipe
+    folder: Path
+    store: Path
+    """The data sets of the recipe's sources, shared by all runs."""
+    files: Sequence[InputFile]
+    """The recipe's input files, listed once."""
+    inputs: ResolvedInputs | None
+    """What names the data set; None if files must be hashed to know it."""
+    data: Manifest | None
+    """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
+    checkpoint: CheckpointManifest | None
+    """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the run's checkpoints are."""
+        return checkpoints_of(self.folder, self.recipe)
+
+    @property
+    def data_folder(self) -> Path:
+        """The run's data set, or a link to it."""
+        return self.folder / "data"
+
+    @property
+    def results(self) -> Path:
+        """The rows of the trials."""
+        return self.folder / "eval" / "results.jsonl"
+
+    @property
+    def step(self) -> int:
+        """Steps that the newest checkpoint has done."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the checkpoint of the last step is there."""
+        return self.step == total_steps(self.recipe.phases)
+
+
+def resolve(recipe: Recipe, folder: Path, store: Path, full: bool) -> ResolvedRun:
+    """List the inputs, find the data set and the newest checkpoint.
+
+    Args:
+        full: trust no file of the data set by its size and modification time, so that preparation verifies it.
+
+    Raises:
+        ValueError: a source is missing.
+    """
+    files = list_files(recipe.data.sources)
+    inputs = recall_inputs(recipe.data, recipe.tokenizer, files, work_of(store))
+    data = None
+    if inputs is not None and not full and (folder / "data").exists():
+        data = find_verified(folder / "data", inputs.identity)
+    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None))
+
+
+def store_of(recipe: Recipe, runs: Path) -> Path:
+    """Where the data sets of the recipe's sources are."""
+    return runs / ".prepared" / sources_key(recipe.data)
+
+
+def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
+    """The run with its newest committed checkpoint as it is now. One of the last step that is damaged is not taken."""
+    for step in reversed(list_steps(run.checkpoints)):
+        is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
+        try:
+            return replace(run, checkpoint=verify(location) if is_last else read_checkpoint_manifest(location))
+        except ValueError as error:
+            if is_last:
+                console.print(f"{error}; the steps since the last good checkpoint are trained again")
+    return replace(run, checkpoint=None)
+
+
+def check_data_unchanged(run: ResolvedRun, data: Manifest, allowed: Sequence[str]) -> None:
+    """Refuse to resume with other data than the newest checkpoint was trained on, unless that is allowed.
+
+    Raises:
+        ValueError: what changed, and what to do.
+    """
+    saved = run.checkpoint
+    if saved is None or saved.data_fingerprint == data.fingerprint:
+        return
+    if saved.tokenizer_sha256 not in (None, data.tokenizer.sha256):
+        raise ValueError(
+            f"the texts of {run.folder} changed, and with them the tokenizer that is trained on them: the model was "
+            "trained with a different tokenizer; restore the texts, or set name=… for a new run"
+        )
+    if "data" in allowed:
+        note_change(run.folder, "data", [("data", saved.data_fingerprint, data.fingerprint)])
+        return
+    raise ValueError(
+        f"the texts of {run.folder} changed: it was trained on data {saved.data_fingerprint[:12]}, and data.sources "
+        f"now give {data.fingerprint[:12]}; restore the texts, set name=… for a new run, or, to resume with the new "
+        "texts, add --allow-change data"
+    )

@@ -1,0 +1,266 @@
+"""The stages of a run: prepare, pretrain, evaluate, report. What is done already is not done again."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.console import console, progress_line
+from cluster.ray.session import check_answers, ray_session
+from cluster.runs.folder import opened
+from cluster.runs.prepared import link, provide
+from cluster.runs.recipe import Recipe
+from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
+from cluster.runs.summary import environment, read_summary, write_summary
+from cluster.tracking.store import store_uri
+from cluster.tracking.tracker import is_behind, open_run
+from common.exit_codes import DONE, FAILED, STOPPED
+from common.json_lines import Row, read_rows
+from data_prep.dataset.manifest import Manifest
+from data_prep.tokenizers.existing import check_objective
+from eval.known_tasks import check_tasks
+from pretrain.checkpoint.manifest import folder_of_step
+from pretrain.data.index import build_indexes
+from pretrain.data.phases import total_steps
+from pretrain.environment import MLFLOW_RUN_ID
+
+if TYPE_CHECKING:
+    from cluster.tracking.tracker import Tracker
+    from eval.trial import Trial
+
+STAGES = ("prep", "train", "eval")
+
+
+class _Seconds:
+    """Seconds spent in each stage, over all starts of the run."""
+
+    def __init__(self, so_far: dict[str, float]) -> None:
+        self.by_stage = dict(so_far)
+
+    @contextmanager
+    def of(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.by_stage[stage] = self.by_stage.get(stage, 0.0) + time.monotonic() - started
+
+
+def run_stages(
+    recipe: Recipe,
+    runs: Path,
+    wanted: Sequence[str] = STAGES,
+    allowed: Sequence[str] = (),
+    full_verify: bool = False,
+) -> int:
+    """Do what is not done of these stages; returns the exit code.
+
+    Args:
+        allowed: dotted keys that may change under a run that was started before.
+        full_verify: hash every file of the data set, also those that are unchanged by size and modification time.
+
+    Raises:
+        ValueError: a mistake of the user's, found before anything is started where possible.
+    """
+    check_tasks(recipe.eval, _family(recipe))
+    store_uri(runs, recipe.tracking.uri)
+    check_answers(recipe.cluster.address)
+    folder = runs / recipe.name
+    with opened(folder, recipe, allowed):
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify)
+        if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
+            raise ValueError(
+                f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "
+                "train`, or set eval.checkpoint to a Hugging Face model"
+            )
+        if not any(_is_left(run, stage) for stage in wanted):
+            console.print(f"{folder}: nothing left to do")
+            _print_report_path(run)
+            return DONE
+        seconds = _Seconds(read_summary(folder).get("stages", {}))
+        ranks = recipe.cluster.workers if "train" in wanted else 1
+        with ray_session(recipe.cluster.address, ranks):
+            return _run_left(run, wanted, allowed, full_verify, seconds)
+
+
+def _is_left(run: ResolvedRun, stage: str) -> bool:
+    if stage == "prep":
+        return run.data is None
+    if stage == "train":
+        return not run.is_trained
+    if not (run.folder / "report.html").exists() or is_behind(run.folder):
+        return True
+    return (run.data is None and run.recipe.eval.checkpoint is None) or bool(_trials_left(run))
+
+
+def _run_left(
+    run: ResolvedRun, wanted: Sequence[str], allowed: Sequence[str], full_verify: bool, seconds: _Seconds
+) -> int:
+    if "train" in wanted or run.recipe.eval.checkpoint is None:
+        run = replace(run, data=_prepare(run, allowed, full_verify, seconds))
+    if "train" not in wanted and "eval" not in wanted:
+        return DONE
+    tracker = _open_tracker(run)
+    status, failed = "failed", 0
+    try:
+        if "train" in wanted and not run.is_trained:
+            _train(run, tracker, full_verify, seconds)
+            run = with_newest_checkpoint(run)
+        if "train" in wanted and not run.is_trained:
+            status = "stopped"
+            console.print("stopped; rerun the same command to resume from the newest checkpoint")
+            return STOPPED
+        if "eval" in wanted:
+            failed = _evaluate(run, tracker, seconds)
+            status = "done"
+        else:
+            status = "trained"
+    except KeyboardInterrupt:
+        status = "stopped"
+        raise
+    finally:
+        try:
+            write_summary(run.folder, status, seconds.by_stage)
+            if status == "done":
+                _report(run, tracker)
+        finally:
+            tracker.close(status)
+    return DONE if not failed else FAILED
+
+
+def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, seconds: _Seconds) -> Manifest:
+    """The data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
+    recipe = run.recipe
+    if recipe.tokenizer.path is not None:
+        check_objective(recipe.tokenizer.path, recipe.tokenizer.lowercase, recipe.objective.name)
+    if run.data is None:
+        with seconds.of("prep"), progress_line("prepare  ") as line:
+            folder, data = provide(
+                recipe.data,
+                recipe.tokenizer,
+                run.files,
+                run.inputs,
+                run.store,
+                run.data_folder,
+                lambda stage, done, total: line.update(done, total, stage),
+                full_verify,
+            )
+        check_data_unchanged(run, data, allowed)
+        link(run.data_folder, folder)
+    else:
+        data = run.data
+        check_data_unchanged(run, data, allowed)
+    train, heldout = data.totals["train"], data.totals["heldout"]
+    console.print(
+        f"data      {train.documents + heldout.documents:,} documents, {train.tokens:,} training tokens, "
+        f"{heldout.tokens:,} held-out tokens, {len(data.set_aside)} files or lines set aside"
+    )
+    return data
+
+
+def _open_tracker(run: ResolvedRun) -> "Tracker":
+    tags: dict[str, str] = {}
+    if run.data is not None:
+        tags |= {"fingerprint.data": run.data.fingerprint, "fingerprint.tokenizer": run.data.tokenizer.sha256}
+    tags |= {key: str(value) for key, value in environment().items() if value is not None}
+    tracking = run.recipe.tracking
+    return open_run(run.folder, run.recipe.model_dump(mode="json"), tracking.uri, tracking.experiment, tags)
+
+
+def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Seconds) -> None:
+    """Train to the last step, or until a signal; the checkpoints tell how far it came."""
+    from cluster.ray.gang import train_on_ray
+    from data_prep.dataset.shards import open_dataset
+
+    last, heldout = total_steps(run.recipe.phases), "starting"
+    build_indexes(run.folder / "index", open_dataset(run.data_folder), run.recipe, full_verify)
+    write_summary(run.folder, "running", seconds.by_stage)
+    with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal heldout
+            if "heldout_loss" in row:
+                heldout = f"held-out {row['heldout_loss']:.3f}"
+            if "loss" in row:
+                speed = f"{row['tokens_per_s']:,.0f} tokens/s  MFU {row['mfu']:.0%}"
+                line.update(row["step"], last, f"loss {row['loss']:.3f}  {heldout}  {speed}")
+
+        line.update(run.step, last, heldout)
+        train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
+
+
+def _family(recipe: Recipe) -> str:
+    """Of the model that is evaluated."""
+    if recipe.eval.checkpoint is None:
+        return recipe.model.family
+    from eval.evaluated import of_huggingface
+
+    return of_huggingface(Path(recipe.eval.checkpoint)).model.family
+
+
+def _trials_left(run: ResolvedRun) -> "list[Trial]":
+    from cluster.runs.trials import trials_left
+    from eval.evaluated import of_huggingface, of_run
+    from eval.plan import plan_trials
+
+    recipe, saved = run.recipe, run.checkpoint
+    if recipe.eval.checkpoint is not None:
+        evaluated = of_huggingface(Path(recipe.eval.checkpoint))
+    else:
+        assert saved is not None and run.is_trained and run.data is not None
+        location = folder_of_step(run.checkpoints, saved.step)
+        data = run.data_folder.absolute()
+        evaluated = of_run(recipe.model, location, saved.content_hash(), saved.step, data, run.data)
+    return trials_left(plan_trials(recipe.eval, evaluated), run.results)
+
+
+def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
+    """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
+    from cluster.runs.trials import run_trials
+    from eval.trial import trial_name
+
+    left = _trials_left(run)
+    tracker.log_trials(_final(read_rows(run.results)))
+    if not left:
+        return 0
+    done, to_retry = 0, 0
+    with seconds.of("eval"), progress_line("fine-tune") as line:
+        line.update(0, len(left))
+
+        def show(row: dict[str, Any]) -> None:
+            nonlocal done, to_retry
+            done += 1
+            to_retry += row.get("retry", False)
+            tracker.log_trials(_final([row]))
+            name = trial_name(row)
+            if row["status"] != "ok":
+                console.print(f"trial {name} failed: {row['error']}", markup=False)
+            value = f"{row['metric']} {row['value']:.3f}" if row["status"] == "ok" else "failed"
+            line.update(done, len(left), f"{name}: {value}")
+
+        run_trials(left, run.recipe.eval, run.results, show)
+    if to_retry:
+        console.print(f"{to_retry} of {len(left)} trials failed; rerun the same command to try them again")
+    return to_retry
+
+
+def _final(rows: Sequence[Row]) -> list[Row]:
+    """Without trials that are tried again: MLflow has one nested run for each."""
+    return [row for row in rows if not row.get("retry", False)]
+
+
+def _report(run: ResolvedRun, tracker: "Tracker") -> None:
+    from eval.report import write_report
+
+    write_report(run.folder)
+    names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
+    tracker.log_artifacts([run.folder / name for name in names])
+    _print_report_path(run)
+
+
+def _print_report_path(run: ResolvedRun) -> None:
+    if (run.folder / "report.html").exists():
+        console.print(f"report    {run.folder / 'report.html'} and report.md beside it")
+        console.print("compare   multihop ui   shows this run and its trials in MLflow")

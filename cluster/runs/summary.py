@@ -1,0 +1,96 @@
+"""summary.json: the results of a run, and the software and hardware it ran on."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from common.files import read_json_object, write_atomically
+from common.hardware import cpu_model
+from common.json_lines import read_rows
+from eval.losses import LOSS, PARTS, REFERENCES, heldout
+
+_PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary; empty if none was written yet.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path, advice = run_dir / "summary.json", "remove it: it is rewritten, without the seconds of past starts"
+    try:
+        content = read_json_object(path, advice=advice)
+    except FileNotFoundError:
+        return {}
+    stages = content.get("stages", {})
+    if not isinstance(stages, dict) or not all(isinstance(seconds, int | float) for seconds in stages.values()):
+        raise ValueError(f"{path}: stages does not map stage names to seconds; {advice}")
+    return content
+
+
+def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
+    """Summarise metrics.jsonl and starts.jsonl.
+
+    Args:
+        status: running, stopped, failed or done.
+        stages: seconds spent in each stage so far, over all starts.
+    """
+    rows = read_rows(run_dir / "metrics.jsonl")
+    logged = {row["step"]: row for row in reversed(rows) if LOSS in row}  # the first row of a step counts
+    evaluated = {row["step"]: row for row in reversed(rows) if heldout(LOSS) in row}
+    last = logged[max(logged)] if logged else {}
+    last_heldout = evaluated[max(evaluated)] if evaluated else {}
+    starts = read_rows(run_dir / "starts.jsonl")
+    summary = {
+        "status": status,
+        "steps": last.get("step", 0),
+        "tokens": last.get("tokens", 0),
+        "train_loss": last.get(LOSS),
+        **{name: last[name] for name in PARTS if name in last},
+        heldout(LOSS): last_heldout.get(heldout(LOSS)),
+        **{heldout(name): last_heldout[heldout(name)] for name in PARTS if heldout(name) in last_heldout},
+        **{name: last_heldout.get(name) for name in REFERENCES},
+        "tokens_per_s": _median(logged.values(), "tokens_per_s"),
+        "tflops_per_s": _median(logged.values(), "tflops_per_s"),
+        "mfu": _median(logged.values(), "mfu"),
+        "skipped": last.get("skipped", 0),
+        "data_wait": _median(logged.values(), "data_wait"),
+        "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
+        "restarts": max(0, len(starts) - 1),
+        "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),
+    }
+    write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+
+
+def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if key in row]  # rows of older versions have fewer keys
+    return statistics.median(values) if values else None
+
+
+def environment() -> dict[str, Any]:
+    """Package versions, commit and machine."""
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "host": platform.node(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the running code; None outside a git checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None

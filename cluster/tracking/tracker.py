@@ -1,0 +1,275 @@
+"""One MLflow run per multihop run, written by the driver alone. Training does not depend on MLflow being reachable.
+
+The ranks write RUN_DIR/metrics.jsonl; a thread of the driver follows that file. RUN_DIR/tracking.json names the store
+and the run. Which steps that run already has is read from MLflow at each start and after each failure.
+"""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.tracking.store import (
+    PARENT_TAG,
+    TOKEN_TAG,
+    TRIAL_TAG,
+    connect,
+    experiment_id,
+    is_number,
+    log_params,
+    log_points,
+    log_tags,
+    log_trial,
+    metric_name,
+    point,
+    search,
+    steps_of,
+    store_uri,
+)
+from common.files import read_json_object, write_atomically
+from common.json_lines import RowFollower
+from common.redaction import redacted
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+
+log = logging.getLogger(__name__)
+
+STATUS = {"done": "FINISHED", "trained": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+"""MLflow's status for each status of ours."""
+_POLL_S = 2.0
+_LONGEST_WAIT_S = 60.0
+_POINTS_AT_ONCE = 900
+
+
+def open_run(
+    run_dir: Path, recipe: dict[str, Any], uri: str | None, experiment: str, tags: dict[str, str]
+) -> "Tracker":
+    """Resume the MLflow run of a run directory, or create it at the first start or for a new store.
+
+    Args:
+        uri: the recipe's tracking.uri; None: MLFLOW_TRACKING_URI, else SQLite in the runs directory.
+        tags: what the results depend on besides the recipe: commit, versions, fingerprints.
+
+    Raises:
+        ValueError: the URI is not supported, or the experiment was deleted. An unreachable server is no error.
+    """
+    tracker = Tracker(run_dir, recipe, store_uri(run_dir.parent, uri), experiment, tags)
+    tracker.begin()
+    return tracker
+
+
+def is_behind(run_dir: Path) -> bool:
+    """Whether MLflow lacks part of a tracked run; the run's next start catches up."""
+    try:
+        state = _read_state(run_dir)
+    except ValueError:
+        return True
+    return bool(state) and not state["complete"]
+
+
+@dataclass
+class _Logged:
+    """What MLflow has of the run. Read again after every failure, which leaves open whether a call succeeded."""
+
+    steps: dict[str, set[int]]
+    """Logged steps by MLflow's metric name."""
+    finished: set[str]
+    """Keys of trials that are fully logged."""
+    begun: "dict[str, Run]"
+    """Runs of partly logged trials, by key."""
+    rows: RowFollower
+    """New rows of metrics.jsonl. `steps` decides what is logged, because the file may have been truncated meanwhile."""
+
+
+class Tracker:
+    """Logs one run to MLflow, from `open_run` to `close`. No method raises if MLflow is unreachable."""
+
+    def __init__(self, run_dir: Path, recipe: dict[str, Any], uri: str, experiment: str, tags: dict[str, str]) -> None:
+        self.run_id = ""
+        """MLflow's id of the run; empty until MLflow was reached."""
+        self.error: Exception | None = None
+        """Why the last attempt failed; None if it succeeded."""
+        self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
+        self._shown_uri = redacted(uri)
+        self._lock = threading.Lock()
+        self._wait_s, self._not_before = 0.0, 0.0
+        self._state: dict[str, Any] = {}
+        try:
+            self._state = _read_state(run_dir)
+        except ValueError as error:
+            log.warning("%s", error)
+        self._client: MlflowClient | None = None
+        self._experiment_id = ""
+        self._logged: _Logged | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._artifacts: list[Path] = []
+
+    def begin(self) -> None:
+        """Create or resume MLflow's run, if MLflow is reachable.
+
+        Raises:
+            ValueError: a mistake in the recipe's tracking section.
+        """
+        with self._lock:
+            try:
+                self._log()
+            except ValueError:
+                raise
+            except Exception as error:
+                self._retry_later(error)
+
+    @contextmanager
+    def follow_metrics(self) -> Iterator[None]:
+        """Log metrics.jsonl while the block runs. Afterwards MLflow has all of it, unless it is unreachable."""
+        stop = threading.Event()
+
+        def follow() -> None:
+            while not stop.wait(_POLL_S):
+                self._log_if_due()
+
+        follower = threading.Thread(target=follow, name="mlflow", daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            follower.join()
+            self._log_now()
+
+    def log_trials(self, rows: list[dict[str, Any]]) -> None:
+        """Log rows of results.jsonl as nested runs; a key is logged only once."""
+        self._rows += rows
+        self._log_if_due()
+
+    def log_artifacts(self, paths: list[Path]) -> None:
+        """Log those files that exist, replacing artifacts of the same name."""
+        self._artifacts += [path for path in paths if path.exists()]
+        self._log_if_due()
+
+    def close(self, status: str) -> None:
+        """Log the rest, and the final status: a key of STATUS."""
+        self._log_now(STATUS[status])
+        if self.error is not None:
+            log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._shown_uri)
+
+    def _log_if_due(self) -> None:
+        if time.monotonic() >= self._not_before:
+            self._log_now()
+
+    def _log_now(self, final_status: str | None = None) -> None:
+        with self._lock:
+            try:
+                self._log(final_status)
+            except Exception as error:  # no failure of MLflow may end the run
+                self._retry_later(error)
+                return
+            if self.error is not None:
+                log.warning("MLflow at %s is reachable again and up to date", self._shown_uri)
+            self.error, self._wait_s, self._not_before = None, 0.0, 0.0
+
+    def _retry_later(self, error: Exception) -> None:
+        """Retry later, with exponential backoff; warn once."""
+        if self.error is None:
+            reason = " ".join(redacted(str(error)).split())[:300]
+            log.warning("MLflow at %s is unreachable, retrying (%s)", self._shown_uri, reason)
+        self.error, self._logged = error, None
+        self._wait_s = min(_LONGEST_WAIT_S, max(_POLL_S, 2 * self._wait_s))
+        self._not_before = time.monotonic() + self._wait_s
+
+    def _log(self, final_status: str | None = None) -> None:
+        """Log everything that MLflow does not have yet."""
+        if self._client is None:
+            self._client = connect(self._uri)
+        client = self._client
+        if not self.run_id:
+            self.run_id = self._begin(client)
+        if self._logged is None:
+            self._logged = self._look_up(client)
+        if final_status is not None:
+            self._logged.rows = self._follow()  # from the beginning: rows may have moved if the file was truncated
+        self._log_metrics(client, self._logged)
+        while self._rows:
+            row = self._rows[0]
+            if row["key"] not in self._logged.finished:
+                log_trial(client, self._experiment_id, self.run_id, row, self._logged.begun.get(row["key"]))
+                self._logged.finished.add(row["key"])
+            self._rows.pop(0)
+        while self._artifacts:
+            client.log_artifact(self.run_id, str(self._artifacts[0]))
+            self._artifacts.pop(0)
+        if final_status is not None:
+            client.set_terminated(self.run_id, final_status)
+            self._note(complete=True)
+
+    def _begin(self, client: "MlflowClient") -> str:
+        """Find the run by a token that was stored before the run was created, or create it."""
+        where = {"uri": self._shown_uri, "experiment": self._experiment}
+        fresh = {**where, "token": uuid.uuid4().hex, "run_id": "", "complete": False}
+        # Older versions may have stored the password too.
+        if {key: redacted(self._state.get(key, "")) for key in where} != where:
+            self._note(**fresh)
+        self._experiment_id = experiment_id(client, self._uri, self._experiment)
+        run = next(search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), None)
+        if run is None:
+            if self._state["run_id"]:  # the run or the whole store was deleted
+                self._note(**fresh)
+            tags = {TOKEN_TAG: self._state["token"]}
+            run = client.create_run(self._experiment_id, tags=tags, run_name=self._run_dir.name)
+        run_id = str(run.info.run_id)
+        log_tags(client, run_id, self._tags)
+        log_params(client, run_id, self._recipe)
+        client.update_run(run_id, status="RUNNING")
+        self._note(**where, run_id=run_id, complete=False)
+        return run_id
+
+    def _look_up(self, client: "MlflowClient") -> _Logged:
+        nested = {run.data.tags[TRIAL_TAG]: run for run in search(client, self._experiment_id, PARENT_TAG, self.run_id)}
+        begun = {key: run for key, run in nested.items() if run.info.status == "RUNNING"}
+        return _Logged(steps_of(client, self.run_id), set(nested) - set(begun), begun, self._follow())
+
+    def _follow(self) -> RowFollower:
+        return RowFollower(self._run_dir / "metrics.jsonl")
+
+    def _log_metrics(self, client: "MlflowClient", logged: _Logged) -> None:
+        points: list[Metric] = []
+        for row in logged.rows.read():
+            for key, value in _numbers(row).items():
+                there = logged.steps.setdefault(metric_name(key), set())
+                if row["step"] not in there:  # a restart repeats steps; the first row of a (key, step) counts
+                    there.add(row["step"])
+                    points.append(point(key, value, row["step"], row.get("time", time.time())))
+            if len(points) >= _POINTS_AT_ONCE:
+                log_points(client, self.run_id, points)
+                points.clear()
+        log_points(client, self.run_id, points)
+
+    def _note(self, **changes: Any) -> None:
+        self._state |= changes
+        write_atomically(self._run_dir / "tracking.json", json.dumps(self._state, indent=1).encode() + b"\n", 0o600)
+
+
+def _read_state(run_dir: Path) -> dict[str, Any]:
+    """Raises ValueError if the file is damaged."""
+    advice = "a new MLflow run is created, with all rows from the first one"
+    try:
+        state = read_json_object(run_dir / "tracking.json", advice=advice)
+    except FileNotFoundError:
+        return {}
+    kinds = {"uri": str, "experiment": str, "token": str, "run_id": str, "complete": bool}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]:
+        raise ValueError(f"{run_dir / 'tracking.json'}: {', '.join(wrong)} missing or of the wrong type; {advice}")
+    return {key: state[key] for key in kinds}
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    if type(row.get("step")) is not int:
+        return {}
+    return {key: value for key, value in row.items() if key not in ("step", "time") and is_number(value)}

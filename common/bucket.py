@@ -1,0 +1,141 @@
+"""Atomic writes into an S3 bucket, by boto3.
+
+pyarrow would complete an upload that has to be abandoned, so that a partial object is visible, and has no conditional
+writes. Paths are BUCKET/KEY. Credentials and endpoint come from the same environment variables as for reading.
+"""
+
+import io
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from common.s3 import s3_endpoint
+
+_ATTEMPTS = 8
+_CONFLICTS = 10
+"""Attempts of a conditional write that conflicts with another one of the same object."""
+_PART = 64 * 1024**2
+"""Bytes per part. An object has at most 10,000 parts, so that a rank's file may have 625 GiB."""
+_AT_ONCE = 4
+"""Parts in flight, and in memory."""
+
+
+def put(path: str, region: str, data: bytes) -> None:
+    """Write a small object atomically, by one request."""
+    with _as_os_error(path) as key:
+        _client(region).put_object(**key, Body=data)
+
+
+def create(path: str, region: str, data: bytes) -> bool:
+    """Write a small object unless it exists; returns whether it was written.
+
+    If a response is lost, the retried request finds the object of the first one and returns False: compare the content.
+
+    Raises:
+        ValueError: the store does not support conditional writes.
+    """
+    for _ in range(_CONFLICTS):
+        try:
+            with _as_os_error(path) as key:
+                _client(region).put_object(**key, Body=data, IfNoneMatch="*")
+            return True
+        except OSError as error:
+            match getattr(error.__cause__, "response", {}).get("Error", {}).get("Code"):
+                case "PreconditionFailed":
+                    return False
+                case "NotImplemented":
+                    raise ValueError(no_conditions(f"s3://{path}")) from None
+                case "ConditionalRequestConflict":
+                    time.sleep(0.2)
+                case _:
+                    raise
+    raise TimeoutError(f"s3://{path} conflicted with other writers {_CONFLICTS} times in a row")
+
+
+def no_conditions(location: str) -> str:
+    """The message about a store on which two runs could own one location."""
+    return (
+        f"the store of {location} does not support conditional writes (If-None-Match: *), so two runs could write to "
+        "one location; choose a store that does, or a shared directory, for checkpoint.location"
+    )
+
+
+def upload(path: str, region: str, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write an object of any size. It becomes visible when it is whole; if `chunks` raises, the upload is aborted."""
+    with _as_os_error(path) as key, io.BufferedReader(_Stream(chunks), io.DEFAULT_BUFFER_SIZE) as stream:
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_AT_ONCE)
+        config.max_in_memory_upload_chunks = _AT_ONCE
+        _client(region).upload_fileobj(stream, **key, Config=config)
+
+
+def copy(path: str, region: str, to: str) -> None:
+    """Copy an object within the store."""
+    with _as_os_error(path) as source, _as_os_error(to) as key:
+        _client(region).copy(source, **key)
+
+
+def delete(path: str, region: str) -> None:
+    """Delete the object of exactly this name, if it exists."""
+    with _as_os_error(path) as key:
+        _client(region).delete_object(**key)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks, self._left = iter(chunks), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk).cast("B")
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+def _client(region: str) -> Any:
+    names = ("AWS_PROFILE", "AWS_ACCESS_KEY_ID")
+    return _client_of(region, s3_endpoint(), tuple(map(os.environ.get, names)))
+
+
+@lru_cache
+def _client_of(region: str, endpoint: str | None, environment: tuple[str | None, ...]) -> Any:
+    """`environment` only distinguishes sets of credentials in the cache; boto3 reads them itself."""
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "max_attempts": _ATTEMPTS},
+        # As pyarrow does: a custom endpoint may lack host names for buckets and support for new checksums.
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
+
+
+@contextmanager
+def _as_os_error(path: str) -> Iterator[dict[str, str]]:
+    """The bucket and key of a path; turns boto3's exceptions into OSError."""
+    try:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise ValueError("writing checkpoints to s3:// needs boto3; pip install 'multihop[s3]'") from None
+    bucket, _, key = path.partition("/")
+    try:
+        yield {"Bucket": bucket, "Key": key}
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise OSError(f"s3://{path}: {re.sub('//[^/@ ]*@', '//', str(error))}") from error

@@ -1,0 +1,157 @@
+"""What recipes and JSON files are validated with, and what each key of a recipe decides.
+
+Every field declares what it decides in its annotation, once:
+
+    seq_len: Annotated[int, ORDER | MEMORY] = Field(default=128, ge=8)
+
+A field that holds a section may declare for all that is in the section. Hashes, refusals of a change and comparisons of
+recipes derive from these declarations.
+"""
+
+import re
+from collections.abc import Iterator
+from enum import Flag, auto
+from functools import cache
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+PlainName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""Of a file in a directory, and in no other."""
+
+
+class Section(BaseModel):
+    """A part of a recipe: every key is known, every number finite (JSON has no others), and nothing changes after
+    validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Record(BaseModel):
+    """A part of a JSON file that we write: every key is known and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Decides(Flag):
+    """What changes with the value of a key."""
+
+    DATA = auto()
+    """The prepared data set."""
+    ORDER = auto()
+    """Which samples a step uses, and what the model sees of them."""
+    MEANING = auto()
+    """Whether weights fit, and what they stand for: cannot change under a run."""
+    UPDATES = auto()
+    """What the weights become, by more than rounding."""
+    PLACE = auto()
+    """Where the run and its checkpoints are."""
+    MEMORY = auto()
+    """How many samples fit into memory."""
+    SPEED = auto()
+    """Speed and memory, and the weights by rounding at most."""
+    FINE_TUNING = auto()
+    """The result of a trial that is fine-tuned."""
+    ZERO_SHOT = auto()
+    """The result of a trial without training."""
+    NOTHING = auto()
+    """What is shown or kept."""
+
+
+DATA, ORDER, MEANING, UPDATES, PLACE = Decides.DATA, Decides.ORDER, Decides.MEANING, Decides.UPDATES, Decides.PLACE
+MEMORY, SPEED, NOTHING = Decides.MEMORY, Decides.SPEED, Decides.NOTHING
+FINE_TUNING, ZERO_SHOT = Decides.FINE_TUNING, Decides.ZERO_SHOT
+
+
+@cache
+def declarations(section: type[BaseModel]) -> dict[str, Decides]:
+    """What each key of a section decides: "phases[].seq_len" -> ORDER | MEMORY, for instance.
+
+    Raises:
+        TypeError: a field declares nothing, and neither does a field that holds its section.
+    """
+    return dict(_walk(section, "", None))
+
+
+def decided_by(section: type[BaseModel], key: str) -> Decides:
+    """What a key of a recipe, with or without list indexes, decides; of a whole section, all that its keys decide.
+
+    Raises:
+        KeyError: there is no such key.
+    """
+    pattern = re.sub(r"\[\d+\]", "[]", key)
+    found = [
+        decides
+        for declared, decides in declarations(section).items()
+        if declared == pattern or declared.startswith((f"{pattern}.", f"{pattern}[")) or _lies_below(pattern, declared)
+    ]
+    if not found:
+        raise KeyError(key)
+    return Decides(sum(each.value for each in set(_members(found))))
+
+
+def part_deciding(section: BaseModel, what: Decides) -> dict[str, Any]:
+    """The keys of a section that decide any of `what`, as plain JSON values; sections without any are left out."""
+    part: dict[str, Any] = _part(section, what, None)
+    return part
+
+
+def _members(flags: list[Decides]) -> Iterator[Decides]:
+    for each in flags:
+        yield from each
+
+
+def _lies_below(pattern: str, declared: str) -> bool:
+    """A key inside of a value that is no section: a dict that is passed on as it is."""
+    return pattern.startswith((f"{declared}.", f"{declared}["))
+
+
+def _walk(section: type[BaseModel], prefix: str, inherited: Decides | None) -> Iterator[tuple[str, Decides]]:
+    for name, field in section.model_fields.items():
+        declared, path = _declared(field) or inherited, f"{prefix}{name}"
+        inner = _section_in(field.annotation)
+        if inner is not None:
+            kind, is_list = inner
+            yield from _walk(kind, f"{path}[]." if is_list else f"{path}.", declared)
+        elif declared is None:
+            raise TypeError(f"{section.__name__}.{name} does not declare what it decides")
+        else:
+            yield path, declared
+
+
+def _declared(field: FieldInfo) -> Decides | None:
+    found = [each for each in field.metadata if isinstance(each, Decides)]
+    assert len(found) <= 1, field
+    return found[0] if found else None
+
+
+def _section_in(annotation: Any) -> tuple[type[BaseModel], bool] | None:
+    """The section that a field holds, or holds a list of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    for inner in get_args(annotation):
+        found = _section_in(inner)
+        if found is not None:
+            return found[0], found[1] or getattr(annotation, "__origin__", None) is list
+    return None
+
+
+def _part(value: Any, what: Decides, inherited: Decides | None) -> Any:
+    if isinstance(value, BaseModel):
+        part = {}
+        for name, field in type(value).model_fields.items():
+            declared, inner = _declared(field) or inherited, getattr(value, name)
+            held = _section_in(field.annotation)
+            if held is not None and inner is not None:
+                below = _part(inner, what, declared)
+                if below or (inner == [] and any(each & what for _, each in _walk(held[0], "", declared))):
+                    part[name] = below
+            elif declared is not None and declared & what:
+                part[name] = value.model_dump(mode="json", include={name})[name]
+        return part
+    if isinstance(value, list):
+        parts = [_part(each, what, inherited) for each in value]
+        return parts if any(parts) else []
+    raise AssertionError(value)

@@ -1,0 +1,8 @@
+"""Exit codes of the commands and of the worker."""
+
+DONE = 0
+FAILED = 1
+USER_ERROR = 2
+"""A user's mistake: one sentence, no traceback."""
+STOPPED = 75
+"""Stopped by a signal after saving (EX_TEMPFAIL of sysexits.h): rerun the same command to resume."""

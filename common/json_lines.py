@@ -1,0 +1,87 @@
+"""Append-only files of JSON rows: metrics, results, starts, changes.
+
+All readers handle lines that are not rows in the same way. An incomplete last line, which a crash leaves, is ignored,
+and removed before the next row is appended. A complete line that is not a JSON object is damage: it is skipped, with a
+warning that names the file and the byte. A trial whose row is lost in this way is run again.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.files import cut_torn_line, end_of_lines, make_folder, naming, open_append, open_regular
+
+Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows, oldest first; empty if there is no file."""
+    return list(RowFollower(path).read())
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Append a row atomically and sync it; first removes an incomplete last line.
+
+    Raises:
+        ValueError: the row has a number that JSON cannot represent (NaN, infinity), or `path` is a link.
+    """
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    make_folder(path.parent)
+    cut_torn_line(path)
+    with naming(path), open_append(path) as file:
+        before = file.tell()
+        try:
+            left = memoryview(line)
+            while left:  # not through the buffer, which would retry its rest on close
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(file.fileno(), before)
+            raise
+
+
+class RowFollower:
+    """Yields each row once, as soon as its line is complete; starts over if the file was truncated meanwhile."""
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self._path, self._offset = path, 0
+        if from_end and path.exists():
+            with open_regular(path) as file:
+                self._offset = end_of_lines(file)
+
+    def read(self) -> Iterator[Row]:
+        """The rows since the last one read."""
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with file:
+            # The offset is after a complete line. An incomplete line that a restart removes was never read, but after a
+            # power cut rows that were read may be missing.
+            file.seek(max(0, self._offset - 1))
+            if self._offset and file.read(1) != b"\n":
+                self._offset = file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                row = _parse(line)
+                if row is None:
+                    log.warning(
+                        "%s: the line that ends at byte %d is not a JSON object; skipped", self._path, self._offset
+                    )
+                else:
+                    yield row
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

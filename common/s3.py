@@ -1,0 +1,56 @@
+"""Connections to S3 buckets by pyarrow."""
+
+import os
+import re
+from functools import lru_cache
+
+from pyarrow import fs
+
+_ATTEMPTS = 8
+"""Attempts of a request, with waits that grow to 20 s."""
+_FIRST_ATTEMPTS = 3
+_PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
+
+
+def s3_filesystem(bucket: str, key: str) -> fs.S3FileSystem:
+    """The file system of an S3 bucket, with retries.
+
+    Raises ValueError, naming the recipe's `key`, when the bucket does not exist or cannot be reached.
+    """
+    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
+    return _bucket(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
+
+
+def s3_endpoint() -> str | None:
+    """The endpoint of a store other than AWS; pyarrow 25 reads credentials from the environment, but not this."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+@lru_cache
+def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
+    """`environment` only distinguishes sets of credentials in the cache; the AWS library reads them itself."""
+    region = environment[0] or environment[1]
+    where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
+
+    def connect(attempts: int) -> fs.S3FileSystem:
+        return fs.S3FileSystem(
+            endpoint_override=endpoint, region=region, retry_strategy=fs.AwsStandardS3RetryStrategy(attempts)
+        )
+
+    try:
+        if region is None and endpoint is None:
+            region = fs.resolve_s3_region(name)
+        found = connect(_FIRST_ATTEMPTS).get_file_info(name)
+    except OSError as error:
+        raise ValueError(
+            f"{where} cannot be used ({reason_of(error)}); check {key}, AWS_ENDPOINT_URL, "
+            "AWS_REGION and the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        ) from None
+    if found.type == fs.FileType.NotFound:
+        raise ValueError(f"{where} does not exist; create it or correct the name")
+    return connect(_ATTEMPTS)
+
+
+def reason_of(error: OSError) -> str:
+    """The reason of an error on one line, without the library's context."""
+    return re.split(r"\n| error_info=", _PREAMBLE.sub("", error.strerror or str(error)))[0]

@@ -1,0 +1,1 @@
+"""A prepared data set: shards, manifest, verification, statistics."""

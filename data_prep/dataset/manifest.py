@@ -1,0 +1,170 @@
+"""`manifest.json` of a prepared data set: its files with their hashes, and its fingerprint."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from common.config import Count, PlainName, Record
+from common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
+from data_prep.tokenizers.info import TokenizerInfo
+
+MANIFEST = "manifest.json"
+TOKEN_COUNTS = "token_counts.npy"
+MOST_BYTES = 2**26
+"""Limit for a manifest, reached at about 80 TB of data. Parsing a malicious file may take 24 times its size."""
+_NPY_HEADER = 128
+"""Bytes before the data of a one-dimensional .npy file."""
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Shard(Record):
+    """An Arrow file of tokenized documents."""
+
+    file: PlainName
+    split: Literal["train", "heldout"]
+    documents: Count
+    tokens: Count
+    bytes: Count
+    """File size."""
+    sha256: _Hash
+
+
+class TokenCounts(Record):
+    """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards."""
+
+    file: PlainName = TOKEN_COUNTS
+    sha256: _Hash
+
+
+class SetAside(Record):
+    """A file or a place in a file that was not used."""
+
+    path: str
+    reason: str
+
+
+class Totals(Record):
+    """Sums over the shards of one split."""
+
+    documents: Count
+    sentences: Count
+    tokens: Count
+    text_bytes: Count
+    """UTF-8 bytes of the sentences."""
+
+
+class Manifest(Record):
+    """Written last: a directory without it holds no data set."""
+
+    format_version: Literal[2] = 2
+    fingerprint: _Hash
+    inputs: _Hash
+    """SHA-256 of settings, names and contents of the input (`ResolvedInputs.identity`)."""
+    tokenizer: TokenizerInfo
+    token_dtype: Literal["uint16", "uint32"]
+    shards: list[Shard]
+    token_counts: TokenCounts
+    totals: dict[Literal["train", "heldout"], Totals]
+    settings: dict[str, Any]
+    """The recipe's `data` and `tokenizer` sections."""
+    counts: dict[str, dict[str, Count]] = Field(default_factory=dict)
+    """By stage and outcome ("kept" or a reason): number of files or documents."""
+    set_aside: list[SetAside] = Field(default_factory=list)
+    sources: list[str]
+    """Paths of the sources; a row's `source` is an index into it."""
+
+    def of_split(self, split: str) -> list[Shard]:
+        """The shards of "train" or "heldout", in order."""
+        return [shard for shard in self.shards if shard.split == split]
+
+
+def data_fingerprint(tokenizer_sha256: str, token_dtype: str, shards: list[Shard]) -> str:
+    """SHA-256 of the content: tokenizer, shards in order, and format; not of paths, times or worker counts.
+
+    Special ids, word starts and vocab_size are covered by the tokenizer's hash, since `describe` derives them from it.
+    """
+    return sha256_json(
+        {
+            "format": {"version": 1, "token_dtype": token_dtype},
+            "tokenizer": tokenizer_sha256,
+            "shards": [[shard.split, shard.sha256] for shard in shards],
+        }
+    )
+
+
+def read_data_manifest(folder: str | Path) -> Manifest:
+    """The manifest of the data set in `folder`.
+
+    Raises ValueError when it is missing, malformed or damaged.
+    """
+    path, again = Path(folder) / MANIFEST, "run `multihop prep` again"
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, MOST_BYTES + 1))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {again}") from None
+    content = json_object(data, path, advice=again, most_bytes=MOST_BYTES)
+    version = content.get("format_version")
+    if version != 2:
+        raise ValueError(
+            f"{path} has format version {version}, expected 2; read it with the multihop that wrote it, or {again}"
+        )
+    if not _is_as_written(data, content):
+        raise ValueError(f"{path} is damaged (its own hash does not match); {again}")
+    del content["sha256"]
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ValueError(f"{path} is not valid ({where}: {first['msg']}); {again}") from None
+    expected = data_fingerprint(manifest.tokenizer.sha256, manifest.token_dtype, manifest.shards)
+    if manifest.fingerprint != expected:
+        raise ValueError(f"{path} is damaged (the fingerprint does not match its content); {again}")
+    return manifest
+
+
+def write_manifest(folder: str | Path, manifest: Manifest) -> None:
+    """Commit the data set in `folder`; all files that the manifest names must be there."""
+    write_atomically(Path(folder) / MANIFEST, _spelled(manifest.model_dump(mode="json")))
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """The hash that the manifest's file holds of its own content, as 64 hex digits."""
+    return sha256_json(manifest.model_dump(mode="json"))
+
+
+def _is_as_written(data: bytes, content: dict[str, Any]) -> bool:
+    try:
+        return data == _spelled(content)
+    except ValueError:  # NaN or half of a surrogate pair, which we never write
+        return False
+
+
+def _spelled(content: dict[str, Any]) -> bytes:
+    """The file's bytes: canonical JSON including the SHA-256 of the rest, so that any changed byte is detected."""
+    without = {key: value for key, value in content.items() if key != "sha256"}
+    return canonical_json({**without, "sha256": sha256_json(without)})
+
+
+def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
+    """int64 (vocab_size,): the number of occurrences of each id in the train shards.
+
+    Raises ValueError when the file is missing or damaged.
+    """
+    path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.tokenizer.vocab_size
+    try:
+        with open_regular(path) as file:
+            data = file.read(size) if os.fstat(file.fileno()).st_size == size else b""
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
+    if len(data) != size or hashlib.sha256(data).hexdigest() != manifest.token_counts.sha256:
+        raise ValueError(f"{path} is damaged; run `multihop prep` to rebuild it")
+    return np.frombuffer(data[_NPY_HEADER:], np.int64)

@@ -1,0 +1,218 @@
+"""Token shards: memory-mapped Arrow files with a row per document; the shards of a split form one sequence."""
+
+import os
+from bisect import bisect_left, bisect_right
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from common.files import open_regular
+from data_prep.dataset.manifest import Manifest, Shard, read_data_manifest
+
+SHARD_BYTES = 256 * 2**20
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """uint16 if every id fits, else uint32."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def shard_schema(dtype: str) -> pa.Schema:
+    """A row per document; `tokens` holds no special tokens, `sentence_ends` are offsets into `tokens`."""
+    return pa.schema(
+        [
+            pa.field("document", pa.uint64(), nullable=False),
+            pa.field("source", pa.uint16(), nullable=False),
+            pa.field(
+                "tokens",
+                pa.list_(pa.field("item", pa.from_numpy_dtype(np.dtype(dtype)), nullable=False)),
+                nullable=False,
+            ),
+            pa.field("sentence_ends", pa.list_(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
+        ]
+    )
+
+
+def write_shard(path: Path, batches: list[pa.RecordBatch]) -> None:
+    """Write `batches` as one record batch, so that each column is contiguous when mapped."""
+    table = pa.Table.from_batches(batches).combine_chunks()
+    assert table.num_rows > 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def count_tokens(shard: tuple[str, int]) -> np.ndarray:
+    """int64 (vocab_size,): the number of occurrences of each id in `shard`, (path, vocab_size)."""
+    path, vocab_size = Path(shard[0]), shard[1]
+    values = _MappedShard(path).tokens.values
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(values), 2**22):  # bincount converts its input to int64
+        counts += np.bincount(values[start : start + 2**22], minlength=vocab_size)
+    return counts
+
+
+class _Lists:
+    """A list column as two numpy views: row i is values[offsets[i]:offsets[i + 1]]."""
+
+    def __init__(self, column: pa.ListArray) -> None:
+        # A column read from a file starts at row 0; `.offsets` and `.values` are views of the mapped memory.
+        self.offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+        self.values: np.ndarray = column.values.to_numpy(zero_copy_only=True)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+
+class _MappedShard:
+    def __init__(self, path: Path) -> None:
+        with pa.memory_map(str(path)) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            if reader.num_record_batches != 1 or reader.schema not in (shard_schema("uint16"), shard_schema("uint32")):
+                raise pa.ArrowInvalid("its columns are not those of a shard")
+            batch = reader.get_batch(0)
+        batch.validate()
+        self.ids = batch.column("document").to_numpy(zero_copy_only=True)
+        self.sources = batch.column("source").to_numpy(zero_copy_only=True)
+        self.tokens = _Lists(batch.column("tokens"))
+        self.sentence_ends = _Lists(batch.column("sentence_ends"))
+
+
+def _mapped(path: Path) -> _MappedShard:
+    try:
+        return _MappedShard(path)
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is damaged ({reason}); run `multihop prep` again to rebuild it") from None
+
+
+class Documents:
+    """The documents of a split, as one sequence over its shards with O(log shards) access."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._shards = [_mapped(path) for path in paths]
+        self._starts = [0]
+        for shard in self._shards:
+            self._starts.append(self._starts[-1] + len(shard.ids))
+        self._rows = range(self._starts[-1])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Number of documents and tokens of each shard; reads neither."""
+        return [(len(shard.ids), int(shard.tokens.offsets[-1] - shard.tokens.offsets[0])) for shard in self._shards]
+
+    def of_source(self, source: int) -> tuple[int, "Documents"]:
+        """The index of a source's first document in this sequence, and its documents, which are contiguous."""
+        start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
+        part = copy(self)
+        for cached in ("lengths", "ids", "sources"):
+            part.__dict__.pop(cached, None)
+        part._rows = self._rows[start:stop]
+        return start, part
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64 (n,): number of tokens of each document. Unlike opening, this reads the offsets of all shards.
+
+        Raises ValueError when a shard is damaged.
+        """
+        lengths = self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
+        if (lengths < 0).any():
+            raise ValueError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
+        return lengths
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """uint64 (n,): the documents' stable ids (the first 8 bytes of the SHA-256 of the cleaned text)."""
+        return self._column(np.uint64, [shard.ids for shard in self._shards])
+
+    @cached_property
+    def sources(self) -> np.ndarray:
+        """uint16 (n,), ascending: each document's index into the manifest's sources."""
+        return self._column(np.uint16, [shard.sources for shard in self._shards])
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences of all documents."""
+        return int(self._column(np.int64, [np.diff(shard.sentence_ends.offsets) for shard in self._shards]).sum())
+
+    def tokens(self, i: int) -> np.ndarray:
+        """uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
+        shard, row = self._find(i)
+        return shard.tokens[row]
+
+    def sentence_ends(self, i: int) -> np.ndarray:
+        """uint32 (sentences,): the end of each sentence of document i in its tokens; the last one is its length."""
+        shard, row = self._find(i)
+        return shard.sentence_ends[row]
+
+    def source(self, i: int) -> int:
+        """Document i's index into the manifest's sources."""
+        shard, row = self._find(i)
+        return int(shard.sources[row])
+
+    def _column(self, dtype: type[np.generic], parts: list[np.ndarray]) -> np.ndarray:
+        column = np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
+        return column[self._rows.start : self._rows.stop]
+
+    def _find(self, i: int) -> tuple[_MappedShard, int]:
+        if not 0 <= i < len(self._rows):
+            raise IndexError(f"document {i} of {len(self._rows)}")
+        row = self._rows[i]
+        k = bisect_right(self._starts, row) - 1
+        return self._shards[k], row - self._starts[k]
+
+
+@dataclass(frozen=True)
+class TokenDataset:
+    """A prepared data set, memory-mapped."""
+
+    manifest: Manifest
+    train: Documents
+    heldout: Documents
+
+
+def open_dataset(folder: str | Path) -> TokenDataset:
+    """Map the data set in `folder`: reads the manifest, and size and footer of each shard, but no tokens.
+
+    `verify_dataset` hashes the files; a start of a run does so for those that changed, before its ranks call this.
+
+    Raises ValueError, naming the file, when one is missing or truncated or does not match the manifest.
+    """
+    folder = Path(folder)
+    manifest = read_data_manifest(folder)
+    for shard in manifest.shards:
+        _check_size(folder, shard)
+    splits = {split: _open_split(folder, manifest.of_split(split)) for split in ("train", "heldout")}
+    # Replacing a data set by another removes the manifest first, so the mapped files are those of this manifest.
+    if read_data_manifest(folder).fingerprint != manifest.fingerprint:
+        raise ValueError(f"{folder} was replaced by another data set while it was opened; open it again")
+    return TokenDataset(manifest, splits["train"], splits["heldout"])
+
+
+def _check_size(folder: Path, shard: Shard) -> None:
+    path = folder / shard.file
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
+    if size != shard.bytes:
+        raise ValueError(f"{path} has {size} bytes, expected {shard.bytes}; run `multihop prep` again to rebuild it")
+
+
+def _open_split(folder: Path, shards: list[Shard]) -> Documents:
+    documents = Documents([folder / shard.file for shard in shards])
+    for shard, (rows, tokens) in zip(shards, documents.sizes(), strict=True):
+        if (rows, tokens) != (shard.documents, shard.tokens):
+            raise ValueError(
+                f"{folder / shard.file} is damaged ({rows} documents with {tokens} tokens, expected "
+                f"{shard.documents} with {shard.tokens}); run `multihop prep` again to rebuild it"
+            )
+    return documents

@@ -1,0 +1,82 @@
+"""What a prepared data set holds, from its manifest and shards: lengths, sources and token counts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dataset.manifest import Manifest, read_token_counts
+from data_prep.dataset.shards import Documents, open_dataset
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class PartStatistics:
+    """The documents of one split and source."""
+
+    split: str
+    source: int
+    """Index into the manifest's sources."""
+    documents: int
+    sentences: int
+    tokens: int
+    lengths: list[int]
+    """Tokens of a document at QUANTILES."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of one data set."""
+
+    manifest: Manifest
+    parts: list[PartStatistics]
+    length_counts: dict[str, list[int]]
+    """By split: the number of documents with [2^k, 2^(k+1)) tokens, for k from 0."""
+    token_counts: np.ndarray
+    """int64 (vocab_size,): how often each id occurs in the train shards."""
+
+    def ids_that_make_up(self, share: float) -> int:
+        """The number of most frequent ids that make up this share of the train tokens."""
+        cumulative = np.cumsum(np.sort(self.token_counts)[::-1])
+        return int(np.searchsorted(cumulative, share * cumulative[-1])) + 1 if cumulative[-1] else 0
+
+
+def gather(folder: Path) -> Statistics:
+    """Read the lengths of all documents, but no tokens.
+
+    Raises ValueError when the folder holds no data set, or a file is missing or truncated.
+    """
+    dataset = open_dataset(folder)
+    manifest = dataset.manifest
+    splits = {"train": dataset.train, "heldout": dataset.heldout}
+    return Statistics(
+        manifest=manifest,
+        parts=[
+            part
+            for split, documents in splits.items()
+            for source in range(len(manifest.sources))
+            if (part := _part(split, source, documents.of_source(source)[1])) is not None
+        ],
+        length_counts={split: _by_powers_of_two(documents.lengths) for split, documents in splits.items()},
+        token_counts=read_token_counts(folder, manifest),
+    )
+
+
+def _part(split: str, source: int, documents: Documents) -> PartStatistics | None:
+    if not len(documents):
+        return None
+    lengths = documents.lengths
+    return PartStatistics(
+        split,
+        source,
+        len(documents),
+        documents.sentences,
+        int(lengths.sum()),
+        [int(length) for length in np.quantile(lengths, QUANTILES, method="nearest")],
+    )
+
+
+def _by_powers_of_two(lengths: np.ndarray) -> list[int]:
+    # Every document has a token. frexp gives 2^(k+1) > length >= 2^k as k + 1.
+    return np.bincount(np.frexp(lengths)[1] - 1).tolist() if len(lengths) else []

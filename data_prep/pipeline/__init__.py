@@ -1,0 +1,1 @@
+"""Prepares a data set from a recipe's sources, stage by stage."""

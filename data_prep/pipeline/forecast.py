@@ -1,0 +1,126 @@
+"""Estimates what a preparation would do and need, without writing anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.dataset.find import find_verified
+from data_prep.dataset.shards import token_dtype
+from data_prep.duplicates.signed_splits import bytes_of_signed
+from data_prep.pipeline.identity import recall_hashes, recall_inputs
+from data_prep.pipeline.prepare import read_item
+from data_prep.reading import inputs
+from data_prep.reading.failures import UnreadableFileError
+from data_prep.reading.opening import OpenedFile
+from data_prep.reading.readers import Bad, read_opened
+from data_prep.reading.sources import InputFile, Part, group_into_splits
+from data_prep.tokenizers.training import training_memory
+
+_LOOKED_AT = 32 * 2**20
+"""Bytes of text to read of each source."""
+_BYTES_A_TOKEN = 4.0
+"""English has 4 to 5 bytes per token with vocabularies of 8,000 to 32,000 tokens."""
+_LZ4 = 0.7
+"""Approximate compression ratio of lz4 on English text."""
+_HASHES = 40
+"""Bytes per document in the stages that look for copies."""
+
+
+@dataclass(frozen=True)
+class OfSource:
+    """One source."""
+
+    path: str
+    files: int
+    bytes: int
+    text_bytes: int
+    """Estimated from its beginning."""
+    documents: int
+    """Estimated from its beginning."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The sources, and what preparing them takes."""
+
+    sources: list[OfSource]
+    stands: bool
+    """The data set is prepared and verified: nothing would be done."""
+    splits: int
+    splits_read: int
+    """How many of them an earlier preparation has read."""
+    sample_bytes: int
+    """Text to train the tokenizer on; 0: an existing one is used."""
+    training_bytes: int
+    """Memory for training the tokenizer."""
+    work_bytes: int
+    """Disk for the stages' outputs."""
+    data_bytes: int
+    """Disk for the data set."""
+
+
+def forecast(
+    data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], out_dirs: Sequence[Path], work: Path
+) -> Forecast:
+    """Estimate from the files' sizes and some text of each source.
+
+    Args:
+        files: the sources' files, from `list_files`.
+        out_dirs: the existing data sets of these sources.
+        work: the directory of the stages' outputs.
+
+    Raises ReadFailed when a server does not answer.
+    """
+    sources = [
+        _of_source(source.path, [file for file in files if file.source == number])
+        for number, source in enumerate(data.sources)
+    ]
+    known = recall_hashes(files, work)
+    resolved = recall_inputs(data, tok, files, work)
+    splits = group_into_splits(inputs.identified(files, {file.path: known.get(file.path, "") for file in files}))
+    entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
+    text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
+    sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
+    tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
+    near = 0 if data.near_duplicates is None else bytes_of_signed(data.near_duplicates) * documents
+    return Forecast(
+        sources=sources,
+        stands=resolved is not None
+        and any(find_verified(out_dir, resolved.identity) is not None for out_dir in out_dirs),
+        splits=len(splits),
+        splits_read=sum(entry.exists() for entry in entries),
+        sample_bytes=sample,
+        training_bytes=training_memory(tok, sample) if sample else 0,
+        work_bytes=int(text * _LZ4 + _HASHES * documents + near + sample * _LZ4 + tokens),
+        data_bytes=int(tokens),
+    )
+
+
+def _of_source(path: str, files: list[InputFile]) -> OfSource:
+    """Extrapolates texts and documents from the file of median size."""
+    size = sum(file.size for file in files)
+    readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
+    text = documents = 0.0
+    if readable:
+        text_a_byte, documents_a_byte = _density(readable[len(readable) // 2])
+        text, documents = text_a_byte * size, documents_a_byte * size
+    return OfSource(path, len(files), size, int(text), int(documents))
+
+
+def _density(file: InputFile) -> tuple[float, float]:
+    """Bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
+    part = Part(file, 0, min(file.size, _LOOKED_AT) if file.can_be_cut else file.size)
+    text = documents = 0
+    try:
+        with OpenedFile(file) as opened:
+            for document in read_opened(part, opened):
+                if not isinstance(document, Bad):
+                    text += len(document.encode(errors="replace"))
+                    documents += 1
+                if text > _LOOKED_AT:
+                    break
+            read = part.stop if file.can_be_cut and text <= _LOOKED_AT else opened.furthest
+    except UnreadableFileError:
+        return 0.0, 0.0
+    return text / max(read, 1), documents / max(read, 1)

@@ -1,0 +1,114 @@
+"""The identity of a data set: the settings and the input that it is made from, resolved once per start."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import DATA, part_deciding
+from common.files import make_folder, remove_temporaries, sha256_file, sha256_json
+from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.duplicates.decontaminate import evaluation_sets
+from data_prep.reading import inputs
+from data_prep.reading.sources import InputFile
+from data_prep.rules import clean, filters
+from data_prep.tokenizers.existing import adopt
+
+_HASHES = "inputs.json"
+"""In the stages' directory: identities of the input files, with sizes and modification times."""
+
+
+@dataclass(frozen=True)
+class ResolvedInputs:
+    """A data set's input, listed and identified once per start and then handed on."""
+
+    files: tuple[InputFile, ...]
+    """Each with the identity of its content."""
+    identity: str
+    """64 hex digits: SHA-256 over the settings and the names and contents of the input; `Manifest.inputs`."""
+
+
+def resolve_inputs(
+    data: DataConfig,
+    tok: TokenizerConfig,
+    files: Sequence[InputFile],
+    work: Path,
+    map_items: MapItems = map_in_process,
+    report: ReportProgress = no_report,
+) -> ResolvedInputs:
+    """Identify the content of the input files, which `list_files` listed.
+
+    Files whose size or modification time changed since the last time are hashed by `map_items` as the stage "hash";
+    `work` remembers the result. Only one caller at a time may.
+
+    Raises ValueError as `make_filter`, `evaluation_sets` and `adopt`; ReadFailed when a server does not answer.
+    """
+    make_work_folder(work)
+    hashes = inputs.recall(work / _HASHES, files)
+    unknown = inputs.groups([file for file in files if file.path not in hashes])
+    for found in reporting(map_items, report)("hash", inputs.hash_files, unknown):
+        hashes |= found
+    inputs.remember(work / _HASHES, files, hashes)
+    return _resolved(data, tok, files, hashes)
+
+
+def recall_inputs(
+    data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], work: Path
+) -> ResolvedInputs | None:
+    """What `resolve_inputs` would return, if `work` remembers all files as they are now; None otherwise.
+
+    No input file is read and nothing is written. Raises ValueError as `resolve_inputs`.
+    """
+    hashes = recall_hashes(files, work)
+    return _resolved(data, tok, files, hashes) if all(file.path in hashes for file in files) else None
+
+
+def recall_hashes(files: Sequence[InputFile], work: Path) -> dict[str, str]:
+    """By path, the identities of those files that `work` remembers as they are now."""
+    return inputs.recall(work / _HASHES, files)
+
+
+def make_work_folder(work: Path) -> None:
+    """Make the folder of the stages' outputs, and remove what killed processes left, which may be what fills a disk."""
+    make_folder(work)
+    for folder in (work, *work.glob("*/")):
+        remove_temporaries(folder)
+
+
+def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
+    """The settings that a prepared data set depends on, so without weights, which training uses to choose samples."""
+    return {"data": part_deciding(data, DATA), "tokenizer": part_deciding(tok, DATA)}
+
+
+def sources_key(data: DataConfig) -> str:
+    """16 hex digits for the sources; preparations of the same sources share stage outputs."""
+    return sha256_json(settings_of(data, TokenizerConfig())["data"]["sources"])[:16]
+
+
+def rules_depend_on(data: DataConfig) -> dict[str, str]:
+    """What cleaning and filters depend on besides the settings: versions, and hashes of files."""
+    return {**clean.depends_on(data.clean), **filters.depends_on(data.filters)}
+
+
+def _resolved(
+    data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], hashes: dict[str, str]
+) -> ResolvedInputs:
+    named = [[file.source, file.name, hashes[file.path]] for file in files]
+    identity = sha256_json(
+        [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(tok), named]
+    )
+    return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
+
+
+def _evaluation_texts(data: DataConfig) -> dict[str, str]:
+    """SHA-256 of the evaluation files, by name."""
+    if data.decontaminate is None:
+        return {}
+    return {name: sha256_file(path) for name, path in evaluation_sets(data.decontaminate).items()}
+
+
+def existing(tok: TokenizerConfig) -> str | None:
+    """SHA-256 of the existing tokenizer; None: one is trained. Raises ValueError as `adopt`."""
+    return None if tok.path is None else hashlib.sha256(adopt(tok.path, tok.lowercase)).hexdigest()

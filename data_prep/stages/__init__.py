@@ -1,0 +1,1 @@
+"""What the pipeline's stages share: outputs that are written once, and the documents in them."""

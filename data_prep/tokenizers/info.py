@@ -1,0 +1,46 @@
+"""Facts about a tokenizer that training needs without loading it."""
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from common.config import Count, PlainName, Record
+
+TOKENIZER = "tokenizer.model"
+TOKENIZER_JSON = "tokenizer.json"
+TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
+
+
+class TokenizerInfo(Record):
+    """Facts about a tokenizer that training needs without loading it."""
+
+    file: PlainName = TOKENIZER
+    """tokenizer.model: a SentencePiece model; tokenizer.json: WordPiece or byte-bpe in tokenizers' format."""
+    kind: TokenizerKind
+    vocab_size: int = Field(ge=1, le=2**32)
+    sha256: str
+    special_ids: dict[str, Count]
+    """For masked models pad, unk, cls, sep and mask; for decoders end, and unk if there is one."""
+    word_start: str = Field(pattern="^[0-9a-f]*$")
+    """One bit per token in hex, the first token in the highest bit, padded with zeros to whole bytes; set for tokens
+    that begin a word."""
+
+    @model_validator(mode="after")
+    def _agree_on_the_vocabulary(self) -> Self:
+        if len(self.word_start) != 2 * -(-self.vocab_size // 8):
+            raise ValueError(f"word_start has {len(self.word_start)} digits, which does not fit vocab_size")
+        if any(number >= self.vocab_size for number in self.special_ids.values()):
+            raise ValueError("an id of special_ids is >= vocab_size")
+        return self
+
+
+def word_start_flags(tokenizer: TokenizerInfo) -> np.ndarray:
+    """bool (vocab_size,): true for tokens that begin a word; false for special tokens."""
+    packed = np.frombuffer(bytes.fromhex(tokenizer.word_start), dtype=np.uint8)
+    return np.unpackbits(packed, count=tokenizer.vocab_size).astype(bool)
+
+
+def pack_flags(flags: np.ndarray) -> str:
+    """bool (n,) as the hex string that `word_start_flags` reads."""
+    return np.packbits(flags).tobytes().hex()

@@ -1,0 +1,42 @@
+"""Special tokens: how vocabularies spell them, and which of them an objective needs."""
+
+from collections.abc import Sequence
+
+# In the order of their ids, from 0, in tokenizers that `multihop prep` trains. albert: as in its published vocabulary.
+TRAINED = {
+    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "albert": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "gpt2": {"end": "<|endoftext|>", "unk": "<unk>"},
+}
+
+# Of several spellings the first one in the vocabulary is taken.
+_MASKED = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+_DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
+
+
+def find_special(tokens: Sequence[str]) -> dict[str, int]:
+    """Ids by name: pad, unk, cls, sep and mask if it has those of a masked model, else end and unk of a decoder.
+
+    unk may be missing, since a byte-level tokenizer has none.
+
+    Args:
+        tokens: the vocabulary in the order of its ids.
+
+    Raises:
+        ValueError: the vocabulary has neither set.
+    """
+    ids = {token: i for i, token in reversed(list(enumerate(tokens)))}
+    lacking = {}
+    for objective, names in (("a masked model", _MASKED), ("clm", _DECODER)):
+        spelled = {name: next((token for token in names[name] if token in ids), None) for name in names}
+        missing = [" or ".join(names[name]) for name in names if spelled[name] is None and name != "unk"]
+        if not missing:
+            return {name: ids[token] for name, token in spelled.items() if token is not None}
+        lacking[objective] = ", ".join(missing)
+    raise ValueError("its vocabulary lacks " + "; ".join(f"for {name} {lacks}" for name, lacks in lacking.items()))

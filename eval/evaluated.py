@@ -1,0 +1,105 @@
+"""The model that is evaluated: a run's checkpoint with the run's tokenizer, or a Hugging Face model with its own."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.dataset.manifest import Manifest
+from pretrain.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from data_prep.tokenizers.info import TokenizerInfo
+    from data_prep.tokenizers.tokenizer import Tokenizer
+
+_TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What trials start from, in plain values."""
+
+    model: ModelConfig
+    vocab_size: int
+    checkpoint_dir: str
+    checkpoint_sha256: str
+    checkpoint_step: int | None
+    """None for a Hugging Face model."""
+    tokenizer_path: str
+    tokenizer_sha256: str
+    data_path: str | None
+    """The run's data set; None for a Hugging Face model."""
+    data_fingerprint: str | None
+
+
+def of_run(
+    model: ModelConfig, checkpoint_dir: str, sha256: str, step: int, data_path: Path, data: Manifest
+) -> Evaluated:
+    """A checkpoint of a run on its data set."""
+    return Evaluated(
+        model=model,
+        vocab_size=data.tokenizer.vocab_size,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_sha256=sha256,
+        checkpoint_step=step,
+        tokenizer_path=str(data_path / data.tokenizer.file),
+        tokenizer_sha256=data.tokenizer.sha256,
+        data_path=str(data_path),
+        data_fingerprint=data.fingerprint,
+    )
+
+
+def of_huggingface(folder: Path) -> Evaluated:
+    """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
+
+    Raises:
+        ValueError: it is not such a directory, or is a model or a tokenizer that differs from ours.
+    """
+    from pretrain.checkpoint.huggingface_config import read_model_config
+    from pretrain.checkpoint.huggingface_import import content_hash
+
+    folder = folder.absolute()
+    model, vocab_size, _ = read_model_config(folder)
+    tokenizer = next((folder / name for name in _TOKENIZER_FILES if (folder / name).exists()), None)
+    if tokenizer is None:
+        raise ValueError(
+            f"eval.checkpoint={folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
+            "with its tokenizer"
+        )
+    info = open_tokenizer(str(tokenizer))[1]
+    if info.vocab_size > vocab_size:
+        raise ValueError(
+            f"eval.checkpoint={folder}: {tokenizer.name} has {info.vocab_size} tokens and the model {vocab_size}; copy "
+            "both from one model"
+        )
+    return Evaluated(
+        model=model,
+        vocab_size=vocab_size,
+        checkpoint_dir=str(folder),
+        checkpoint_sha256=content_hash(folder),
+        checkpoint_step=None,
+        tokenizer_path=str(tokenizer),
+        tokenizer_sha256=info.sha256,
+        data_path=None,
+        data_fingerprint=None,
+    )
+
+
+@lru_cache(maxsize=2)
+def open_tokenizer(path: str) -> "tuple[Tokenizer, TokenizerInfo]":
+    """A tokenizer and what training needs to know of it; opened once in a process.
+
+    Raises:
+        ValueError: the file is not a tokenizer that we read.
+    """
+    from common.files import read_json_object
+    from data_prep.tokenizers.existing import adopt
+    from data_prep.tokenizers.tokenizer import describe, parse
+
+    config = Path(path).with_name("tokenizer_config.json")
+    lowercase = True
+    if path.endswith(".txt") and config.exists():
+        lowercase = bool(read_json_object(config, advice="copy the model again").get("do_lower_case", True))
+    content = adopt(path, lowercase)
+    return parse(content), describe(content, hashlib.sha256(content).hexdigest())

@@ -1,0 +1,47 @@
+"""The special tokens around a text or a pair of texts, as each family is fine-tuned with."""
+
+from dataclasses import dataclass
+
+from pretrain.models.families import FAMILIES
+
+DELIMITERS = 3
+"""Tokens that fine-tuning adds to a causal model's vocabulary: start, delimiter, extract (Radford et al. 2018, 3.3)."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Token ids before the first text, between the two texts, and after the last text."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    unknown: int
+    """Stands for a word of which the tokenizer leaves nothing."""
+
+    def size(self, texts: int) -> int:
+        """How many tokens it adds to one or two texts."""
+        return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
+
+
+def frame_of(family: str, special_ids: dict[str, int], vocab_size: int) -> Frame:
+    """The frame of a family (`model.family`).
+
+    BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
+    models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
+    with ids from `vocab_size` on.
+
+    Raises:
+        ValueError: the tokenizer is not one for this kind of model.
+    """
+    declared = FAMILIES[family]
+    if declared.causal:
+        return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), special_ids.get("unk", vocab_size + 1))
+    if "cls" not in special_ids:
+        raise ValueError(
+            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "
+            f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
+        )
+    separator = special_ids["sep"]
+    return Frame(
+        (special_ids["cls"],), (separator,) * declared.pair_separators, (separator,), special_ids.get("unk", separator)
+    )

@@ -1,0 +1,138 @@
+"""The encoded examples of a task, made once on a machine and mapped by all its trials.
+
+A folder for each (task's files, tokenizer, special tokens, length, numbers of examples), in `$XDG_CACHE_HOME/multihop`
+or `~/.cache/multihop`. It may be deleted at any time.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from common.files import sha256_json, sync
+from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.config import TrialSettings
+from eval.frames import Frame
+from eval.inputs import Encoded, encode
+from eval.tasks.task import Example, Task, at_most, unit_hash
+
+_FORMAT = 1
+_TASK = "task.json"
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """What a trial fine-tunes on."""
+
+    task: Task
+    """Without its examples."""
+    sets: Mapping[str, Encoded]
+    """train, dev and test, and the task's other sets and those without labels by their names."""
+    ids: Mapping[str, list[str]]
+    """The official ids of each set's examples."""
+    reported_on: str
+    """Of which examples `test` consists: "test", "half of dev" or "dev"."""
+
+
+def task_inputs(
+    load: Callable[[], Task],
+    fingerprint: str,
+    tokenizer: Tokenizer,
+    tokenizer_sha256: str,
+    frame: Frame,
+    both_orders: bool,
+    settings: TrialSettings,
+) -> TaskInputs:
+    """From the cache, or encoded and put there.
+
+    Args:
+        load: reads the task's files.
+        fingerprint: of the task that `load` returns.
+        both_orders: whether a pair without an order is given in both.
+    """
+    chosen = settings.model_dump(mode="json", include={"seq_len", "max_examples", "max_dev_examples", "report_on"})
+    key = sha256_json([_FORMAT, fingerprint, tokenizer_sha256, asdict(frame), both_orders, chosen])
+    folder = _cache() / key
+    if not folder.is_dir():
+        _make(folder, load(), tokenizer, frame, both_orders, settings)
+    content = json.loads((folder / _TASK).read_text())
+    described = content["task"]
+    tuples = {name: tuple(described[name]) for name in ("labels", "other_metrics")}
+    empty = {name: {each: () for each in described[name]} for name in ("other_sets", "unlabelled")}
+    return TaskInputs(
+        task=Task(**described | tuples | empty),
+        sets={name: Encoded.load(folder / directory) for name, directory in content["sets"].items()},
+        ids=content["ids"],
+        reported_on=content["reported_on"],
+    )
+
+
+def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Example]], str]:
+    """The examples of each set that trials use, and of which `test` consists: "test", "half of dev" or "dev".
+
+    Raises:
+        ValueError: there are none to train on, to choose by or to report.
+    """
+    dev, test, reported_on = list(task.dev), list(task.test), "test"
+    if not test:
+        halves = settings.report_on == "half"
+        reported_on = "half of dev" if halves else "dev"
+        test = [example for example in task.dev if not halves or _is_reported(example)]
+        dev = [example for example in task.dev if not halves or not _is_reported(example)]
+    sets = {
+        "train": at_most(task.train, settings.max_examples),
+        "dev": at_most(dev, settings.max_dev_examples),
+        "test": test,
+        **{name: list(examples) for name, examples in {**task.other_sets, **task.unlabelled}.items()},
+    }
+    for name in ("train", "dev", "test"):
+        if not sets[name]:
+            raise ValueError(f"task {task.name} has no {name} examples; add some, or set eval.report_on=dev")
+    return sets, reported_on
+
+
+def _is_reported(example: Example) -> bool:
+    return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
+
+
+def _make(
+    folder: Path, task: Task, tokenizer: Tokenizer, frame: Frame, both_orders: bool, settings: TrialSettings
+) -> None:
+    """Encode into a folder of another name, sync and rename that: a folder that is there is whole."""
+    sets, reported_on = selected(task, settings)
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    temporary.mkdir(parents=True, mode=0o700)
+    try:
+        for number, examples in enumerate(sets.values()):
+            encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, both_orders and task.symmetric)
+            encoded.save(temporary / str(number))
+        content = {
+            "task": _without_examples(task),
+            "sets": {name: str(number) for number, name in enumerate(sets)},
+            "ids": {name: [example.id for example in examples] for name, examples in sets.items()},
+            "reported_on": reported_on,
+        }
+        (temporary / _TASK).write_text(json.dumps(content))
+        for path in temporary.rglob("*"):
+            sync(path)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # else another trial was first
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _without_examples(task: Task) -> dict[str, Any]:
+    described = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabelled={}))
+    return described | {"other_sets": list(task.other_sets), "unlabelled": list(task.unlabelled)}
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "multihop" / "inputs"

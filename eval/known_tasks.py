@@ -1,0 +1,120 @@
+"""The tasks by name. Nothing here imports torch: recipes are validated with it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from eval.config import EvalConfig
+from eval.tasks import (
+    bbc_topics,
+    conll2003,
+    glue,
+    heldout_perplexity,
+    labelled_file,
+    multiple_choice,
+    squad,
+    vader_reviews,
+)
+from eval.tasks.task import Task
+from eval.zero_shot import tasks as zero_shot
+from eval.zero_shot.tasks import ZERO_SHOT_TASKS
+from pretrain.models.families import FAMILIES
+
+HELDOUT = "heldout-perplexity"
+SPANS: tuple[str, ...] = squad.NAMES
+"""The tasks of answer spans."""
+
+
+class _Find(Protocol):
+    def __call__(self, data_dir: str | None) -> object: ...
+
+
+class _Read(Protocol):
+    def __call__(self, data_dir: str | None) -> Task: ...
+
+
+_TASKS: dict[str, tuple[_Find, _Read]] = {
+    "bbc-topics": (bbc_topics.find, bbc_topics.read),
+    "conll2003": (conll2003.find, conll2003.read),
+    "conll2003-pos": (conll2003.find, conll2003.read_pos),
+    "vader-reviews": (vader_reviews.find, vader_reviews.read),
+    HELDOUT: (heldout_perplexity.find, heldout_perplexity.read),
+    **{name: (partial(glue.find, name), partial(glue.read, name)) for name in glue.NAMES},
+    **{
+        name: (partial(multiple_choice.find, name), partial(multiple_choice.read, name))
+        for name in multiple_choice.NAMES
+    },
+    **{name: (partial(squad.find, name), partial(squad.read, name)) for name in squad.NAMES},
+    **{name: (partial(zero_shot.find, name), partial(zero_shot.load, name)) for name in ZERO_SHOT_TASKS},
+}
+
+TASK_NAMES: tuple[str, ...] = tuple(_TASKS)
+
+
+def check_tasks(config: EvalConfig, family: str) -> None:
+    """Refuse tasks that cannot be run, without reading their examples.
+
+    Args:
+        family: of the model that is evaluated.
+
+    Raises:
+        ValueError: a task is unknown, its files are missing, or it does not suit the model.
+    """
+    seen: set[str] = set()
+    for name in (task.name for task in config.tasks):
+        shown = Path(name).stem if _is_own(name) else name
+        if shown in seen or (_is_own(name) and shown in _TASKS):
+            raise ValueError(
+                f"{name} in eval.tasks describes a task named {shown}, and there is another; rename the file"
+            )
+        seen.add(shown)
+        if _is_own(name):
+            labelled_file.find_own(Path(name))
+            continue
+        _known(name)[0](config.data_dir)
+        if name == HELDOUT and config.checkpoint is not None:
+            raise ValueError(
+                f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
+                "remove it from eval.tasks"
+            )
+        needs_causal = name == HELDOUT or (name in ZERO_SHOT_TASKS and ZERO_SHOT_TASKS[name].causal_only)
+        if needs_causal and not FAMILIES[family].causal:
+            causal = " or ".join(known for known, declared in FAMILIES.items() if declared.causal)
+            raise ValueError(
+                f"task {name} needs a causal model (model.family={causal}), and model.family={family}; "
+                "remove it from eval.tasks"
+            )
+
+
+def located(name: str) -> str:
+    """The name as a worker, which starts in another directory, finds the task by."""
+    return str(Path(name).absolute()) if _is_own(name) else name
+
+
+def is_zero_shot(name: str) -> bool:
+    """Whether a task is without training."""
+    return name == HELDOUT or name in ZERO_SHOT_TASKS
+
+
+def load_task(name: str, data_dir: str | None) -> Task:
+    """Read a task's official files.
+
+    Args:
+        name: of a task, or the path of the YAML file that describes one's own.
+
+    Raises:
+        ValueError: the task is unknown, or its files are missing or not in their official format.
+    """
+    return labelled_file.read_own(Path(name)) if _is_own(name) else _known(name)[1](data_dir)
+
+
+def _is_own(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def _known(name: str) -> tuple[_Find, _Read]:
+    if name not in _TASKS:
+        raise ValueError(
+            f"unknown task {name!r}; known are {', '.join(TASK_NAMES)}; your own is the path of a YAML file (.yaml)"
+        )
+    return _TASKS[name]

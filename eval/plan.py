@@ -1,0 +1,70 @@
+"""Which trials a run has."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval.config import EvalConfig, TrialSettings, settings_of
+from eval.evaluated import Evaluated
+from eval.known_tasks import is_zero_shot, load_task, located
+from eval.tasks.task import Example, Task
+from eval.trial import Init, Trial
+
+_INITS: tuple[Init, ...] = ("pretrained", "random")
+
+
+def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
+    """Each task with each of its settings and seeds, from the checkpoint and from random weights.
+
+    A zero-shot task, which trains nothing, is run with the first seed only.
+
+    Raises:
+        ValueError: a task is unknown or its files are missing.
+    """
+    # Workers start in another directory.
+    task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
+    trials = []
+    for asked in config.tasks:
+        name = located(asked.name)
+        task, zero_shot = load_task(name, task_dir), is_zero_shot(name)
+        for settings in settings_of(config, asked, task.kind)[: 1 if zero_shot else None]:
+            work = _work(task, settings)
+            for seed in config.seeds[: 1 if zero_shot else None]:
+                for init in _INITS:
+                    pretrained = init == "pretrained"
+                    trials.append(
+                        Trial(
+                            task=name,
+                            task_fingerprint=task.fingerprint,
+                            init=init,
+                            seed=seed,
+                            settings=settings.model_dump(mode="json"),
+                            checkpoint_dir=evaluated.checkpoint_dir if pretrained else None,
+                            checkpoint_sha256=evaluated.checkpoint_sha256 if pretrained else None,
+                            checkpoint_step=evaluated.checkpoint_step if pretrained else None,
+                            model=evaluated.model.model_dump(mode="json"),
+                            vocab_size=evaluated.vocab_size,
+                            tokenizer_path=evaluated.tokenizer_path,
+                            tokenizer_sha256=evaluated.tokenizer_sha256,
+                            data_path=evaluated.data_path,
+                            data_fingerprint=evaluated.data_fingerprint,
+                            task_dir=task_dir,
+                            threads=config.cpus,
+                            work=work,
+                        )
+                    )
+    return trials
+
+
+def _work(task: Task, settings: TrialSettings) -> float:
+    """A step forward and backward is three times as long as one forward."""
+    train = _characters(task.train, settings.max_examples, settings.seq_len)
+    dev = _characters(task.dev, settings.max_dev_examples, settings.seq_len)
+    test = _characters(task.test or task.dev, None, settings.seq_len)
+    return settings.epochs * (3 * train + dev) + test
+
+
+def _characters(examples: Sequence[Example], limit: int | None, seq_len: int) -> float:
+    used = len(examples) if limit is None else min(limit, len(examples))
+    longest = 5 * seq_len  # a token has four or five characters
+    total = sum(min(longest, sum(map(len, example.texts))) for example in examples)
+    return total * used / max(1, len(examples))

@@ -1,0 +1,87 @@
+"""What the report says of all tasks: the sentence, the verdicts and the table of results."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.json_lines import Row
+from eval.reporting.tasks import reported_on, task_section
+from eval.statistics.choose import asked_rows, task_names
+from eval.statistics.words import amount, show, spread
+from eval.verdict import TaskResult, Verdict, task_results, verdicts
+
+Facts = dict[str, Any]
+
+_IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
+_METHOD = (
+    "Both starts are fine-tuned with the same grid of settings; each is judged at those with its own best median "
+    "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
+    "test examples and the spread over the seeds (Student's t). A verdict needs p ≤ 0.05 after Holm's correction for "
+    "the number of tasks. All trials share one pretrained model: another seed of the pretraining is not covered."
+)
+_TABLE_NOTE = (
+    "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
+    "seeds. Difference: of the means, with its 95 % interval. Trials: pretrained + random weights, at the chosen "
+    "settings."
+)
+
+
+def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
+    """What the templates show of the trials.
+
+    Args:
+        rows: of eval/results.jsonl.
+        recipe: the resolved recipe.
+
+    Raises:
+        ValueError: a file of predictions is damaged.
+    """
+    section = recipe.get("eval") or {}
+    model = {} if section.get("checkpoint") else recipe.get("model") or {}
+    tasks = task_names(section)
+    rows = asked_rows(rows, section)
+    results = task_results(rows, run_dir)
+    found = verdicts(results)
+    return {
+        "helped": helped(found, tasks),
+        "verdicts": list(zip(results, found, strict=True)),
+        "method": _METHOD,
+        "missing": [task for task in tasks if task not in {result.task for result in results}],
+        "results": [_line(result) for result in results],
+        "table_note": _TABLE_NOTE,
+        "sections": [task_section(result, model, run_dir) for result in results],
+        "failed": [row for row in rows if row["status"] != "ok"],
+    }
+
+
+def helped(found: Sequence[Verdict], tasks: Sequence[str]) -> str:
+    """One sentence over all tasks."""
+    if not tasks:
+        return "The recipe has no downstream tasks, so it is unknown whether pretraining helps on any."
+    if not found:
+        return "No downstream trial has finished yet."
+    outcomes = [verdict.outcome for verdict in found]
+    parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
+    total = "1 task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
+    return f"Of {total}, pretraining {' and '.join(parts)}."
+
+
+def _line(result: TaskResult) -> dict[str, str]:
+    """The cells of a result's row in the table."""
+    best, starts = result.best, (result.pretrained, result.random)
+    where = reported_on(result)
+    metric = result.metric + ("" if result.higher_is_better else " (lower is better)")
+    return {
+        "task": result.task,
+        "kind": result.kind,
+        "metric": metric if where == "test" else f"{metric}, on {where}",
+        "pretrained": spread(result.values("pretrained")),
+        "random": spread(result.values("random")),
+        "difference": amount(result.difference, result.metric) if result.difference else "none",
+        "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in starts)
+        + " / "
+        + "+".join(str(choice.chosen.failed if choice else 0) for choice in starts),
+        "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
+        "source": str(result.first["source"]),
+        "notes": str(result.first["notes"]),
+    }

@@ -1,0 +1,283 @@
+"""Running a trial: one trial in, one row of results.jsonl and the predictions behind it out.
+
+Torch and what needs it are imported where they are used: the driver imports this to send trials to workers.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.json_lines import Row
+from eval.config import TrialSettings
+from eval.evaluated import open_tokenizer
+from eval.known_tasks import HELDOUT, SPANS, is_zero_shot, load_task
+from eval.tasks.task import Task
+from eval.trial import Trial, hyperparameters, trial_key
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+
+if TYPE_CHECKING:
+    import torch
+
+    from data_prep.dataset.shards import TokenDataset
+    from eval.finetune import History
+    from pretrain.checkpoint.manifest import CheckpointManifest
+    from pretrain.models.common.model import Model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial leaves."""
+
+    row: Row
+    predictions: dict[str, Any] | None
+    """What `eval.predictions.predictions_of` returns; None for a failed trial and for a zero-shot task."""
+
+
+def run_trial(trial: Trial) -> Outcome:
+    """Run a trial on this machine: on its GPU where torch finds one, else on `trial.threads` cores.
+
+    Returns:
+        The row's status is "failed", with the reason, when the loss became non-finite: the same trial would fail again.
+
+    Raises:
+        ValueError: the data, the task's files or the checkpoint are missing, or differ from those of the plan.
+    """
+    import torch
+
+    from eval.finetune import NonFiniteLossError
+
+    started = time.monotonic()
+    torch.set_num_threads(trial.threads)
+    try:
+        described, found, predictions = _zero_shot(trial) if is_zero_shot(trial.task) else _finetuned(trial)
+    except NonFiniteLossError as error:
+        return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
+    seconds = round(time.monotonic() - started, 3)
+    return Outcome({**_described(trial, described), **found, "status": "ok", "seconds": seconds}, predictions)
+
+
+def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) -> Row:
+    """The row of a trial that has no result.
+
+    Args:
+        error: the reason, in one sentence.
+        retry: whether the trial is tried again when the command is rerun, because the reason was not in the trial.
+    """
+    task = load_task(trial.task, trial.task_dir)
+    empty: Row = {"value": None, "dev_value": None, "other_metrics": {}, "examples": {}}
+    failure = {"status": "failed", "error": error, "retry": retry, "seconds": round(seconds, 3)}
+    return {**_described(trial, task), **empty, **failure}
+
+
+def _described(trial: Trial, task: Task) -> Row:
+    """The part of a row that is known before the trial runs."""
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "seed": trial.seed,
+        "init": trial.init,
+        "checkpoint_step": trial.checkpoint_step,
+        "hyperparameters": hyperparameters(trial),
+        "key": trial_key(trial),
+        "labels": list(task.labels),
+        "source": task.source,
+        "notes": task.notes,
+    }
+
+
+def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
+    from eval.frames import frame_of
+    from eval.heads import TaskModel
+    from eval.input_cache import selected, task_inputs
+
+    tokenizer, info = open_tokenizer(trial.tokenizer_path)
+    if info.sha256 != trial.tokenizer_sha256:
+        raise ValueError(
+            f"{trial.tokenizer_path} is not the tokenizer that the trials were planned with; run the command again"
+        )
+    encoder = _model(trial)
+    settings = TrialSettings.model_validate(trial.settings)
+    settings = settings.model_copy(update={"seq_len": min(settings.seq_len, encoder.config.max_positions)})
+    family = encoder.config.family
+    frame, causal = frame_of(family, info.special_ids, trial.vocab_size), FAMILIES[family].causal
+    if trial.task in SPANS:
+        from eval.spans.finetune import finetune_spans
+
+        task = _planned(trial)
+        parts, reported_on = selected(task, settings)
+        model = TaskModel(encoder, task, trial.seed).to(_device())
+        spans = finetune_spans(model, task, parts, tokenizer, frame, causal, settings, trial.seed)
+        sizes = {name: len(part) for name, part in parts.items()}
+        return task, _row(spans.value, spans.other_metrics, spans.history, sizes, reported_on), spans.predictions
+
+    from eval.predictions import predictions_of
+    from eval.supervised import finetune_labelled
+
+    inputs = task_inputs(
+        lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
+    )
+    task, sets = inputs.task, inputs.sets
+    model = TaskModel(encoder, task, trial.seed).to(_device())
+    result = finetune_labelled(model, task, sets, settings, trial.seed)
+    added = set(info.special_ids.values())
+    predictions = predictions_of(
+        task, inputs, result, lambda ids: tokenizer.decode([i for i in ids if i not in added and i < info.vocab_size])
+    )
+    sizes = {name: len(part) for name, part in sets.items()}
+    return task, _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on), predictions
+
+
+def _row(
+    value: float, other_metrics: dict[str, float], history: "History", sizes: dict[str, int], reported_on: str
+) -> Row:
+    return {
+        "value": value,
+        "dev_value": history.dev_value,
+        "best_epoch": history.best_epoch,
+        "other_metrics": other_metrics,
+        "examples": sizes,
+        "reported_on": reported_on,
+        "curve": {"loss": history.loss_curve, "dev": history.dev_curve},
+    }
+
+
+def _planned(trial: Trial) -> Task:
+    """The task as the trial was planned with it."""
+    task = load_task(trial.task, trial.task_dir)
+    if task.fingerprint != trial.task_fingerprint:
+        raise ValueError(
+            f"the files of task {task.name} on this machine differ from those that the trials were planned with; "
+            "install the same files on every machine"
+        )
+    return task
+
+
+def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
+    if trial.task == HELDOUT:
+        return _perplexity(trial)
+    from eval.finetune import NonFiniteLossError
+    from eval.zero_shot import tasks as zero_shot
+
+    task, declared = _planned(trial), zero_shot.ZERO_SHOT_TASKS[trial.task]
+    tokenizer, info = open_tokenizer(trial.tokenizer_path)
+    model = _model(trial).to(_device()).eval()
+    seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
+    content = declared.read(zero_shot.find(trial.task, trial.task_dir))
+    result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
+    if not math.isfinite(result.value):
+        raise NonFiniteLossError(f"the {task.metric} is {result.value}")
+    row = {
+        "value": result.value,
+        "dev_value": None,
+        "other_metrics": result.other_metrics,
+        "examples": {"test": len(result.statistics)},
+        "reported_on": "test",
+    }
+    return task, row, {"statistics": result.statistics.tolist()}
+
+
+def _perplexity(trial: Trial) -> tuple[Task, Row, None]:
+    from data_prep.dataset.manifest import read_token_counts
+    from eval.finetune import NonFiniteLossError
+    from eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
+
+    data = _open_data(trial)
+    tokenizer = data.manifest.tokenizer
+    model = _model(trial).to(_device())
+    assert FAMILIES[model.config.family].causal, "check_tasks refuses other models"
+    seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
+    if not len(data.heldout):
+        raise ValueError("task heldout-perplexity needs held-out documents; raise data.heldout_fraction")
+    loss, tokens = cross_entropy(model, data.heldout, tokenizer.special_ids["end"], seq_len)
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(f"the cross-entropy on held-out text is {loss}")
+    assert trial.data_path is not None
+    counts = read_token_counts(trial.data_path, data.manifest)
+    row = {
+        "value": math.exp(loss),
+        "dev_value": None,
+        "other_metrics": {
+            "cross-entropy": loss,
+            "unigram perplexity": math.exp(unigram_cross_entropy(data.heldout, counts)),
+            "uniform perplexity": float(tokenizer.vocab_size),
+            "tokens": tokens,
+        },
+        "examples": {"test": len(data.heldout)},
+        "reported_on": "test",
+    }
+    return load_task(trial.task, trial.task_dir), row, None
+
+
+def _open_data(trial: Trial) -> "TokenDataset":
+    from data_prep.dataset.shards import open_dataset
+
+    assert trial.data_path is not None, "check_tasks refuses it"
+    data = open_dataset(trial.data_path)
+    if data.manifest.fingerprint != trial.data_fingerprint:
+        raise ValueError(f"the data in {trial.data_path} is not the run's data; run `multihop prep` again")
+    return data
+
+
+def _model(trial: Trial) -> "Model":
+    """With the checkpoint's weights, or random ones drawn with the trial's seed."""
+    from pretrain.checkpoint.reader import CheckpointReader
+    from pretrain.models.build import build_model, draw, initialise
+
+    model = build_model(ModelConfig.model_validate(trial.model), trial.vocab_size)
+    if trial.checkpoint_dir is None:
+        initialise(model, trial.seed)
+        return model
+    assert trial.checkpoint_sha256 is not None
+    if trial.checkpoint_step is not None:
+        manifest = _verified(trial.checkpoint_dir, trial.checkpoint_sha256)
+        with CheckpointReader(trial.checkpoint_dir, manifest) as reader:
+            model.load_state_dict(dict(reader.weights()))
+        return model
+    weights = _huggingface_weights(trial.checkpoint_dir, trial.checkpoint_sha256)
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            parameter.data.copy_(weights[name])
+        else:  # a head that the files lack
+            draw(model.config, name, parameter, trial.seed)
+    return model
+
+
+@lru_cache(maxsize=1)
+def _verified(checkpoint: str, sha256: str) -> "CheckpointManifest":
+    """The checkpoint's manifest, after verifying its files once per process for all its trials.
+
+    Raises:
+        ValueError: a file is missing or damaged, or it is not the checkpoint that the trial was planned with.
+    """
+    from pretrain.checkpoint.verify import verify
+
+    manifest = verify(checkpoint)
+    if manifest.content_hash() != sha256:
+        raise ValueError(f"{checkpoint} is not the checkpoint that the trials were planned with; run the command again")
+    return manifest
+
+
+@lru_cache(maxsize=1)
+def _huggingface_weights(folder: str, sha256: str) -> "dict[str, torch.Tensor]":
+    """The weights by our names, hashed and mapped once per process for all its trials.
+
+    Raises:
+        ValueError: the files are not those that the trial was planned with.
+    """
+    from pretrain.checkpoint.huggingface_import import content_hash, import_model
+
+    if content_hash(Path(folder)) != sha256:
+        raise ValueError(f"{folder} is not the model that the trials were planned with; run the command again")
+    return import_model(Path(folder))[2]
+
+
+def _device() -> "torch.device":
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,70 @@
+"""The predictions of a trial, eval/predictions/KEY.json beside eval/results.jsonl."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.files import read_json_object
+from common.json_lines import Row
+
+_MOST_BYTES = 256 * 2**20
+
+
+def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
+    """The file of a row's trial, with `statistics`, `targets`, `predicted` and `errors`; None if there is none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    key = str(row.get("key"))
+    if not key.isalnum():  # a path could lead anywhere
+        return None
+    path = run_dir / "eval" / "predictions" / f"{key}.json"
+    try:
+        return read_json_object(path, advice="delete it: seeds are then judged alone", most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def read_statistics(*sides: tuple[Path, Sequence[Row]]) -> list[NDArray[np.float64]] | None:
+    """The statistics per example of the trials of several sides, whose examples can be resampled together.
+
+    Args:
+        sides: a run directory and rows of one task in it.
+
+    Returns:
+        float64 (trials, N, k) of each side; None unless every trial has a file, and all have the same targets.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    found: list[NDArray[np.float64]] = []
+    targets: list[Any] = []
+    for run_dir, rows in sides:
+        tables = []
+        for row in rows:
+            content = read_predictions(run_dir, row)
+            if content is None:
+                return None
+            targets.append(content.get("targets"))
+            tables.append(_table(content.get("statistics"), run_dir, row))
+        if any(other != targets[0] for other in targets) or len({table.shape for table in tables}) != 1:
+            return None
+        found.append(np.stack(tables))
+    return found if len({tables.shape[1:] for tables in found}) == 1 else None
+
+
+def _table(content: Any, run_dir: Path, row: Row) -> NDArray[np.float64]:
+    try:
+        table = np.array(content, np.float64)
+    except (TypeError, ValueError):
+        table = np.empty(0)
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise ValueError(
+            f"{run_dir}/eval/predictions/{row['key']}.json: statistics is not a table of numbers with a line for each "
+            "example; delete the file: seeds are then judged alone"
+        )
+    return table

@@ -1,0 +1,62 @@
+"""Numbers and differences as text."""
+
+from eval.statistics.difference import SIGNIFICANT, Difference
+
+_UNBOUNDED = ("perplexity",)
+
+
+def show(value: float | None) -> str:
+    """A metric or a loss as text for tables; `none` for None."""
+    if value is None:
+        return "none"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def spread(values: list[float]) -> str:
+    """The median with the minimum and the maximum; `none` for no values."""
+    if not values:
+        return "none"
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    middle = show((ordered[half] + ordered[-half - 1]) / 2)
+    return middle if len(values) == 1 else f"{middle} [{show(ordered[0])} to {show(ordered[-1])}]"
+
+
+def amount(found: Difference, metric: str, sign: int = 1) -> str:
+    """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a bounded metric.
+
+    Args:
+        sign: -1 to tell the first less the second.
+    """
+    low, high = sorted((sign * found.low, sign * found.high))
+    numbers = [sign * found.estimate, low, high]
+    if metric in _UNBOUNDED:
+        texts, unit = [show(number) for number in numbers], ""
+    else:
+        texts, unit = [f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers], " points"
+    return f"{texts[0]}{unit} [{texts[1]} to {texts[2]}]"
+
+
+def sentence(
+    names: tuple[str, str], task: str, metric: str, higher_is_better: bool, found: Difference, p: float
+) -> str:
+    """Which of two sets of trials is better on a task, if either is.
+
+    Args:
+        names: of the first and of the second, of which `found` is the second less the first.
+        p: of `found`, corrected for the number of tasks.
+    """
+    if p > SIGNIFICANT:
+        return f"{task} cannot be told apart (difference {amount(found, metric)})"
+    sign = 1 if found.estimate > 0 else -1
+    winner = names[1] if (sign > 0) == higher_is_better else names[0]
+    return f"{winner} is better on {task} by {amount(found, metric, sign)}"
+
+
+def basis(found: Difference) -> str:
+    """What a difference is judged by, for a reader who must judge in turn."""
+    if found.examples is None:
+        return "judged by the seeds alone, without files of predictions: how the test examples fell is not in it"
+    if min(found.seeds) < 2:
+        return f"judged by {found.examples:,} test examples alone: with one seed, the spread over seeds is not in it"
+    return f"judged by {found.examples:,} test examples and {found.seeds[0]} + {found.seeds[1]} seeds"

@@ -1,0 +1,247 @@
+"""One's own task: labelled files of a common format, described by a YAML file after which the task is named.
+
+    kind: classification            # regression, tagging or choice
+    train: train.csv                # relative to the YAML file
+    dev: dev.csv                    # without it, a part of train
+    fields: {text: review, label: stars}
+
+A pair has `text: [premise, hypothesis]`. A choice has `choices: [first, second]`, the fields with the continuations of
+`text`, and a label that is the number of the right one, from 0, or its name in `labels`. Tagging reads column files:
+`fields: {words: 0, labels: -1, scheme: IOB2}`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from common.config import Section
+from common.user_file import read_given_text
+from eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
+from eval.tasks.table_files import Rows, class_index, columns_of, csv_rows, finite_number, json_rows, tsv_rows
+from eval.tasks.task import Example, Task, split_of
+
+_Format = Literal["csv", "tsv", "jsonl", "conll"]
+# YAML reads 0 as a number.
+_Label = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
+
+_FORMATS: dict[str, _Format] = {
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".conll": "conll", ".conllu": "conll", ".txt": "conll",
+}  # fmt: skip
+_METRICS = {
+    "classification": ("accuracy", "F1", "macro F1", "Matthews"),
+    "regression": ("Pearson", "Spearman"),
+    "tagging": ("entity F1", "accuracy"),
+    "choice": ("accuracy",),
+}
+
+
+class _Fields(Section):
+    """Where a row has what."""
+
+    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    choices: Annotated[list[str], Field(min_length=2)] | None = None
+    label: str | None = None
+    words: int | None = None
+    labels: int | None = None
+    """Numbers of columns, from 0; negative ones count from the end."""
+    scheme: Scheme = "IOB2"
+
+
+class _OwnTask(Section):
+    """The YAML file."""
+
+    kind: Literal["classification", "regression", "tagging", "choice"]
+    format: _Format | None = None
+    """None: by the extension of each file."""
+    train: str
+    dev: str | None = None
+    test: str | None = None
+    fields: _Fields
+    metric: str | None = None
+    labels: Annotated[list[_Label], Field(min_length=2)] | None = None
+    """None: the labels of the training file, sorted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        wanted = {"tagging": ["words", "labels"], "choice": ["text", "choices", "label"]}.get(
+            self.kind, ["text", "label"]
+        )
+        given = sorted(self.fields.model_fields_set - {"scheme"})
+        if given != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
+            raise ValueError(f"fields of {self.kind} are {', '.join(wanted)}, got {', '.join(given) or 'none'}")
+        if self.fields.words is not None and self.fields.words == self.fields.labels:
+            raise ValueError("fields.words and fields.labels are the same column")
+        if self.kind == "choice" and isinstance(self.fields.text, list):
+            raise ValueError("fields.text of choice is one name: the context before each continuation")
+        if self.labels and (self.kind == "regression" or len(set(self.labels)) != len(self.labels)):
+            raise ValueError("labels are different names of classes, and regression has none")
+        if self.kind == "choice" and self.labels and len(self.labels) != len(self.fields.choices or []):
+            raise ValueError("labels of choice are as many as fields.choices")
+        if self.chosen_metric() not in self._metrics():
+            raise ValueError(f"metric={self.metric!r} does not suit; choose from {', '.join(self._metrics())}")
+        return self
+
+    def chosen_metric(self) -> str:
+        return self.metric or self._metrics()[0]
+
+    def _metrics(self) -> tuple[str, ...]:
+        no_entities = self.kind == "tagging" and self.fields.scheme == "none"
+        return ("accuracy",) if no_entities else _METRICS[self.kind]
+
+
+def find_own(path: Path) -> Path:
+    """The path of a task's YAML file, if it is valid and the files that it names exist.
+
+    Raises:
+        ValueError: it is missing or not valid, or one of its files is missing.
+    """
+    own = _parse(path)
+    for part in filter(None, (own.train, own.dev, own.test)):
+        if not (path.parent / part).is_file():
+            raise ValueError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
+    return path
+
+
+def read_own(path: Path) -> Task:
+    """The task that a YAML file describes. Where it names no development set, one is chosen by a hash of the text:
+    a tenth of the training file, and two tenths as test set if that is not named either.
+
+    Raises:
+        ValueError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, or has a label that the
+            training file does not have. The message names the file and line.
+    """
+    own = _parse(find_own(path))
+    train, labels = _read_training(path.parent / own.train, own)
+    of_two = own.metric in ("F1", "Matthews")
+    if own.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
+        raise ValueError(
+            f"{path}: expected {'two' if of_two else 'at least two'} labels, and the labels are "
+            f"{', '.join(labels)[:200]}; correct fields.label, labels or metric"
+        )
+    dev, test = (_read_part(path.parent / part, own, labels) if part else () for part in (own.dev, own.test))
+    notes = ""
+    if not own.dev:
+        parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
+        for example in train:
+            part = split_of(_group(example, own))
+            parts["train" if own.test and part == "test" else part].append(example)
+        sizes = "/".join(str(len(part)) for part in parts.values())
+        notes = f"{own.train} split {sizes} by a hash of each example's text"
+        if not (parts["train"] and parts["dev"] and (own.test or parts["test"])):
+            raise ValueError(f"{path}: {len(train)} examples are too few to split ({notes}); name dev, too")
+        train, dev = tuple(parts["train"]), tuple(parts["dev"])
+        test = test if own.test else tuple(parts["test"])
+    return Task(
+        name=path.stem,
+        kind=own.kind,
+        metric=own.chosen_metric(),
+        higher_is_better=True,
+        source=f"Labelled files described by {path.name}.",
+        labels=() if own.kind == "choice" else labels,
+        train=train,
+        dev=dev,
+        test=test,
+        notes=notes,
+    )
+
+
+def _parse(path: Path) -> _OwnTask:
+    text = read_given_text(path, str(path), "a task's YAML file")
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    try:
+        return _OwnTask.model_validate(content)
+    except ValidationError as error:
+        mistakes = [
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}".lstrip(": ")
+            for each in error.errors()
+        ]
+        raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the file") from None
+
+
+def _read_training(path: Path, own: _OwnTask) -> tuple[tuple[Example, ...], tuple[str, ...]]:
+    """The examples, and the labels."""
+    if own.kind == "regression":
+        return _read_part(path, own, ()), ()
+    if own.labels:
+        return _read_part(path, own, own.labels), tuple(own.labels)
+    if own.kind == "choice":
+        labels = tuple(str(number) for number in range(len(own.fields.choices or [])))
+        return _read_part(path, own, labels), labels
+    if own.kind == "tagging":
+        sentences = _sentences(path, own, None)
+        found = {label for _, line, _ in sentences for label in line}
+        if own.fields.scheme != "none":
+            types = sorted({label[2:] for label in found if label != "O"})
+            labels = ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
+        else:
+            labels = tuple(sorted(found))
+        return tagged_examples(sentences, labels), labels
+    rows = list(_rows(path, own))
+    labels = tuple(sorted({row[-1] for _, row in rows}))
+    return _examples(path, rows, own, labels), labels
+
+
+def _read_part(path: Path, own: _OwnTask, labels: Sequence[str]) -> tuple[Example, ...]:
+    if own.kind == "tagging":
+        return tagged_examples(_sentences(path, own, labels), labels)
+    return _examples(path, _rows(path, own), own, labels)
+
+
+def _sentences(path: Path, own: _OwnTask, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
+    if _format(path, own) != "conll":
+        raise ValueError(f"{path}: tagging reads column files; write one word a line with its label (format: conll)")
+    assert own.fields.words is not None and own.fields.labels is not None
+    return read_columns(path, own.fields.words, own.fields.labels, own.fields.scheme, labels)
+
+
+def _examples(
+    path: Path, rows: Rows | Sequence[tuple[int, list[str]]], own: _OwnTask, labels: Sequence[str]
+) -> tuple[Example, ...]:
+    examples = []
+    for line, (*texts, label) in rows:
+        target = (
+            finite_number(path, line, label) if own.kind == "regression" else class_index(path, line, label, labels)
+        )
+        examples.append(Example(tuple(texts), (target,)))
+    if not examples:
+        raise ValueError(f"{path} has no examples; write one a row")
+    return tuple(examples)
+
+
+def _rows(path: Path, own: _OwnTask) -> Rows:
+    """Each row's texts, then its label."""
+    texts = [own.fields.text] if isinstance(own.fields.text, str) else own.fields.text
+    assert texts and own.fields.label
+    names = [*texts, *(own.fields.choices or []), own.fields.label]
+    match _format(path, own):
+        case "csv":
+            return columns_of(path, csv_rows(path), names)
+        case "tsv":
+            return columns_of(path, tsv_rows(path), names)
+        case "jsonl":
+            return json_rows(path, names)
+        case "conll":
+            raise ValueError(
+                f"{path}: a column file is for tagging, and kind is {own.kind}; set format: csv, tsv or jsonl"
+            )
+
+
+def _format(path: Path, own: _OwnTask) -> _Format:
+    if own.format:
+        return own.format
+    if path.suffix not in _FORMATS:
+        raise ValueError(f"{path} has none of the extensions {', '.join(_FORMATS)}; set format")
+    return _FORMATS[path.suffix]
+
+
+def _group(example: Example, own: _OwnTask) -> str:
+    """What a split keeps together: a document, or all examples of one text."""
+    if own.kind == "tagging":
+        return f"document {example.document}" if example.document else " ".join(example.texts)
+    return example.texts[0]

@@ -1,0 +1,104 @@
+"""squad1 and squad2: the span of a Wikipedia paragraph that answers a question (Rajpurkar et al. 2016 and 2018)."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from common.files import read_json_object
+from eval.tasks.table_files import official_folder
+from eval.tasks.task import Example, Task
+
+Name = Literal["squad1", "squad2"]
+
+_VERSIONS: dict[Name, str] = {"squad1": "v1.1", "squad2": "v2.0"}
+NAMES = tuple(_VERSIONS)
+_SITE = "https://rajpurkar.github.io/SQuAD-explorer"
+_MOST_BYTES = 256 * 2**20
+"""The largest official file has 42 MB."""
+
+
+def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
+    """The official training and development files, in the directory `squad` of `data_dir`.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    folder = official_folder(data_dir) / "squad"
+    train, dev = (folder / f"{part}-{_VERSIONS[name]}.json" for part in ("train", "dev"))
+    for path in (train, dev):
+        if not path.is_file():
+            raise ValueError(
+                f"task {name} reads {path}, which is missing (eval.data_dir); "
+                f"download {_SITE}/dataset/{path.name} into {folder}"
+            )
+    return train, dev
+
+
+def read(name: Name, data_dir: str | None) -> Task:
+    """The official training and development sets. Raises ValueError as `find` and `read_file`."""
+    train, dev = find(name, data_dir)
+    authors = "Rajpurkar et al. 2016" if name == "squad1" else "Rajpurkar et al. 2018"
+    return Task(
+        name=name,
+        kind="spans",
+        metric="SQuAD F1",
+        higher_is_better=True,
+        source=f"SQuAD {_VERSIONS[name]} ({authors}) over Wikipedia, CC BY-SA 4.0; from {_SITE}.",
+        train=read_file(name, train),
+        dev=read_file(name, dev),
+        other_metrics=("exact match",),
+    )
+
+
+def read_file(name: Name, path: Path) -> tuple[Example, ...]:
+    """The questions of one official file, in its order.
+
+    Raises:
+        ValueError: the file is not in the official format; a context is blank; an answer is not at its offset, which
+            counts Unicode code points; a question has no answer, except where SQuAD 2.0 marks it as impossible; two
+            questions have the same id.
+    """
+    content = read_json_object(path, advice=f"download it again from {_SITE}", most_bytes=_MOST_BYTES)
+    examples = []
+    try:
+        for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
+            context = paragraph["context"]
+            for asked in paragraph["qas"]:
+                where = f"{path}, question {asked['id']}"
+                if not context.strip():
+                    raise ValueError(f"{where}: its context is blank; download the file again from {_SITE}")
+                targets = _spans(asked["answers"], context, where)
+                impossible = name == "squad2" and asked["is_impossible"]
+                if impossible != (not targets):
+                    expected = "no answer, since it is impossible," if impossible else "an answer"
+                    raise ValueError(
+                        f"{where}: expected {expected} and found {len(targets) // 2}; "
+                        f"task {name} reads the files of SQuAD {_VERSIONS[name]}"
+                    )
+                examples.append(Example((asked["question"], context), targets, str(asked["id"])))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not in the format of SQuAD {_VERSIONS[name]} ({error!r}); download it again from {_SITE}"
+        ) from None
+    if not examples:
+        raise ValueError(f"{path} has no questions; download it again from {_SITE}")
+    ids = [example.id for example in examples]
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise ValueError(f"{path} has two questions with the id {twice}; download it again from {_SITE}")
+    return tuple(examples)
+
+
+def _spans(answers: list[dict[str, Any]], context: str, where: str) -> tuple[float, ...]:
+    """The start and the end of each answer in characters of the context."""
+    targets: list[float] = []
+    for answer in answers:
+        text, start = answer["text"], answer["answer_start"]
+        end = start + len(text)
+        if start < 0 or context[start:end] != text:
+            raise ValueError(
+                f"{where}: expected its answer {text!r} at character {start} of the context, where "
+                f"{context[max(0, start) : max(0, end)]!r} is; offsets count Unicode code points, not bytes"
+            )
+        targets += [start, end]
+    return tuple(targets)

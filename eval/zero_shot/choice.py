@@ -1,0 +1,67 @@
+"""Multiple choice by likelihood: the continuation that a causal model finds most likely after the context.
+
+The scores are those of the Language Model Evaluation Harness (Gao et al. 2021): the sum of the log-probabilities
+(its acc; Brown et al. 2020, section 2.4), and the same divided by the continuation's length (its acc_norm).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.tasks.task import Example
+from eval.zero_shot.encoding import encode_continuations
+from eval.zero_shot.result import ZeroShotResult, accuracy_result
+from eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods
+
+if TYPE_CHECKING:
+    from pretrain.models.common.model import Model
+
+
+def evaluate_choices(
+    model: "Model",
+    tokenizer: Tokenizer,
+    special_ids: dict[str, int],
+    examples: Sequence[Example],
+    batch_tokens: int = BATCH_TOKENS,
+) -> ZeroShotResult:
+    """The accuracy of the most likely continuation, and of the most likely per token and per byte.
+
+    Args:
+        examples: of kind choice; one space is put between a context and its continuations.
+
+    Raises:
+        ValueError: there is no example, or one has no label; the model is not causal, or a continuation is too long.
+    """
+    if not examples:
+        raise ValueError("a task of kind choice needs at least one example, and this one has none")
+    for number, example in enumerate(examples, start=1):
+        if len(example.targets) != 1:
+            raise ValueError(f"example {number} has no label, and accuracy needs one; choose a labelled set")
+    parts = [_spaced(example) for example in examples]
+    continuations = [encode_continuations(tokenizer, special_ids, context, each) for context, each in parts]
+    scores = iter(log_likelihoods(model, [one for each in continuations for one in each], batch_tokens))
+    hits = np.zeros((len(examples), 3), bool)
+    for index, (example, (_, texts)) in enumerate(zip(examples, parts, strict=True)):
+        own = [next(scores) for _ in texts]
+        values = np.array([each.value for each in own])
+        tokens = np.array([each.tokens for each in own])
+        sizes = np.array([max(1, len(text.strip().encode())) for text in texts])
+        chosen = [(values / length).argmax() for length in (1, tokens, sizes)]
+        hits[index] = np.array(chosen) == int(example.targets[0])
+    return accuracy_result(
+        hits[:, 0],
+        {
+            "accuracy per token": float(hits[:, 1].mean()),
+            "accuracy per byte": float(hits[:, 2].mean()),
+            "chance": float(np.mean([1 / len(texts) for _, texts in parts])),
+        },
+    )
+
+
+def _spaced(example: Example) -> tuple[str, list[str]]:
+    context, *continuations = example.texts
+    context = context.rstrip()
+    blank = " " if context else ""
+    return context, [blank + each.lstrip() for each in continuations]

@@ -1,0 +1,105 @@
+"""LAMBADA (Paperno et al. 2016): the last word of a passage that people can only guess from all of it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.zero_shot.detokenize import detokenize
+from eval.zero_shot.encoding import encode_continuations, encode_each
+from eval.zero_shot.result import ZeroShotResult, accuracy_result
+from eval.zero_shot.scoring import BATCH_TOKENS, Continuation, log_likelihoods
+from eval.zero_shot.text_files import read_objects, read_text
+
+if TYPE_CHECKING:
+    from pretrain.models.common.model import Model
+
+Protocol = Literal["plain", "no stop words"]
+"""plain: the passage as it stands, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
+straight quotes, and no stop word may be predicted: few of them end a sentence (Radford et al. 2019, section 3.3)."""
+
+_STRAIGHT_QUOTES = str.maketrans("“”\u2018\u2019", "\"\"''")
+
+# GPT-2's list was not published. These are English words of closed classes.
+_STOP_WORDS = (
+    "a an the this that these those all any both each either every few many more most much neither no none other "
+    "several some such i me my myself we us our ours ourselves you your yours yourself yourselves he him his "
+    "himself she her hers herself it its itself they them their theirs themselves one who whom whose which what "
+    "about above across after against along among around as at before behind below beneath beside between beyond "
+    "by down during except for from in inside into of off on onto out outside over since through throughout to "
+    "toward towards under until up upon with within without and but or nor so yet because although though if "
+    "unless while whereas than whether when where why how am is are was were be been being have has had having do "
+    "does did doing can could may might must shall should will would not too very just only also then ever never "
+    "even still"
+)
+
+
+def read_lambada(path: Path) -> tuple[str, ...]:
+    """The passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
+    official release, a passage a line (any other suffix).
+
+    Raises:
+        ValueError: the file is missing, empty, or a line is not in the format, or has a single word.
+    """
+    if path.suffix == ".jsonl":
+        numbered = [(number, row["text"]) for number, row in read_objects(path, ("text",))]
+    else:
+        lines = enumerate(read_text(path).split("\n"), start=1)
+        numbered = [(number, line) for number, line in lines if line.strip()]
+    for number, text in numbered:
+        if len(text.split()) < 2:
+            raise ValueError(f"{path}, line {number}: expected a passage of several words, got {text!r}")
+    return tuple(text.strip() for _, text in numbered)
+
+
+def evaluate_lambada(
+    model: "Model",
+    tokenizer: Tokenizer,
+    special_ids: dict[str, int],
+    passages: Sequence[str],
+    protocol: Protocol = "plain",
+    batch_tokens: int = BATCH_TOKENS,
+) -> ZeroShotResult:
+    """The fraction of passages whose last word greedy decoding produces, and the perplexity of the last words.
+
+    All tokens of the word must be those of the highest probability. Without stop words a token is passed over where it
+    would complete a stop word, so that a word which begins with such a token is never predicted.
+
+    Args:
+        passages: at least one, each of several words.
+
+    Returns:
+        The accuracy; other metrics: the accuracy with the protocol's name, and the perplexity per last word, to which
+        the filter is not applied.
+
+    Raises:
+        ValueError: the model is not causal.
+    """
+    endings = _stop_words(tokenizer) if protocol == "no stop words" else {}
+    words = []
+    for passage in passages:
+        if protocol == "no stop words":
+            passage = detokenize(passage.translate(_STRAIGHT_QUOTES), "penn")
+        *context, last = passage.rsplit(maxsplit=1)
+        [word] = encode_continuations(tokenizer, special_ids, "".join(context), [f" {last}"])
+        excluded = [endings.get(tuple(word.ids[:at]), ()) for at in range(len(word.ids))]
+        words.append(Continuation(word.context, word.ids, excluded))
+    scores = log_likelihoods(model, words, batch_tokens)
+    correct = np.array([each.greedy for each in scores])
+    mean = sum(each.value for each in scores) / len(scores)
+    return accuracy_result(
+        correct, {f"accuracy, {protocol} protocol": float(correct.mean()), "perplexity per last word": exp(-mean)}
+    )
+
+
+def _stop_words(tokenizer: Tokenizer) -> dict[tuple[int, ...], set[int]]:
+    """For the tokens that a word begins with, the tokens that would complete a stop word."""
+    blank = " " if tokenizer.kind == "byte-bpe" else ""
+    endings: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for ids in encode_each(tokenizer, [blank + word for word in _STOP_WORDS.split()]):
+        endings[tuple(ids[:-1])].add(ids[-1])
+    return dict(endings)

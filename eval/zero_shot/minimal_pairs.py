@@ -1,0 +1,91 @@
+"""BLiMP (Warstadt et al. 2020): whether a model prefers an acceptable sentence to an unacceptable one."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.zero_shot.encoding import encode_continuations, encode_each
+from eval.zero_shot.result import ZeroShotResult, accuracy_result
+from eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods, pseudo_log_likelihoods
+from eval.zero_shot.text_files import read_objects
+from pretrain.models.families import FAMILIES
+
+if TYPE_CHECKING:
+    from pretrain.models.common.model import Model
+
+Masking = Literal["token", "rest of word"]
+"""What a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those after it
+in its word (Kauf and Ivanova 2023)."""
+
+_FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences that differ in what makes one of them unacceptable."""
+
+    good: str
+    bad: str
+    field: str
+    """Of linguistics: morphology, syntax, semantics, or syntax/semantics."""
+    term: str
+    """The phenomenon, one of 12."""
+    paradigm: str
+    """The kind of contrast, one of 67: the UID, a file of its own."""
+
+
+def read_pairs(folder: Path) -> tuple[Pair, ...]:
+    """The pairs of all official files, data/*.jsonl, in the order of their names.
+
+    Raises:
+        ValueError: there is no such file, or a line is not in the official format.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise ValueError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
+    return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
+
+
+def evaluate_pairs(
+    model: "Model",
+    tokenizer: Tokenizer,
+    special_ids: dict[str, int],
+    pairs: Sequence[Pair],
+    masking: Masking = "token",
+    batch_tokens: int = BATCH_TOKENS,
+) -> ZeroShotResult:
+    """The fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
+
+    A sentence's log-likelihood under a causal model, after an end token; its pseudo-log-likelihood under a masked one.
+
+    Args:
+        pairs: at least one.
+        masking: of a masked model.
+
+    Raises:
+        ValueError: a sentence is longer than the model's positions.
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    if FAMILIES[model.config.family].causal:
+        texts = [encode_continuations(tokenizer, special_ids, "", [sentence])[0] for sentence in sentences]
+        scores = np.array([each.value for each in log_likelihoods(model, texts, batch_tokens)])
+    else:
+        tokens = encode_each(tokenizer, sentences)
+        starts = None if masking == "token" else [[tokenizer.begins_word(i) for i in each] for each in tokens]
+        scores = pseudo_log_likelihoods(model, tokens, special_ids, starts, batch_tokens)
+    correct = scores[::2] > scores[1::2]
+    return accuracy_result(correct, _by_group(pairs, correct))
+
+
+def _by_group(pairs: Sequence[Pair], correct: NDArray[np.bool_]) -> dict[str, float]:
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for pair, hit in zip(pairs, correct.tolist(), strict=True):
+        for name in (f"field {pair.field}", f"term {pair.term}", f"paradigm {pair.paradigm}"):
+            groups[name].append(hit)
+    return {name: float(np.mean(groups[name])) for name in sorted(groups)}

@@ -1,0 +1,133 @@
+"""The perplexity of a causal model on a text file: WikiText, the Penn Treebank, or any other text.
+
+Tokenizers differ in how many tokens they cut a text into. So the negative log-likelihood of the whole text is divided
+by the official number of words, whatever the model's tokens are, and by the bytes of the file (Radford et al. 2019,
+section 3.1).
+"""
+
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.zero_shot.detokenize import detokenize
+from eval.zero_shot.encoding import encode_each
+from eval.zero_shot.result import ZeroShotResult
+from eval.zero_shot.scoring import BATCH_TOKENS, predict
+from eval.zero_shot.text_files import read_text
+from eval.zero_shot.windows import windows
+
+if TYPE_CHECKING:
+    from pretrain.models.common.model import Model
+
+Convention = Literal["wikitext", "ptb", "text"]
+"""How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between
+whitespace, and the end of each line, blank ones included. text: what stands between whitespace."""
+
+_LARGEST_EXPONENT = 700
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in blocks: each line that is not blank, with the line ends before it."""
+
+    blocks: tuple[str, ...]
+    """What the model reads. Together they are the text, and their tokens the text's: they end before whitespace."""
+    words: tuple[int, ...]
+    """Of the official text, by the convention, in each block."""
+    bytes: int
+    """Of the official file."""
+    convention: Convention
+    detokenized: bool
+
+
+def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) -> Text:
+    """A set's file, such as wiki.test.raw, wiki.test.tokens or ptb.test.txt.
+
+    Args:
+        detokenized: whether the model reads the natural text instead of the official one, as GPT-2 did. Words and bytes
+            are those of the official text all the same. Not for convention text.
+
+    Raises:
+        ValueError: the file is missing, empty or not UTF-8.
+    """
+    text = read_text(path)
+    blocks: list[str] = []
+    words: list[int] = []
+    gap, gap_words = "", 0
+    line_end = 0 if convention == "text" else 1
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        natural = detokenize(line, convention) if detokenized and convention != "text" else line
+        body = natural.rstrip(" \t\r")
+        if body:
+            blocks.append(gap + body)
+            words.append(gap_words + len(line.split()))
+            gap, gap_words = "", 0
+        gap += natural[len(body) :]
+        if number < len(lines):
+            gap += "\n"
+            gap_words += line_end
+    blocks[-1] += gap
+    words[-1] += gap_words
+    return Text(tuple(blocks), tuple(words), len(text.encode()), convention, detokenized)
+
+
+def evaluate_perplexity(
+    model: "Model",
+    tokenizer: Tokenizer,
+    special_ids: dict[str, int],
+    text: Text,
+    seq_len: int,
+    stride: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> ZeroShotResult:
+    """The perplexity per word by the text's convention; other metrics per token and per byte, bits per byte, counts.
+
+    The text is one sequence after an end token, read in overlapping windows.
+
+    Args:
+        special_ids: of the run's tokenizer, with end.
+        seq_len: tokens of a window, at most; the model's positions if these are fewer.
+        stride: tokens between the beginnings of two windows; None: half a window.
+
+    Returns:
+        `statistics` has a row a block: its negative log-likelihood in nats, and its words.
+
+    Raises:
+        ValueError: the stride exceeds the window, or the text has so few words that the perplexity per word is not a
+            floating-point number.
+    """
+    seq_len = min(seq_len, model.config.max_positions)
+    stride = max(1, seq_len // 2) if stride is None else stride
+    if not 1 <= stride <= seq_len:
+        raise ValueError(f"a stride of {stride} leaves out tokens of windows of {seq_len}; give 1 to {seq_len}")
+    encoded = encode_each(tokenizer, text.blocks)
+    ids = np.array([special_ids["end"], *(i for block in encoded for i in block)], np.int64)
+    if len(ids) == 1:
+        raise ValueError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
+    block_of = np.repeat(np.arange(len(encoded)), list(map(len, encoded)))
+    answers = predict(model, windows(ids, seq_len, stride), batch_tokens)
+    losses = -np.concatenate([each.log_probabilities for each in answers])
+    statistics = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)
+    total, words = statistics.sum(0).tolist()
+    if total > _LARGEST_EXPONENT * words:
+        raise ValueError(
+            f"the text has {words:,.0f} words in {text.bytes:,} bytes, too few for a perplexity per word; words are "
+            "separated by whitespace"
+        )
+    counted = "words" if text.convention == "text" else "words and line ends"
+    other_metrics = {
+        f"{'de-tokenised' if text.detokenized else 'official'} text, perplexity per token": exp(total / len(losses)),
+        "perplexity per byte": exp(total / text.bytes),
+        "bits per byte": total / text.bytes / log(2),
+        counted: words,
+        "tokens": float(len(losses)),
+        "bytes": float(text.bytes),
+    }
+    if "unk" in special_ids:
+        other_metrics["unknown tokens"] = float((ids == special_ids["unk"]).sum())
+    return ZeroShotResult(exp(total / words), other_metrics, statistics)

@@ -1,0 +1,203 @@
+"""Log-likelihoods of token sequences, in packed batches of a bounded number of tokens.
+
+Only functions that run the model import torch, so that readers of tasks can stand beside their evaluation.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretrain.models.families import FAMILIES
+from pretrain.objectives.batch import Inputs, layout
+
+if TYPE_CHECKING:
+    from pretrain.models.common.model import Model
+
+Ids = NDArray[np.int64]
+
+BATCH_TOKENS = 8192
+"""Tokens of one forward pass. A longer sequence is a batch of its own."""
+_LOGITS_AT_ONCE = 2**25
+"""Elements of a chunk of logits: 128 MiB of fp32."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A sequence for one forward pass, and what is to be predicted from its hidden states."""
+
+    ids: Ids
+    """(T,)."""
+    at: Ids
+    """(M,): the positions whose hidden states predict."""
+    targets: Ids
+    """(M,): the tokens to predict there."""
+    excluded: Sequence[Collection[int]] = ()
+    """For each target the tokens that greedy decoding may not choose; empty: none for any."""
+
+
+class Prediction(NamedTuple):
+    """The answer to a query of M targets."""
+
+    log_probabilities: NDArray[np.float64]
+    """(M,), in nats."""
+    greedy: NDArray[np.bool_]
+    """(M,): whether the target has the highest probability of all tokens that are not excluded."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Tokens, and those that they continue."""
+
+    context: Sequence[int]
+    """At least one token: the end token where there is no text before. Cut at its beginning if it is too long."""
+    ids: Sequence[int]
+    """At least one token."""
+    excluded: Sequence[Collection[int]] = ()
+    """As in `Query`."""
+
+
+class LogLikelihood(NamedTuple):
+    """Of a continuation given its context."""
+
+    value: float
+    """The sum of its tokens' log-probabilities, in nats."""
+    greedy: bool
+    """Whether greedy decoding from the context produces exactly this continuation."""
+    tokens: int
+
+
+def log_likelihoods(
+    model: "Model", continuations: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
+) -> list[LogLikelihood]:
+    """The log-likelihood of each continuation under a causal model.
+
+    Raises:
+        ValueError: the model is not causal, or a continuation alone exceeds its positions.
+    """
+    if not FAMILIES[model.config.family].causal:
+        raise ValueError(
+            f"the likelihood of a continuation needs a causal model, and model.family={model.config.family}; "
+            "remove the task"
+        )
+    limit = model.config.max_positions
+    if long := [i for i, each in enumerate(continuations) if len(each.ids) > limit]:
+        raise ValueError(
+            f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, and the model has "
+            f"max_positions={limit}; remove the task, or evaluate a model with more positions"
+        )
+
+    def query(each: Continuation) -> Query:
+        assert len(each.context) and len(each.ids)
+        ids = np.array([*each.context, *each.ids], np.int64)[-limit - 1 :]
+        targets = ids[-len(each.ids) :]
+        return Query(ids[:-1], np.arange(len(ids) - len(targets), len(ids)) - 1, targets, each.excluded)
+
+    order = _longest_first([len(each.context) + len(each.ids) for each in continuations])
+    scores: list[LogLikelihood | None] = [None] * len(continuations)
+    for index, each in zip(order, predict(model, (query(continuations[i]) for i in order), batch_tokens), strict=True):
+        scores[index] = LogLikelihood(float(each.log_probabilities.sum()), bool(each.greedy.all()), len(each.greedy))
+    return [score for score in scores if score is not None]
+
+
+def pseudo_log_likelihoods(
+    model: "Model",
+    sentences: Sequence[Sequence[int]],
+    special_ids: dict[str, int],
+    word_starts: Sequence[Sequence[bool]] | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> NDArray[np.float64]:
+    """The pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation 1).
+
+    The sum over a sentence's tokens of the log-probability of each, given all others, with that token masked.
+
+    Args:
+        sentences: tokens without [CLS] and [SEP], which are put around them and are not scored.
+        special_ids: with cls, sep and mask.
+        word_starts: for each sentence, whether each token begins a word. With these, the tokens after it within its
+            word are masked too, since they would give it away (Kauf and Ivanova 2023, PLL-word-l2r).
+
+    Returns:
+        float64 (sentences,), in nats.
+
+    Raises:
+        ValueError: the model is causal, or a sentence exceeds its positions.
+    """
+    if FAMILIES[model.config.family].causal:
+        raise ValueError(f"pseudo-log-likelihoods need a masked model, and model.family={model.config.family}")
+    limit = model.config.max_positions
+    if long := [i for i, each in enumerate(sentences) if len(each) + 2 > limit]:
+        raise ValueError(
+            f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, and the model has max_positions={limit}, "
+            "of which [CLS] and [SEP] take two; remove the task, or evaluate a model with more positions"
+        )
+
+    def queries(index: int) -> Iterator[Query]:
+        ids = np.array([special_ids["cls"], *sentences[index], special_ids["sep"]], np.int64)
+        starts = word_starts[index] if word_starts else [True] * len(sentences[index])
+        ends = [at for at in range(2, len(ids) - 1) if starts[at - 1]] + [len(ids) - 1]
+        for at in range(1, len(ids) - 1):
+            masked = ids.copy()
+            masked[at : next(end for end in ends if end > at)] = special_ids["mask"]
+            yield Query(masked, np.array([at]), ids[at : at + 1])
+
+    order = _longest_first(list(map(len, sentences)))
+    answers = predict(model, chain.from_iterable(map(queries, order)), batch_tokens)
+    scores = np.zeros(len(sentences))
+    for index in order:
+        scores[index] = sum(float(each.log_probabilities[0]) for each in islice(answers, len(sentences[index])))
+    return scores
+
+
+def predict(model: "Model", queries: Iterable[Query], batch_tokens: int = BATCH_TOKENS) -> Iterator[Prediction]:
+    """The answers, in the order of the queries, which are packed into batches in this order: sort them by length."""
+    model.eval()
+    batch: list[Query] = []
+    tokens = 0
+    for query in queries:
+        if batch and tokens + len(query.ids) > batch_tokens:
+            yield from _predict(model, batch)
+            batch, tokens = [], 0
+        batch.append(query)
+        tokens += len(query.ids)
+    if batch:
+        yield from _predict(model, batch)
+
+
+def _predict(model: "Model", batch: list[Query]) -> list[Prediction]:
+    import torch
+
+    from pretrain.engine.inputs import on_device
+
+    lengths = [len(query.ids) for query in batch]
+    starts = np.cumsum([0, *lengths[:-1]])
+    at = np.concatenate([query.at + start for query, start in zip(batch, starts, strict=True)])
+    targets = np.concatenate([query.targets for query in batch])
+    excluded = list(chain.from_iterable(query.excluded or [()] * len(query.targets) for query in batch))
+    inputs: Inputs = {"input_ids": np.concatenate([query.ids for query in batch]), **layout(lengths)}
+    rows = max(1, _LOGITS_AT_ONCE // model.word.num_embeddings)
+    log_probabilities, greedy = [], []
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        hidden = model.encode(**on_device(inputs, device))[torch.from_numpy(at).to(device)]
+        wanted = torch.from_numpy(targets).to(device)[:, None]
+        for first in range(0, len(at), rows):
+            part = slice(first, first + rows)
+            logits = model.lm_head(hidden[part]).float()
+            log_probabilities.append(logits.gather(1, wanted[part])[:, 0] - logits.logsumexp(-1))
+            for row, tokens in enumerate(excluded[part]):
+                if tokens:
+                    logits[row, list(tokens)] = -torch.inf
+            greedy.append(logits.argmax(-1) == wanted[part, 0])
+    bounds = np.cumsum([len(query.targets) for query in batch])[:-1]
+    values = np.split(torch.cat(log_probabilities).double().cpu().numpy(), bounds)
+    hits = np.split(torch.cat(greedy).cpu().numpy(), bounds)
+    return [Prediction(*each) for each in zip(values, hits, strict=True)]
+
+
+def _longest_first(lengths: list[int]) -> list[int]:
+    """Sequences of similar length make batches without padding, and the batch that needs most memory comes first."""
+    return sorted(range(len(lengths)), key=lambda i: -lengths[i])

@@ -1,0 +1,105 @@
+"""The newest good checkpoint, verified by all ranks of a run together, each of which hashes a share of the files."""
+
+import heapq
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+import torch.distributed as dist
+
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import Check, check_headers, file_checks, list_steps
+from pretrain.engine.ranks import Ranks
+
+_THREADS = 8
+_ROUND_S = 5.0
+"""How long a rank is silent at most. The process group would end after minutes without a collective, and hashing a
+checkpoint may take longer."""
+
+
+def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
+    """`newest_good`, called by all ranks and with the same result on all of them.
+
+    Raises:
+        ValueError: some ranks do not see what rank 0 sees at `checkpoints`.
+    """
+    steps = list_steps(checkpoints) if ranks.rank == 0 else []
+    rejected: list[str] = []
+    while (step := ranks.broadcast(steps.pop() if steps else -1)) >= 0:
+        manifest, damaged = _verify(folder_of_step(checkpoints, step), ranks)
+        if manifest is not None:
+            return manifest, rejected
+        rejected += damaged
+    return None, rejected
+
+
+def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
+    """`verify`, called by all ranks and with the same result on all of them.
+
+    Raises:
+        ValueError: with the name of the first file that is missing or damaged; on all ranks.
+    """
+    manifest, damaged = _verify(location, ranks)
+    if manifest is None:
+        raise ValueError(damaged[0])
+    return manifest
+
+
+def shares(sizes: Sequence[int], world_size: int) -> list[list[int]]:
+    """Which files each rank hashes: their indexes, so that all ranks have about as many bytes."""
+    loads = [(0, rank) for rank in range(world_size)]
+    mine: list[list[int]] = [[] for _ in range(world_size)]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        load, rank = heapq.heappop(loads)
+        mine[rank].append(index)
+        heapq.heappush(loads, (load + sizes[index], rank))
+    return mine
+
+
+def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
+    """The manifest if the checkpoint is good, else what is wrong with it; the same on all ranks."""
+    manifest, refused = None, ""
+    try:
+        manifest = read_checkpoint_manifest(location)
+    except ValueError as error:
+        refused = str(error)
+    found = _gather_text(refused or (manifest.sha256 if manifest else ""), ranks)
+    for rank, text in enumerate(found):
+        if text != found[0]:
+            # Not a reason to reject it: rank 0 would set aside, or write anew, what is there and good.
+            raise ValueError(
+                f"rank {rank} does not read the same {location} as rank 0; choose a checkpoint.location that all hosts "
+                "share"
+            )
+    if manifest is None:
+        return None, [refused]
+    checks = file_checks(location, manifest)
+    mine = shares([entry.bytes for entry in manifest.files], ranks.world_size)[ranks.rank]
+    damaged = _run_shared([checks[index] for index in mine], ranks)
+    if not damaged and manifest.stripes is None:
+        damaged = _run_shared([lambda: check_headers(location, manifest)] if ranks.rank == 0 else [], ranks)
+    return (None, damaged) if damaged else (manifest, [])
+
+
+def _run_shared(checks: list[Check], ranks: Ranks) -> list[str]:
+    """Run this rank's checks while the others run theirs; what any of them found, sorted."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
+        running = [threads.submit(check) for check in checks]
+        while True:
+            left = len(wait(running, timeout=_ROUND_S).not_done)
+            if not ranks.all_reduce_sum({"left": left})["left"]:
+                break
+    damaged = [damage for each in running if (damage := each.result()) is not None]
+    return sorted(line for text in _gather_text("\n".join(damaged), ranks) for line in text.splitlines())
+
+
+def _gather_text(text: str, ranks: Ranks) -> list[str]:
+    """Every rank's text, by rank; without pickles, which could execute code."""
+    data = text.encode(errors="replace")
+    longest = -ranks.all_reduce_min(-len(data))
+    if longest == 0:
+        return [""] * ranks.world_size
+    mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(ranks.device)
+    texts = [torch.empty_like(mine) for _ in range(ranks.world_size)]
+    dist.all_gather(texts, mine)
+    return [each.cpu().numpy().tobytes().rstrip(b"\0").decode() for each in texts]

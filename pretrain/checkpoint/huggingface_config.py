@@ -1,0 +1,121 @@
+"""Hugging Face's config.json from and to a recipe's `model` section."""
+
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.files import read_json_object
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.models.huggingface_weights import names_of
+
+CONFIG = "config.json"
+_MAX_SIZE, _MAX_LAYERS = 2**31, 10_000
+"""The number of layers that share their weights cannot be checked against the files."""
+_SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
+"""Two names of one formula."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a Hugging Face directory. Raises ValueError where it is missing or not a JSON object."""
+    try:
+        return read_json_object(path, advice="copy the model again")
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} is not a Hugging Face model: it has no {path.name}") from None
+
+
+def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
+    """The model that a directory's config.json describes, its vocabulary's size and its pad_token_id.
+
+    Raises:
+        ValueError: it describes a model of no family here, one whose equations differ from ours, or no model at all.
+    """
+    path = source / CONFIG
+    config = read_json(path)
+    family = _family_of(config, path)
+    names = names_of(family)
+    for key, (ours, when_absent) in names.fixed.items():
+        theirs = config.get(key, when_absent)
+        if theirs != ours and not (isinstance(theirs, str) and _SAME_ACTIVATION.get(theirs) == ours):
+            raise ValueError(
+                f"{path} has {key}={reprlib.repr(theirs)}, and family {family} here needs {ours!r}; choose a model "
+                "that has it"
+            )
+    sizes: dict[str, Any] = {ours: config.get(theirs) for ours, theirs in names.sizes.items()}
+    for ours in names.null_sizes:
+        if sizes[ours] is None:
+            del sizes[ours]
+    keys = {**names.sizes, "vocab_size": "vocab_size"}
+    for ours, value in {**sizes, "vocab_size": config.get("vocab_size")}.items():
+        largest = _MAX_LAYERS if ours == "layers" else _MAX_SIZE
+        if type(value) is not int or not 0 < value <= largest:
+            raise ValueError(
+                f"{path} has {keys[ours]}={reprlib.repr(value)}; it must be an integer from 1 to {largest}"
+            )
+    pad = config.get("pad_token_id", 1)
+    if names.positions_after_pad:
+        if type(pad) is not int or not 0 <= pad < sizes["max_positions"] - 1:
+            raise ValueError(
+                f"{path} has pad_token_id={reprlib.repr(pad)} and max_position_embeddings={sizes['max_positions']}, "
+                "and positions start after pad_token_id; copy the model again"
+            )
+        sizes["max_positions"] -= names.unused_positions(pad)
+    dropout = config.get(names.dropout[0], names.dropout_when_absent)
+    try:
+        model = ModelConfig.model_validate({"family": family, **sizes, "dropout": dropout})
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{path} is not a valid model: {reason}") from None
+    return model, config["vocab_size"], pad
+
+
+def _family_of(config: dict[str, Any], path: Path) -> str:
+    known = {names_of(family).model_type: family for family in FAMILIES}
+    given = config.get("model_type")
+    if not isinstance(given, str) or given not in known:
+        raise ValueError(f"{path} has model_type={reprlib.repr(given)}; known are {', '.join(known)}")
+    return known[given]
+
+
+def config_json(model: ModelConfig, vocab_size: int, special_ids: Mapping[str, int]) -> dict[str, Any]:
+    """The content of config.json.
+
+    Args:
+        special_ids: pad, cls and sep of an encoder, end of a causal model.
+
+    Raises:
+        ValueError: the class of transformers cannot have these sizes, or a special token is not in `special_ids`.
+    """
+    names, causal = names_of(model.family), FAMILIES[model.family].causal
+    if "intermediate" not in names.sizes and model.intermediate != 4 * model.hidden:
+        raise ValueError(
+            f"{names.architecture} has a fixed intermediate size of 4 * hidden = {4 * model.hidden}, and this model "
+            f"has intermediate={model.intermediate}; it cannot be exported"
+        )
+    needed = {"end"} if causal else {"pad", "cls", "sep"}
+    if missing := sorted(needed - set(special_ids)):
+        raise ValueError(
+            f"a {names.model_type} model needs the special tokens {sorted(needed)}, and {missing} are not among the "
+            f"tokenizer's {sorted(special_ids)}; export it with the tokenizer that it was trained with"
+        )
+    sizes = {theirs: getattr(model, ours) for ours, theirs in names.sizes.items()}
+    if causal:
+        ids = {"bos_token_id": special_ids["end"], "eos_token_id": special_ids["end"], "pad_token_id": None}
+    else:
+        tokens = {"bos_token_id": "cls", "eos_token_id": "sep", "pad_token_id": "pad"}
+        ids = {key: special_ids[token] for key, token in tokens.items()}
+    if names.positions_after_pad:
+        sizes[names.sizes["max_positions"]] += names.unused_positions(special_ids["pad"])
+    return {
+        "architectures": [names.architecture],
+        "model_type": names.model_type,
+        "vocab_size": vocab_size,
+        **sizes,
+        **{key: value for key, (value, _) in names.fixed.items()},
+        **dict.fromkeys(names.dropout, model.dropout),
+        **ids,
+        "initializer_range": 0.02,
+    }

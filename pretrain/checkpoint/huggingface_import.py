@@ -1,0 +1,160 @@
+"""A Hugging Face model as ours: every tensor is checked against what config.json says before it is used.
+
+A model that computes something else than ours under the same names, such as another activation, is refused.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.files import sha256_file, sha256_json
+from pretrain.checkpoint.huggingface_config import CONFIG, read_model_config
+from pretrain.checkpoint.huggingface_files import open_weights, weight_files
+from pretrain.models.build import outline_model
+from pretrain.models.common.huggingface_names import Names
+from pretrain.models.config import ModelConfig
+from pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
+log = logging.getLogger("multihop")
+
+_Stored = tuple[Any, str, Path]
+"""The open file that has a tensor, the tensor's name in it, and its path."""
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a directory is a Hugging Face model rather than a run or a checkpoint of ours."""
+    return (folder / CONFIG).exists()
+
+
+def content_hash(source: Path) -> str:
+    """SHA-256 that identifies a directory's weights, as a checkpoint's content hash does."""
+    return sha256_json([sha256_file(path) for path in weight_files(source)])
+
+
+def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
+    """The model in a directory with config.json and model.safetensors, of a class with all heads, some or none.
+
+    Returns:
+        The model's config, the size of its vocabulary, and float32 tensors by our names, without those of heads that
+        the files lack. Tensors that are float32 in the file are views of it, mapped and not read, some not contiguous.
+
+    Raises:
+        ValueError: the directory is not such a model, is damaged, or is a model that differs from ours.
+    """
+    model, vocab_size, pad = read_model_config(source)
+    names = names_of(model.family)
+    files = {path: open_weights(path) for path in weight_files(source)}
+    shapes = _expected(model, vocab_size, pad, files, source)
+    found: dict[str, _Stored] = {}
+    for path, file in files.items():
+        for name in sorted(file.keys()):
+            known = _full_name(name, names, shapes)
+            if known in found:
+                raise ValueError(f"{path} has the tensor {name} of {found[known][2]} again; save the model again")
+            found[known] = (file, name, path)
+    _check_tensors(found, shapes, names)
+    weights = {name: file.get_tensor(stored) for name, (file, stored, _) in found.items()}
+    for copy, original in names.copies.items():
+        if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
+            raise ValueError(
+                f"{source} has {copy} and {original} with different values, and family {model.family} here has one "
+                "tensor for both; train it with tie_word_embeddings=true"
+            )
+    _check_complete(weights.keys(), shapes, names, source)
+    return model, vocab_size, from_huggingface(model, pad, weights)
+
+
+def _expected(
+    model: ModelConfig, vocab_size: int, pad: int, files: Mapping[Path, Any], source: Path
+) -> dict[str, list[int]]:
+    """Name and shape of each tensor of a model of these sizes with all heads.
+
+    Sizes that the files cannot have are refused before anything of these sizes is built: only one layer is outlined.
+    """
+    stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
+    elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family)
+    for key, size, width in (
+        ("vocab_size", vocab_size, model.embedding),
+        (names.sizes["max_positions"], model.max_positions, model.embedding),
+        (names.sizes["hidden"], model.hidden, model.hidden),
+        (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
+    ):
+        if size * width > elements:
+            raise ValueError(
+                f"{source / CONFIG} has {key}={size}, which makes one matrix of {size * width:,} elements, and the "
+                f"files have {elements:,} in all; copy both files from one model"
+            )
+    one_layer = model.model_copy(update={"layers": 1})
+    with torch.device("meta"):
+        there = to_huggingface(one_layer, pad, outline_model(one_layer, vocab_size).state_dict())
+        outline = {name: list(tensor.shape) for name, tensor in there}
+    if "{}" not in names.block:  # all layers share one block
+        return outline
+    first, known = names.block.format(0), {_without_old_names(name) for name, _ in stored}
+    shapes = {}
+    for name, shape in outline.items():
+        for layer in range(model.layers if name.startswith(first) else 1):
+            full = names.block.format(layer) + name.removeprefix(first) if name.startswith(first) else name
+            if layer and full not in known and full.removeprefix(names.prefix) not in known:
+                raise ValueError(
+                    f"{source} lacks {full}, and {CONFIG} has {model.layers} layers; copy both files from one model"
+                )
+            shapes[full] = shape
+    return shapes
+
+
+def _without_old_names(name: str) -> str:
+    """The first releases called the parameters of a norm gamma and beta."""
+    name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
+    return re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
+
+
+def _full_name(name: str, names: Names, shapes: dict[str, list[int]]) -> str:
+    """A stored tensor's name in the class with all heads."""
+    name = _without_old_names(name)
+    with_prefix = names.prefix + name
+    return with_prefix if with_prefix in shapes or with_prefix in names.ignored else name
+
+
+def _check_tensors(found: dict[str, _Stored], shapes: dict[str, list[int]], names: Names) -> None:
+    """Remove from `found` what is known to have no counterpart; refuse all else that is not expected."""
+    for name in list(found):
+        file, stored, path = found[name]
+        if name in names.ignored or _BUFFERS.fullmatch(name):
+            log.info("%s: %s has no counterpart here and is ignored", path, stored)
+            del found[name]
+            continue
+        expected = shapes.get(names.copies.get(name, name))
+        if expected is None:
+            raise ValueError(
+                f"{path} has the tensor {stored}, which {names.architecture} of this {CONFIG} does not have; choose a "
+                "model without it"
+            )
+        entry = file.get_slice(stored)
+        if entry.get_shape() != expected:
+            raise ValueError(
+                f"{path} has {stored} of shape {entry.get_shape()}, and by {CONFIG} it is {expected}; "
+                "copy both files from one model"
+            )
+        if entry.get_dtype() not in _DTYPES:
+            raise ValueError(f"{path} has {stored} in {entry.get_dtype()}; supported are {', '.join(_DTYPES)}")
+
+
+def _check_complete(present: Iterable[str], expected: Iterable[str], names: Names, source: Path) -> None:
+    """A head may be absent as a whole, but not in part."""
+    head_of = {name: next((head for head in names.heads if name.startswith(head)), "") for name in expected}
+    begun = {head_of[name] for name in present if name in head_of} | {""}
+    missing = [name for name in head_of if name not in present and head_of[name] in begun]
+    if missing:
+        raise ValueError(
+            f"{source} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, {len(missing)} of the "
+            f"{len(head_of)} tensors of {names.architecture}; copy the model again"
+        )

@@ -1,0 +1,231 @@
+"""Which file of a checkpoint holds which elements of a parameter, and at which byte.
+
+A rank owns a slice of a parameter, and ZeRO gives consecutive ranks equal slices of it. So the manifest holds stripes:
+`[first_file, files, elements]` means that each of `files` consecutive files holds `elements` elements. The stripes of a
+parameter follow each other from its first element to its last, which makes gaps and overlaps impossible. There are at
+most about three of them per parameter, however many ranks wrote the checkpoint.
+
+Offsets are not stored: a file holds its slices sorted by parameter, start and kind, without gaps, up to its end.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from pretrain.checkpoint.tensor_file import ITEM_BYTES
+
+Slices = Sequence[tuple[int, int, int]]
+"""Of one file: (index of the parameter among the sorted names, first element, number of elements)."""
+_START = re.compile(r"0|[1-9][0-9]{0,17}")
+_LARGEST_FILE = 2**47
+_MOST_FILES = 2**16
+"""With both, every byte of a checkpoint has a number below 2**63."""
+
+
+class Stripe(NamedTuple):
+    """Equal slices of a parameter in consecutive files."""
+
+    first_file: Annotated[int, Field(strict=True, ge=0)]
+    files: Annotated[int, Field(strict=True, ge=1)]
+    elements: Annotated[int, Field(strict=True, ge=1)]
+    """Of each slice."""
+
+
+class Piece(NamedTuple):
+    """Consecutive elements in one file."""
+
+    file: int
+    """Its index in the manifest."""
+    offset: int
+    """Of the first byte."""
+    elements: int
+
+
+Locate = Callable[[str, str, int, int], list[Piece]]
+"""(kind, parameter, start, elements) -> the pieces that hold them, in order; less where the checkpoint has less."""
+
+
+class Layout:
+    """Finds the bytes of any slice from the stripes in a manifest."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[int]],
+        kinds: Sequence[str],
+        stripes: Mapping[str, Sequence[Stripe]],
+        file_bytes: Sequence[int],
+    ) -> None:
+        """Check that the stripes are those of the parameters and fit into the files.
+
+        Args:
+            parameters: name -> shape.
+            kinds: what the files hold of each slice, sorted.
+            file_bytes: the size of each file.
+
+        Raises:
+            ValueError: they are not, in one sentence without the checkpoint's location.
+        """
+        self._check(parameters, kinds, stripes, file_bytes)
+        self._kinds, self._rows = list(kinds), dict[str, list[int]]()
+        self._names: list[str] = []
+        """Of each stripe."""
+        starts: list[int] = []
+        for name in sorted(stripes):
+            self._rows[name] = list(range(len(starts), len(starts) + len(stripes[name])))
+            self._names += [name] * len(stripes[name])
+            starts += accumulate((each.files * each.elements for each in stripes[name][:-1]), initial=0)
+        rows = [stripe for name in sorted(stripes) for stripe in stripes[name]]
+        self._first, files, self._elements = np.array(rows, np.int64).reshape(-1, 3).T
+        self._start, self._stop = np.array(starts, np.int64), self._first + files
+        changes = np.zeros(len(file_bytes) + 1, np.int64)  # of the elements per file, from one file to the next
+        np.add.at(changes, self._first, self._elements)
+        np.subtract.at(changes, self._stop, self._elements)
+        data_bytes = changes.cumsum()[:-1] * (ITEM_BYTES * len(kinds))
+        self._data_start = np.array(file_bytes, np.int64) - data_bytes
+        if (short := np.flatnonzero(self._data_start < 0)).size:
+            index = int(short[0])
+            raise ValueError(f"file {index} has {file_bytes[index]:,} bytes, its slices need {data_bytes[index]:,}")
+        self._positions = lru_cache(256)(self._positions_in)  # one for each file that is open
+
+    def locate(self, kind: str, name: str, start: int, elements: int) -> list[Piece]:
+        """See `Locate`."""
+        if kind not in self._kinds:
+            return []
+        found = []
+        for row in self._rows.get(name, ()):
+            size, first, before = int(self._elements[row]), int(self._first[row]), int(self._start[row])
+            begin, end = max(start - before, 0), start + elements - before  # in elements of this stripe
+            if begin >= end:
+                continue
+            for file in range(first + begin // size, min(first - (-end // size), int(self._stop[row]))):
+                skip = max(begin - (file - first) * size, 0)
+                count = min(end - (file - first) * size, size) - skip
+                found.append(self._piece(file, row, kind, skip, count))
+        return found
+
+    def tensors_of(self, file: int) -> dict[str, int]:
+        """Tensor name -> number of elements of everything in a file, in the file's order."""
+        tensors: dict[str, int] = {}
+        for row in np.flatnonzero(self._in(file)).tolist():
+            elements = int(self._elements[row])
+            start = int(self._start[row]) + (file - int(self._first[row])) * elements
+            tensors |= {tensor_name(kind, self._names[row], start): elements for kind in self._kinds}
+        return tensors
+
+    def _in(self, file: int) -> NDArray[np.bool_]:
+        """(stripes,): which of them have a slice in a file."""
+        return (self._first <= file) & (file < self._stop)
+
+    def _piece(self, file: int, row: int, kind: str, skip: int, count: int) -> Piece:
+        before = len(self._kinds) * int(self._positions(file)[row])
+        here = self._kinds.index(kind) * int(self._elements[row]) + skip
+        return Piece(file, int(self._data_start[file]) + ITEM_BYTES * (before + here), count)
+
+    def _positions_in(self, file: int) -> NDArray[np.int64]:
+        """(stripes,): how many elements of each kind are before a stripe's slice in a file."""
+        held = np.where(self._in(file), self._elements, 0)
+        positions: NDArray[np.int64] = held.cumsum() - held
+        return positions
+
+    @staticmethod
+    def _check(
+        parameters: Mapping[str, Sequence[int]],
+        kinds: Sequence[str],
+        stripes: Mapping[str, Sequence[Stripe]],
+        file_bytes: Sequence[int],
+    ) -> None:
+        if "weight" not in kinds or list(kinds) != sorted(set(kinds)) or any("/" in kind for kind in kinds):
+            raise ValueError("kinds is not a sorted list with weight in it")
+        if len(file_bytes) > _MOST_FILES or max(file_bytes, default=0) > _LARGEST_FILE:
+            raise ValueError(f"it has more than {_MOST_FILES:,} files, or one of more than {_LARGEST_FILE:,} bytes")
+        for name in sorted(parameters.keys() ^ stripes.keys()):
+            raise ValueError(f"{name[:200]} is not in both parameters and stripes")
+        for name, shape in parameters.items():
+            held, wanted = sum(stripe.files * stripe.elements for stripe in stripes[name]), math.prod(shape)
+            if held != wanted:
+                raise ValueError(f"its stripes hold {held:,} elements of {name[:200]}, its shape has {wanted:,}")
+            if any(stripe.first_file + stripe.files > len(file_bytes) for stripe in stripes[name]):
+                raise ValueError(f"its stripes of {name[:200]} are in more than its {len(file_bytes):,} files")
+
+
+def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices]) -> dict[str, list[Stripe]]:
+    """The stripes of all parameters, from the slices that each file holds.
+
+    Raises:
+        ValueError: the slices are not each element of each parameter once.
+    """
+    names = sorted(parameters)
+    file = np.repeat(np.arange(len(files)), [len(slices) for slices in files])
+    parameter, start, elements = np.array([row for slices in files for row in slices], np.int64).reshape(-1, 3).T
+    order = np.lexsort((start, parameter))
+    file, parameter, start, elements = file[order], parameter[order], start[order], elements[order]
+    is_next = parameter[1:] == parameter[:-1]  # the same parameter as the row before
+    bounds = np.concatenate([[0], 1 + np.flatnonzero(~is_next), [len(order)]]) if len(order) else np.array([0])
+    stop = start + elements
+    expected = np.concatenate([[0], np.where(is_next, stop[:-1], 0)])[: len(order)]
+    for row in np.flatnonzero(start != expected)[:1]:
+        name = names[parameter[row]]
+        raise ValueError(f"the ranks hold {name} up to element {expected[row]}, and then from {start[row]}")
+    held = {names[parameter[first]]: int(stop[last - 1]) for first, last in pairwise(bounds.tolist())}
+    for name in names:
+        if held.get(name, 0) != math.prod(parameters[name]):
+            raise ValueError(
+                f"the ranks hold {held.get(name, 0)} elements of {name}, its shape has {math.prod(parameters[name])}"
+            )
+    same = is_next & (elements[1:] == elements[:-1]) & (file[1:] == file[:-1] + 1)
+    firsts = np.concatenate([[0], 1 + np.flatnonzero(~same)])[: len(order)]
+    counts = np.diff(firsts, append=len(order))
+    stripes: dict[str, list[Stripe]] = {name: [] for name in names}
+    for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        stripes[names[parameter[first]]].append(Stripe(int(file[first]), count, int(elements[first])))
+    return stripes
+
+
+def in_order(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]) -> tuple[list[str], Slices]:
+    """The kinds and slices of a file that holds tensors of these names and numbers of elements.
+
+    Raises:
+        ValueError: they do not hold the same slices of every kind.
+    """
+    numbers = {name: number for number, name in enumerate(sorted(parameters))}
+    of_kind: dict[str, list[tuple[int, int, int]]] = {}
+    for key, elements in tensors.items():
+        kind, name, start = parse_tensor_name(key)
+        if name not in numbers:
+            raise ValueError(f"{name} is not a parameter of the manifest")
+        of_kind.setdefault(kind, []).append((numbers[name], start, elements))
+    kinds = sorted(of_kind)
+    if any(of_kind[kind] != of_kind[kinds[0]] for kind in kinds):
+        raise ValueError(f"the slices of {', '.join(kinds)} differ")
+    return kinds, of_kind[kinds[0]] if kinds else []
+
+
+def file_order(tensor: str) -> tuple[str, int, str]:
+    """The key by which the tensors in a file are sorted."""
+    kind, name, start = parse_tensor_name(tensor)
+    return name, start, kind
+
+
+def tensor_name(kind: str, name: str, start: int) -> str:
+    """KIND/NAME@START."""
+    return f"{kind}/{name}@{start}"
+
+
+def parse_tensor_name(tensor: str) -> tuple[str, str, int]:
+    """KIND/NAME@START in its three parts.
+
+    Raises:
+        ValueError: it does not have them.
+    """
+    kind, slash, rest = tensor.partition("/")
+    name, at, start = rest.rpartition("@")
+    if not (kind and slash and name and at and _START.fullmatch(start)):
+        raise ValueError(f"tensor {tensor[:200]!r} is not named KIND/NAME@START")
+    return kind, name, int(start)

@@ -1,0 +1,122 @@
+"""Which run owns a location of checkpoints."""
+
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.bucket import no_conditions
+from common.files import canonical_json, json_object, open_regular
+from common.storage import open_folder
+
+_IDENTITY = "identity"
+"""In a run's folder: the run's id."""
+_OWNER = "owner"
+"""Beside the checkpoints: which run they belong to."""
+_RUN_ID = "^[0-9a-f]{32}$"
+
+
+class Owner(BaseModel):
+    """The run that owns a location of checkpoints, and where its folder was when it claimed them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str = Field(pattern=_RUN_ID)
+    host: str
+    run_dir: str
+    """Absolute, with links resolved."""
+    inode: int
+    """Of the identity file in the run's folder. A copy of the folder has another one; a folder that was moved, or that
+    another host sees on a shared file system, has the same."""
+    since_format_2: bool = False
+    """Whether the run owned the location when manifests did not have a run's id yet."""
+
+    def is_same(self, other: "Owner") -> bool:
+        """Whether both are the same run folder, and not a copy of it."""
+        here = (self.host, self.run_dir) == (other.host, other.run_dir)
+        return self.run == other.run and (here or self.inode == other.inode)
+
+
+def claim_checkpoints(run_dir: Path, location: str) -> str:
+    """Check that a run's checkpoints can be written to a location that no other run owns; returns the run's id.
+
+    If several runs claim a location at once, one gets it. A copy of a run's folder is another run, unless the location
+    is inside it and was copied with it.
+
+    Raises:
+        ValueError: it cannot be written to, or another run owns it.
+    """
+    mine = _owner_of(run_dir)
+    try:
+        folder = open_folder(location)
+        found = read_owner(location)
+        if found is None:
+            data = _json_of(mine)
+            if folder.create(_OWNER, data, mine.run[:8]):
+                if folder.create(_OWNER, data, mine.run[:8]):  # some stores accept the condition and ignore it
+                    raise ValueError(no_conditions(location))
+                return mine.run
+            found = read_owner(location)
+            assert found is not None, "somebody claimed it and removed the claim at once"
+        inside = folder.is_local and Path(location).resolve().is_relative_to(run_dir.resolve())
+        if found.run == mine.run and (inside or not found.run_dir or found.is_same(mine)):
+            mine = mine.model_copy(update={"since_format_2": found.since_format_2})
+            if mine != found:
+                folder.write_atomically(_OWNER, _json_of(mine))
+            return mine.run
+    except OSError as error:
+        raise ValueError(
+            f"{location} cannot be written to ({error}); correct checkpoint.location or its permissions"
+        ) from None
+    where = f", the one in {found.run_dir} on host {found.host}" if found.run_dir else ""
+    raise ValueError(
+        f"{location} holds the checkpoints of another run{where}; choose another name or checkpoint.location, or "
+        f"remove its file {_OWNER} if that run no longer exists and this is the same run, moved or restored"
+    )
+
+
+def read_owner(location: str) -> Owner | None:
+    """The owner of a location; None: nobody claimed it.
+
+    Raises:
+        ValueError: the file that says it is damaged.
+    """
+    path = f"{location}/{_OWNER}"
+    try:
+        data = open_folder(location).read_bytes(_OWNER)
+    except FileNotFoundError:
+        return None
+    if re.fullmatch(_RUN_ID, text := data.decode(errors="replace").strip()):  # as before format version 3
+        return Owner(run=text, host="", run_dir="", inode=0, since_format_2=True)
+    advice = "restore it from a copy, or remove it if the checkpoints there belong to this run"
+    try:
+        return Owner.model_validate(json_object(data, path, advice=advice))
+    except ValidationError:
+        raise ValueError(f"{path} does not say which run owns the checkpoints there; {advice}") from None
+
+
+def _owner_of(run_dir: Path) -> Owner:
+    """The run of a folder, which gets an id if it has none."""
+    path = run_dir / _IDENTITY
+    advice = "restore it from a copy; without it, this is another run than the one that owns checkpoint.location"
+    if not path.exists():
+        content = canonical_json({"run": secrets.token_hex(16)})
+        open_folder(str(run_dir)).create(_IDENTITY, content, secrets.token_hex(4))
+    with open_regular(path) as file:
+        data = file.read(1000)
+        inode = os.fstat(file.fileno()).st_ino
+    run: Any = data.decode(errors="replace").strip()
+    if not re.fullmatch(_RUN_ID, run):
+        run = json_object(data, path, advice=advice).get("run")
+    try:
+        return Owner(run=run, host=socket.gethostname(), run_dir=str(run_dir.resolve()), inode=inode)
+    except ValidationError:
+        raise ValueError(f"{path} does not say which run this is; {advice}") from None
+
+
+def _json_of(owner: Owner) -> bytes:
+    return canonical_json(owner.model_dump())

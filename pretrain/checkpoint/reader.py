@@ -1,0 +1,166 @@
+"""Reading any slice of a committed checkpoint."""
+
+import errno
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.storage import Source, open_folder
+from pretrain.checkpoint.headers import read_headers
+from pretrain.checkpoint.layout import Locate
+from pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
+from pretrain.checkpoint.tensor_file import ITEM_BYTES
+
+_THREADS = 8
+_OPEN_FILES = 256
+"""Kept open at once. A process may have 1,024 by default, a checkpoint has as many files as ranks wrote it."""
+UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
+"""The disk cannot read it, or it is not a regular file. An unreachable network must not pass for a damaged file."""
+
+
+@dataclass
+class _OpenFile:
+    lock: Lock = field(default_factory=Lock)
+    """Held while the file is opened: other threads need other files meanwhile."""
+    source: Source | None = None
+    users: int = 0
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
+
+class CheckpointReader:
+    """Reads any slice of a committed checkpoint, from any thread, and opens only the files that hold it.
+
+    A context manager, which closes the files. The files of format versions 2 and 3 are all opened on entry, because
+    the manifest does not say what they hold.
+    """
+
+    def __init__(self, location: str, manifest: CheckpointManifest | None = None) -> None:
+        """Opens nothing yet.
+
+        Args:
+            manifest: the one at `location`, if it has been read.
+        """
+        self.manifest = manifest or read_checkpoint_manifest(location)
+        self.bytes_read = 0
+        """From the ranks' files so far."""
+        self.files_opened = 0
+        """How many of the ranks' files were opened so far."""
+        self._location, self._folder = location, open_folder(location)
+        self._lock = Lock()
+        self._open: dict[int, _OpenFile] = {}
+        """By index in the manifest; the one used last is last."""
+        self._locate: Locate
+
+    def __enter__(self) -> "CheckpointReader":
+        """Find out where the slices are.
+
+        Raises:
+            ValueError: format versions 2 and 3: as `read_headers`.
+        """
+        layout = layout_of(self.manifest)
+        if layout is not None:
+            self._locate = layout.locate
+            return self
+        try:
+            self._locate, self.bytes_read = read_headers(self._location, self.manifest, self._file)
+        except BaseException:
+            self._close_all()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_all()
+
+    def read(self, kind: str, name: str, start: int, numel: int) -> Tensor:
+        """Elements `start` to `start + numel` of a parameter or moment, as float32 (numel,); only those are read.
+
+        Raises:
+            ValueError: the checkpoint does not hold all of them, or a file is missing or damaged.
+        """
+        pieces = self._locate(kind, name, start, numel)
+        if (held := sum(piece.elements for piece in pieces)) != numel:
+            raise ValueError(f"{self._location} holds {held} of {numel} elements of {kind}/{name} from {start} on")
+        out, filled = np.empty(numel, np.dtype("<f4")), 0
+        for index, offset, elements in pieces:
+            with self._file(index) as file:
+                data = file.read_at(offset, elements * ITEM_BYTES)
+            if len(data) != elements * ITEM_BYTES:
+                raise ValueError(f"{self._path(index)} became shorter while it was read")
+            out[filled : filled + elements] = np.frombuffer(data, np.dtype("<f4"))
+            filled += elements
+        with self._lock:
+            self.bytes_read += numel * ITEM_BYTES
+        return torch.from_numpy(out)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter, whole, by name."""
+
+        def whole(parameter: tuple[str, list[int]]) -> tuple[str, Tensor]:
+            name, shape = parameter
+            return name, self.read("weight", name, 0, math.prod(shape)).view(shape)
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="read") as threads:  # a bucket answers slowly, but many
+            yield from threads.map(whole, self.manifest.parameters.items())
+
+    @contextmanager
+    def _file(self, index: int) -> Iterator[Source]:
+        """A file of the checkpoint, which is opened if it is not, and stays open while it is one of the last used."""
+        with self._lock:
+            file = self._open.pop(index, None) or _OpenFile()
+            self._open[index] = file
+            file.users += 1
+        try:
+            with file.lock:
+                file.source = file.source or self._opened(index)
+            yield file.source
+        finally:
+            with self._lock:
+                file.users -= 1
+                closing = self._superfluous()
+            for each in closing:
+                each.close()
+
+    def _superfluous(self) -> list[_OpenFile]:
+        """Takes out the files that were not used for longest, if there are too many; the lock is held."""
+        excess = len(self._open) - _OPEN_FILES
+        idle = [index for index, file in self._open.items() if not file.users] if excess > 0 else []
+        return [self._open.pop(index) for index in idle[: max(excess, 0)]]
+
+    def _opened(self, index: int) -> Source:
+        entry = self.manifest.files[index]
+        try:
+            file = self._folder.open(entry.file)
+        except FileNotFoundError:
+            raise ValueError(f"{self._path(index)} is missing") from None
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            raise ValueError(f"{self._path(index)} cannot be read: {error.strerror}") from None
+        with self._lock:
+            self.files_opened += 1
+        if file.size != entry.bytes:
+            size = file.size
+            file.close()
+            raise ValueError(
+                f"{self._path(index)} cannot be read: it has {size} bytes, the manifest says {entry.bytes}"
+            )
+        return file
+
+    def _path(self, index: int) -> str:
+        return f"{self._location}/{self.manifest.files[index].file}"
+
+    def _close_all(self) -> None:
+        with self._lock:
+            files, self._open = list(self._open.values()), {}
+        for file in files:
+            file.close()

@@ -1,0 +1,165 @@
+"""Which checkpoints are kept, and what is removed at a start and after a commit.
+
+Only what the run wrote itself is removed or renamed: its id is in its manifests and in the names of its files. Links
+and other things that are not folders are never touched.
+"""
+
+import re
+from collections.abc import Callable
+
+from common.storage import Folder, Kind, open_folder
+from pretrain.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    folder_of_step,
+    read_any_manifest,
+    read_checkpoint_manifest,
+    step_of_folder,
+)
+from pretrain.checkpoint.owner import read_owner
+
+_NAMED = re.compile(
+    r"\.?(?:rank-[0-9]{4,}|manifest\.json)\.([0-9A-Za-z_]+)(?:-[0-9A-Za-z_-]+)?\.(?:safetensors|done|tmp)(?:\..+\.tmp)?"
+)
+_UNNAMED = re.compile(
+    r"rank-[0-9]{4,}\.(?:safetensors|done)|\.(?:rank-[0-9]{4,}\.(?:safetensors|done)|manifest\.json)\..+\.tmp"
+)
+"""Names of format version 2."""
+
+
+def run_of(name: str | None) -> str | None:
+    """The part of a run's id, or of an attempt's name, that is in the names of its files."""
+    return name.partition("-")[0][:8] if name is not None else None
+
+
+def sweep(checkpoints: str, resume_from: int | None, attempt: str) -> list[str]:
+    """Clean up before a run starts (rank 0); returns a sentence for everything done or left alone.
+
+    Removes the run's files from folders that were never committed, and from committed ones the files of other starts
+    than the one that committed them. Committed folders newer than `resume_from` did not verify: the run's own are
+    renamed, because their steps will be saved again, and kept for inspection.
+    """
+    said, is_own = [], _own(checkpoints, run_of(attempt))
+    for step, kind in _steps(checkpoints):
+        folder = open_folder(folder_of_step(checkpoints, step))
+        name = folder.location.rsplit("/", 1)[-1]
+        if kind != "folder":
+            in_the_way = resume_from is None or step > resume_from
+            said.append(
+                f"left {name} alone, which is a {kind} and not a folder"
+                + (f": no checkpoint of step {step} can be saved until it is moved away" if in_the_way else "")
+            )
+        elif folder.size(MANIFEST) is None:
+            left = _remove(folder, is_own)
+            said.append(
+                f"left {name} alone, which contains files that this run did not write ({_some(left)})"
+                if left
+                else f"removed {name}, which was never committed"
+            )
+        elif resume_from is not None and step <= resume_from:
+            _remove_strays(folder, is_own)
+        elif _is_own_checkpoint(folder, is_own):
+            aside = f"{name}.damaged-{attempt.rpartition('-')[2]}"
+            folder.move_to(open_folder(checkpoints).child(aside))
+            said.append(f"renamed {name}, which does not verify, to {aside}")
+        else:
+            said.append(
+                f"left {name} alone, which does not verify and was not written by this run: no checkpoint of step "
+                f"{step} can be saved until it is moved away"
+            )
+    return said
+
+
+def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | None = None) -> list[str]:
+    """Remove what is older than a run's newest `keep` committed checkpoints, except multiples of `keep_every`.
+
+    The manifest is removed first, so that a checkpoint that is half removed is not committed any more.
+
+    Args:
+        run: as `run_of` returns it; nothing of other runs is removed.
+
+    Returns:
+        A sentence for everything that was left alone.
+    """
+    kept, left_alone, is_own = 0, [], _own(checkpoints, run)
+    for step, kind in reversed(_steps(checkpoints)):
+        folder = open_folder(folder_of_step(checkpoints, step))
+        if kept < keep:
+            kept += kind == "folder" and _is_committed(folder, is_own)
+            continue
+        if keep_every is not None and step % keep_every == 0:
+            continue
+        name = folder.location.rsplit("/", 1)[-1]
+        if kind != "folder":
+            left_alone.append(f"left {name} alone, which is older than what is kept: it is a {kind} and not a folder")
+        elif folder.size(MANIFEST) is not None and not _is_own_checkpoint(folder, is_own):
+            left_alone.append(f"left {name} alone, which is older than what is kept: it was not written by this run")
+        else:
+            folder.remove(MANIFEST)
+            if left := _remove(folder, is_own):
+                left_alone.append(f"left {name}, which contains files that this run did not write ({_some(left)})")
+    return left_alone
+
+
+_IsOwn = Callable[["str | CheckpointManifest"], bool]
+
+
+def _own(checkpoints: str, run: str | None) -> _IsOwn:
+    """Recognises a run's manifests, and the names of its files."""
+    owner = read_owner(checkpoints)
+    since_format_2 = owner is not None and owner.since_format_2 and run_of(owner.run) == run
+
+    def is_own(what: str | CheckpointManifest) -> bool:
+        if isinstance(what, CheckpointManifest):
+            return since_format_2 if what.run is None else run_of(what.run) == run
+        match = _NAMED.fullmatch(what)
+        return run_of(match[1]) == run if match else since_format_2 and _UNNAMED.fullmatch(what) is not None
+
+    return is_own
+
+
+def _steps(checkpoints: str) -> list[tuple[int, Kind]]:
+    """Everything that has the name of a checkpoint's folder, oldest first, and what it is."""
+    entries = open_folder(checkpoints).entries()
+    found = [(step_of_folder(name), kind) for name, kind in entries.items()]
+    return sorted((step, kind) for step, kind in found if step is not None)
+
+
+def _is_committed(folder: Folder, is_own: _IsOwn) -> bool:
+    try:
+        return is_own(read_checkpoint_manifest(folder.location))
+    except ValueError:
+        return False
+
+
+def _is_own_checkpoint(folder: Folder, is_own: _IsOwn) -> bool:
+    """By its manifest; if that is damaged, by the names of all files."""
+    try:
+        return is_own(read_any_manifest(folder.location))
+    except ValueError:
+        names = [name for name in folder.names() if name != MANIFEST]
+        return bool(names) and all(map(is_own, names))
+
+
+def _remove(folder: Folder, is_own: _IsOwn) -> list[str]:
+    """Remove the run's files from a folder without a manifest, and the folder if it is empty; returns what is left."""
+    for name, kind in folder.entries().items():
+        if kind == "file" and is_own(name):
+            folder.remove(name)
+    return folder.remove_if_empty()
+
+
+def _remove_strays(folder: Folder, is_own: _IsOwn) -> None:
+    """Remove what other starts of the run wrote into a checkpoint that one of them committed."""
+    try:
+        manifest = read_checkpoint_manifest(folder.location)
+    except ValueError:
+        return
+    starts = {entry.file.split(".")[1] for entry in manifest.files}
+    for name, kind in folder.entries().items():
+        if kind == "file" and _NAMED.fullmatch(name) and is_own(name) and name.split(".")[1] not in starts:
+            folder.remove(name)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -1,0 +1,85 @@
+"""A rank's file of a checkpoint: named one-dimensional float32 tensors in the safetensors layout.
+
+The layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endian with the header's length, the
+header in JSON, then the tensors' bytes without gaps. It is read here and not by the library, so that exactly the bytes
+of the wanted slice are read, from a disk and from a bucket alike.
+"""
+
+import json
+import reprlib
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from common.files import json_object
+from common.storage import Source
+
+ITEM_BYTES = 4
+_LENGTH = struct.Struct("<Q")
+_LONGEST_HEADER = 8 * 2**20
+"""Enough for a model with a thousand layers on one rank."""
+_BYTES_PER_LIST = 16
+"""Or per object: a tensor has three of them in sixty bytes. Empty ones would take many times their size in memory."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where a tensor lies in its file."""
+
+    offset: int
+    """Of the first byte, from the file's beginning."""
+    numel: int
+
+
+def header_of(lengths: dict[str, int]) -> bytes:
+    """What precedes the bytes of float32 tensors of these names and numbers of elements, in this order."""
+    header, offset = {}, 0
+    for name, numel in lengths.items():
+        stop = offset + numel * ITEM_BYTES
+        header[name] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors are aligned
+    assert len(text) <= _LONGEST_HEADER, "read_header would refuse it"
+    return _LENGTH.pack(len(text)) + text
+
+
+def read_header(file: Source) -> tuple[dict[str, Extent], int]:
+    """The tensors of a file, and how many bytes were read to know them.
+
+    Raises:
+        ValueError: it is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
+            overlap or leave gaps.
+    """
+    first = file.read_at(0, _LENGTH.size)
+    if len(first) < _LENGTH.size:
+        raise ValueError(f"it ends after {len(first)} bytes")
+    (length,) = _LENGTH.unpack(first)
+    begin = _LENGTH.size + length
+    if begin > file.size:
+        raise ValueError(f"its header is said to have {length} bytes, the whole file has {file.size}")
+    data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
+    if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_LIST + 1:
+        raise ValueError("its header holds more lists than a table of tensors has")
+    header = json_object(data, "its header", most_bytes=_LONGEST_HEADER)
+    header.pop("__metadata__", None)
+    extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
+    stop = begin
+    for name, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].numel)):
+        if extent.offset != stop:
+            raise ValueError(f"tensor {name} begins at byte {extent.offset}, the one before ends at {stop}")
+        stop += extent.numel * ITEM_BYTES
+    if stop != file.size:
+        raise ValueError(f"its tensors end at byte {stop}, the file at {file.size}")
+    return extents, begin
+
+
+def _extent(name: str, entry: Any, begin: int) -> Extent:
+    match entry:
+        case {"dtype": "F32", "shape": [int(numel)], "data_offsets": [int(start), int(stop)]}:
+            counts = all(type(each) is int and each >= 0 for each in (numel, start, stop))  # True is an int to `match`
+            if counts and stop - start == numel * ITEM_BYTES:
+                return Extent(begin + start, numel)
+    raise ValueError(
+        f"tensor {name[:200]} is not float32 of one dimension between two offsets that fit: {reprlib.repr(entry)}"
+    )

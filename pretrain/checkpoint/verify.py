@@ -1,0 +1,136 @@
+"""Verification of checkpoints by hash, and the newest good checkpoint of a run.
+
+For a single process; `choose` has the same for the ranks of a run, which share the work.
+"""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from torch import Tensor
+
+from common.storage import Source, open_folder
+from pretrain.checkpoint.layout import Layout
+from pretrain.checkpoint.manifest import (
+    CheckpointFile,
+    CheckpointManifest,
+    folder_of_step,
+    layout_of,
+    read_checkpoint_manifest,
+    step_of_folder,
+)
+from pretrain.checkpoint.reader import UNREADABLE, CheckpointReader
+from pretrain.checkpoint.tensor_file import header_of
+
+_THREADS = 8
+
+Check = Callable[[], str | None]
+"""Returns what is damaged, in a sentence, or None."""
+
+
+def verify(location: str) -> CheckpointManifest:
+    """The manifest, after every file was read and compared with its hash.
+
+    Raises:
+        ValueError: with the name of the first file that is missing or damaged.
+    """
+    manifest = read_checkpoint_manifest(location)
+    for damage in damages(location, manifest):
+        raise ValueError(damage)
+    return manifest
+
+
+def damages(location: str, manifest: CheckpointManifest) -> list[str]:
+    """A sentence for each missing or damaged file of a checkpoint; all files are read."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:  # hashing lets other threads run
+        found = list(threads.map(lambda check: check(), file_checks(location, manifest)))
+    damaged = [damage for damage in found if damage is not None]
+    return damaged or [damage for damage in [check_headers(location, manifest)] if damage is not None]
+
+
+def file_checks(location: str, manifest: CheckpointManifest) -> list[Check]:
+    """A function for each file that reads and hashes all of it, and compares its header with the manifest."""
+    layout = layout_of(manifest)
+    return [partial(_damage, location, entry, layout, index) for index, entry in enumerate(manifest.files)]
+
+
+def check_headers(location: str, manifest: CheckpointManifest) -> str | None:
+    """For format versions 2 and 3: whether the headers of all files together have the parameters' slices."""
+    if manifest.stripes is None:
+        try:
+            with CheckpointReader(location, manifest):
+                pass
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _damage(location: str, entry: CheckpointFile, layout: Layout | None, index: int) -> str | None:
+    path = f"{location}/{entry.file}"
+    try:
+        with open_folder(location).open(entry.file) as file:
+            if file.size != entry.bytes:
+                return f"{path} is damaged: it has {file.size} bytes, the manifest says {entry.bytes}"
+            digest = hashlib.sha256()
+            for chunk in file.chunks():
+                digest.update(chunk)
+            if digest.hexdigest() != entry.sha256:
+                return f"{path} is damaged: its SHA-256 is not the manifest's"
+            if layout is not None and not _has_header(file, header_of(layout.tensors_of(index))):
+                return f"{path} is damaged: its header does not have the slices that the manifest says"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return f"{path} is damaged: it cannot be read ({error.strerror})"
+    return None
+
+
+def _has_header(file: Source, header: bytes) -> bool:
+    return file.read_at(0, len(header)) == header
+
+
+def list_steps(checkpoints: str) -> list[int]:
+    """Steps that have a folder, or a link to one, committed or not; oldest first."""
+    entries = open_folder(checkpoints).entries()
+    steps = [step_of_folder(name) for name, kind in entries.items() if kind != "file"]
+    return sorted(step for step in steps if step is not None)
+
+
+def newest_step(checkpoints: str) -> int | None:
+    """The newest step whose manifest is valid; its files are not read."""
+    for step in reversed(list_steps(checkpoints)):
+        try:
+            read_checkpoint_manifest(folder_of_step(checkpoints, step))
+        except ValueError:
+            continue
+        return step
+    return None
+
+
+def newest_good(checkpoints: str) -> tuple[CheckpointManifest | None, list[str]]:
+    """The newest checkpoint that verifies, and why newer ones were rejected, a sentence for each damaged file."""
+    rejected: list[str] = []
+    for step in reversed(list_steps(checkpoints)):
+        location = folder_of_step(checkpoints, step)
+        try:
+            manifest = read_checkpoint_manifest(location)
+        except ValueError as error:
+            rejected.append(str(error))
+            continue
+        if not (damaged := damages(location, manifest)):
+            return manifest, rejected
+        rejected += damaged
+    return None, rejected
+
+
+def load_weights(checkpoint: str) -> dict[str, Tensor]:
+    """The fp32 weights of a committed checkpoint, whole, by parameter name; the checkpoint is verified first.
+
+    Raises:
+        ValueError: as `verify`.
+    """
+    with CheckpointReader(checkpoint, verify(checkpoint)) as reader:
+        return dict(reader.weights())

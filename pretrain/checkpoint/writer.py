@@ -1,0 +1,243 @@
+"""Saving while training continues: slices are copied (the pause), and a thread writes, hashes and commits them."""
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor
+
+from common.files import canonical_json
+from common.storage import Folder, open_folder
+from pretrain.checkpoint.layout import Slices, in_order, stripes_of
+from pretrain.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointFile,
+    CheckpointManifest,
+    commit,
+    folder_of_step,
+    read_checkpoint_manifest,
+)
+from pretrain.checkpoint.retention import remove_old, run_of
+from pretrain.checkpoint.snapshot import Snapshot
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
+_BUCKET_POLLS = 5
+"""Each pause is longer by this factor in a bucket, where every look is a request."""
+_PATIENCE_S = 1500.0
+"""How long a rank waits for the other ranks' parts, or for the commit, before the save counts as failed."""
+_CHUNK = 4 * 1024**2
+_READS_AT_ONCE = 16
+_LARGEST_PART = 64 * 2**20
+
+log = logging.getLogger("multihop")
+
+
+class _Part(NamedTuple):
+    """What a rank wrote, as its .done file says."""
+
+    entry: CheckpointFile
+    kinds: list[str]
+    slices: Slices
+
+
+class CheckpointWriter:
+    """One rank's part in saving. At most one save is in progress on all ranks; its error is raised by the next call."""
+
+    def __init__(
+        self, checkpoints: str, rank: int, world_size: int, attempt: str, keep: int, keep_every: int | None = None
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            attempt: RUN-START, the first digits of the run's id and of this start's: the same on all ranks, and in
+                the names of all files, so that a rank of an earlier start that is still writing replaces nothing.
+            keep: how many of the newest checkpoints are kept.
+            keep_every: checkpoints of steps that are multiples of this are kept for good.
+        """
+        self.last_pause_s = 0.0
+        """How long the last save() stopped training to copy the slices."""
+        self.last_wait_s = 0.0
+        """How long it waited before that for the previous save."""
+        assert re.fullmatch(r"[0-9A-Za-z_-]+", attempt)
+        self._checkpoints = checkpoints
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        self._keep, self._keep_every = keep, keep_every
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_progress: Future[None] | None = None
+        self._said: set[str] = set()
+
+    def prepare(self, live: dict[str, Tensor]) -> None:
+        """Allocate the memory for copies of `live` now, so that the first save() does not have to."""
+        self._snapshot.prepare(live)
+
+    def save(self, live: dict[str, Tensor], manifest: CheckpointManifest) -> None:
+        """Copy a rank's slices and write them from a thread, once the previous save is committed.
+
+        Args:
+            live: "KIND/NAME@START" -> (numel,), of any dtype and on any device; may change after the return.
+            manifest: without files, kinds and stripes; the same on all ranks.
+
+        Raises:
+            OSError: the previous save failed.
+            ValueError: in the previous save the ranks' slices were not each element of each parameter once.
+        """
+        started = time.monotonic()
+        self.wait()
+        waited = time.monotonic()
+        self._snapshot.take(live)
+        self.last_wait_s, self.last_pause_s = waited - started, time.monotonic() - waited
+        self._in_progress = self._thread.submit(self._write, manifest)
+
+    def wait(self) -> None:
+        """Wait until the save in progress is committed.
+
+        Raises:
+            OSError: it failed; earlier checkpoints are unchanged.
+            ValueError: as `save`.
+        """
+        if self._in_progress is None:
+            return
+        save, self._in_progress = self._in_progress, None
+        save.result()
+
+    def _write(self, manifest: CheckpointManifest) -> None:
+        location = folder_of_step(self._checkpoints, manifest.step)
+        with _explaining(f"step {manifest.step} could not be saved to {location}"):
+            self._write_part(open_folder(location), manifest)
+        if self._rank == 0:
+            with _explaining(f"checkpoints older than {location} could not be removed"):
+                for sentence in remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt)):
+                    if sentence not in self._said:
+                        log.warning(sentence)
+                        self._said.add(sentence)
+
+    def _write_part(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        name = folder.location.rsplit("/", 1)[-1]
+        if open_folder(self._checkpoints).entries().get(name, "folder") != "folder":
+            raise FileExistsError("a link or a file has that name and is kept; move it away")
+        if folder.size(MANIFEST) is not None:
+            self._check_committed(folder, manifest)
+            return  # a start that took no step: a committed checkpoint is never overwritten
+        kinds, slices = in_order(self._snapshot.tensors, manifest.parameters)
+        entry = self._write_file(folder, f"{self._name(self._rank)}.safetensors")
+        content = {"attempt": self._attempt, "kinds": kinds, "slices": slices, **entry.model_dump()}
+        folder.write_atomically(f"{self._name(self._rank)}.done", canonical_json(content))
+        if self._rank == 0:
+            self._commit(folder, manifest)
+            return
+        for _ in _polls(folder, lambda: "rank 0's commit"):
+            if folder.size(MANIFEST) is not None:
+                return
+
+    def _commit(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        parts = self._gather_parts(folder)
+        if parts is None:  # ranks of this start that get here later write nothing
+            self._check_committed(folder, manifest)
+            return
+        files = [part.entry for part in parts]
+        self._check_present(folder, files)
+        placed = {"files": files, "kinds": _kinds_of(parts)}
+        stripes = stripes_of(manifest.parameters, [part.slices for part in parts])
+        if not commit(folder.location, manifest.model_copy(update={**placed, "stripes": stripes})):
+            self._check_committed(folder, manifest)  # rank 0 of another start was faster
+
+    def _gather_parts(self, folder: Folder) -> list[_Part] | None:
+        """What each rank wrote; None: another start has committed this checkpoint.
+
+        A look at the folder is one listing, whatever the number of ranks, and each part is read once.
+        """
+        waiting = {f"{self._name(rank)}.done": rank for rank in range(self._world_size)}
+        parts: dict[int, _Part] = {}
+        with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="parts") as threads:
+            for _ in _polls(folder, lambda: f"rank {min(waiting.values())}'s part"):
+                names = set(folder.names())
+                if MANIFEST in names:
+                    return None
+                done = sorted(waiting.keys() & names)
+                for name, part in zip(done, threads.map(lambda name: self._read_part(folder, name), done), strict=True):
+                    parts[waiting.pop(name)] = part
+                if not waiting:
+                    break
+        return [parts[rank] for rank in range(self._world_size)]
+
+    def _read_part(self, folder: Folder, name: str) -> _Part:
+        content = json.loads(folder.read_bytes(name, _LARGEST_PART))
+        assert content.pop("attempt") == self._attempt, "the file's name says so"
+        kinds, slices = content.pop("kinds"), content.pop("slices")
+        return _Part(CheckpointFile.model_validate(content), kinds, slices)
+
+    def _check_committed(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        """Check that the committed checkpoint is the one to be saved."""
+        try:
+            committed = read_checkpoint_manifest(folder.location)
+        except ValueError as error:
+            raise FileExistsError(f"{error}; it is kept, move it away") from None
+        alike = ("step", "tokens", "updates", "parameters", "data_fingerprint")
+        if run_of(committed.run) != run_of(self._attempt) and any(
+            getattr(committed, each) != getattr(manifest, each) for each in alike
+        ):
+            raise FileExistsError("another run's checkpoint is there and is kept; move it away")
+        self._check_present(folder, committed.files)
+
+    def _check_present(self, folder: Folder, files: list[CheckpointFile]) -> None:
+        """Check, by one listing, that nobody removed a file."""
+        names = set(folder.names())
+        if lacking := [entry.file for entry in files if entry.file not in names]:
+            raise FileNotFoundError(f"{lacking[0]} was removed by another process")
+
+    def _write_file(self, folder: Folder, name: str) -> CheckpointFile:
+        digest, size = hashlib.sha256(), 0
+
+        def chunks() -> Iterator[memoryview]:
+            nonlocal size
+            for chunk in self._snapshot.chunks(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
+
+        folder.write(name, chunks())
+        return CheckpointFile(file=name, bytes=size, sha256=digest.hexdigest())
+
+    def _name(self, rank: int) -> str:
+        return f"rank-{rank:04d}.{self._attempt}"
+
+
+def _kinds_of(parts: list[_Part]) -> list[str]:
+    """Of the ranks that own anything, the same on all of them."""
+    kinds = {tuple(part.kinds) for part in parts if part.slices}
+    if len(kinds) != 1:
+        raise ValueError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
+    return list(*kinds)
+
+
+def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:
+    """Yields each time it is due to look at `folder` again, with growing pauses.
+
+    Raises:
+        TimeoutError: `what` did not come.
+    """
+    deadline, pause = time.monotonic() + _PATIENCE_S, _FIRST_POLL_S
+    while True:
+        yield
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what()} of {folder.location} did not come within {_PATIENCE_S:.0f} s")
+        time.sleep(pause if folder.is_local else pause * _BUCKET_POLLS)
+        pause = min(1.5 * pause, _LONGEST_POLL_S)
+
+
+@contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{what} ({error}); make room or repair the storage, and rerun the same command to resume: earlier "
+            "checkpoints are unchanged"
+        ) from error

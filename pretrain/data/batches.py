@@ -1,0 +1,128 @@
+"""From a step's number to the arrays that a rank feeds to its model; which samples they are is chosen in `order`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.keyed import UInt64, key_of, random_bits
+from data_prep.dataset.manifest import read_token_counts
+from data_prep.dataset.shards import Documents, TokenDataset, open_dataset
+from pretrain.config import TrainingConfig
+from pretrain.data.index import SampleIndex, look_up, open_index, source_weights, sources_of
+from pretrain.data.order import StepSamples, samples_of_step
+from pretrain.data.permutation import permute
+from pretrain.data.phases import micro_steps, share_of_rank
+from pretrain.objectives import objective_of
+from pretrain.objectives.batch import Batch
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One rank's share of an optimizer step, or of the held-out samples."""
+
+    step: int
+    """0-based; -1: the held-out samples."""
+    batch_size: int
+    """Samples over all ranks."""
+    samples: int
+    """This rank's part of them."""
+    micro_batches: list[Batch]
+    """The same number on every rank. One without samples of its own has `counts` of 0 and borrowed inputs."""
+    counts: dict[str, int]
+    """Summed over the micro-batches: this rank's part of the counts that the losses are divided by."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Makes a rank's share of any step, in any order."""
+
+    config: TrainingConfig
+    data: TokenDataset
+    train_indexes: list[list[SampleIndex]]
+    """Of each phase: one, or one per source where sources have weights."""
+    heldout_index: SampleIndex
+    token_counts: NDArray[np.int64]
+    """int64 (vocabulary,): how often each token occurs in the training text."""
+    rank: int
+    world_size: int
+    micro_batch_sizes: list[int]
+    """Samples per micro-batch of each phase; held-out samples use the first phase's."""
+
+    @classmethod
+    def open(
+        cls,
+        config: TrainingConfig,
+        data_folder: Path,
+        index_folder: Path,
+        rank: int,
+        world_size: int,
+        micro_batch_sizes: list[int],
+    ) -> "BatchMaker":
+        """Memory-map the prepared data and the indexes that `pretrain.data.index.build_indexes` wrote."""
+        assert len(micro_batch_sizes) == len(config.phases), micro_batch_sizes
+        data = open_dataset(data_folder)
+        counts = read_token_counts(data_folder, data.manifest)
+        train = [
+            [
+                open_index(index_folder, data, "train", config.objective, phase.seq_len, source)
+                for source in sources_of(config)
+            ]
+            for phase in config.phases
+        ]
+        heldout = open_index(index_folder, data, "heldout", config.objective, config.phases[0].seq_len)
+        return cls(config, data, train, heldout, counts, rank, world_size, micro_batch_sizes)
+
+    def choose(self, step: int) -> StepSamples:
+        """The samples of the 0-based step `step`, over all ranks."""
+        sizes = [[index.size for index in indexes] for indexes in self.train_indexes]
+        weights, fingerprint = source_weights(self.config), self.data.manifest.fingerprint
+        return samples_of_step(self.config.seed, fingerprint, self.config.phases, sizes, step, weights)
+
+    def step(self, step: int) -> RankStep:
+        """This rank's share of the 0-based step `step`."""
+        chosen = self.choose(step)
+        base = key_of("mask", self.config.seed, self.data.manifest.fingerprint, chosen.phase)
+        different = self.config.objective.static_masks
+        masks = chosen.epochs if different is None else chosen.epochs % different
+        keys = random_bits(random_bits(base, masks.astype(np.uint64)), chosen.samples.astype(np.uint64))
+        return self._share(step, self.data.train, self.train_indexes[chosen.phase], chosen, keys)
+
+    def heldout(self) -> RankStep:
+        """This rank's share of the held-out samples: the same samples and masks each time and in every run."""
+        size = self.heldout_index.size
+        count = min(self.config.engine.heldout_samples, size)
+        key = key_of("heldout order", self.data.manifest.fingerprint)
+        spread = permute(np.arange(count, dtype=np.uint64), size, key)
+        keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), spread)
+        once = np.zeros(count, np.int64)
+        chosen = StepSamples(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
+        return self._share(-1, self.data.heldout, [self.heldout_index], chosen, keys)
+
+    def _share(
+        self, step: int, documents: Documents, indexes: list[SampleIndex], chosen: StepSamples, keys: UInt64
+    ) -> RankStep:
+        batch_size = len(chosen.samples)
+        share = share_of_rank(batch_size, self.rank, self.world_size)
+        seq_len, size = self.config.phases[chosen.phase].seq_len, self.micro_batch_sizes[chosen.phase]
+        batches = []
+        for number in range(micro_steps(batch_size, self.world_size, size)):
+            start = share.start + number * size
+            stop = min(start + size, share.stop)
+            part = slice(start, stop) if start < stop else slice(0, 1)
+            batch = objective_of(self.config.objective).assemble(
+                documents,
+                look_up(self.config.objective, indexes, chosen.sources[part], chosen.samples[part], seq_len),
+                keys[part],
+                seq_len,
+                self.data.manifest.tokenizer,
+                self.config.objective,
+            )
+            if start >= stop:
+                batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
+            batches.append(batch)
+        counts = {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts}
+        tokens = sum(batch.tokens for batch in batches)
+        return RankStep(step, batch_size, share.stop - share.start, batches, counts, tokens)

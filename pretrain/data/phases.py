@@ -1,0 +1,77 @@
+"""Steps, phases, batch sizes and each rank's share of a step: arithmetic on the recipe alone. Steps are 0-based."""
+
+import math
+from collections.abc import Sequence
+
+from pretrain.config import PhaseConfig
+
+
+def total_steps(phases: Sequence[PhaseConfig]) -> int:
+    """Optimizer steps of all phases."""
+    return sum(phase.steps for phase in phases)
+
+
+def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
+    """The phase of step `step`, and the step's number within it; all are 0-based.
+
+    Raises:
+        ValueError: the phases have no such step.
+    """
+    if step < 0:
+        raise ValueError(f"step must be >= 0, got {step}")
+    within = step
+    for number, phase in enumerate(phases):
+        if within < phase.steps:
+            return number, within
+        within -= phase.steps
+    raise ValueError(f"step must be < {total_steps(phases)}, the number of steps of all phases, got {step}")
+
+
+def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:
+    """The number of samples of a phase's step `step_in_phase`, over all ranks."""
+    for segment in phase.batch_ramp:
+        if step_in_phase < segment.steps:
+            return segment.batch_size
+        step_in_phase -= segment.steps
+    return phase.batch_size
+
+
+def samples_before(phases: Sequence[PhaseConfig], step: int) -> int:
+    """The number of samples that the first `step` steps consume, skipped steps included.
+
+    Raises:
+        ValueError: the phases have fewer steps.
+    """
+    if not 0 <= step <= total_steps(phases):
+        raise ValueError(f"step must be between 0 and {total_steps(phases)}, got {step}")
+    used = 0
+    for phase in phases:
+        used += samples_in_phase(phase, min(step, phase.steps))
+        step -= min(step, phase.steps)
+    return used
+
+
+def is_skipped(phases: Sequence[PhaseConfig], step: int) -> bool:
+    """Whether phases[].skip_steps lists step `step`: its samples are consumed without being trained on."""
+    number, _ = locate(phases, step)
+    return step in phases[number].skip_steps
+
+
+def share_of_rank(batch_size: int, rank: int, world_size: int) -> slice:
+    """The part of a step's samples that a rank takes; shares differ by one sample at most."""
+    return slice(batch_size * rank // world_size, batch_size * (rank + 1) // world_size)
+
+
+def micro_steps(batch_size: int, world_size: int, micro_batch: int) -> int:
+    """The number of micro-batches of a step: the largest share's, the same on every rank."""
+    largest_share = math.ceil(batch_size / world_size)
+    return math.ceil(largest_share / micro_batch)
+
+
+def samples_in_phase(phase: PhaseConfig, steps: int) -> int:
+    """The number of samples of a phase's first `steps` steps."""
+    used = 0
+    for segment in phase.batch_ramp:
+        used += min(steps, segment.steps) * segment.batch_size
+        steps -= min(steps, segment.steps)
+    return used + steps * phase.batch_size

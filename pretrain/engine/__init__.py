@@ -1,0 +1,1 @@
+"""DeepSpeed, and the processes that it runs on."""

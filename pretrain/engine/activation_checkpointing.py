@@ -1,0 +1,41 @@
+"""Selective and full activation checkpointing, applied to a model from outside."""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from pretrain.models.build import Model
+
+_aten = torch.ops.aten
+_SAVED = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._flash_attention_forward.default,
+    _aten._efficient_attention_forward.default,
+}
+"""Operations whose outputs selective checkpointing saves: projections and fused attention."""
+
+
+def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> None:
+    """Recompute activations of each layer in the backward pass instead of saving them.
+
+    Args:
+        kind: "full" saves only each layer's input (Chen et al. 2016). "selective" also saves the outputs of matrix
+            products and attention, and recomputes what is cheap to compute and large to save (Korthikanti et al. 2022,
+            section 5).
+    """
+    checkpointed: Any = partial(checkpoint, use_reentrant=False)
+    if kind == "selective":
+        checkpointed = partial(checkpointed, context_fn=partial(create_selective_checkpoint_contexts, _save_products))
+    for layer in model.layers:
+        layer.forward = partial(checkpointed, layer.forward)
+
+
+def _save_products(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,266 @@
+"""The one file that knows DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.config import TrainingConfig
+from pretrain.engine.activation_checkpointing import checkpoint_activations
+from pretrain.engine.deepspeed_config import fill_deepspeed_config
+from pretrain.engine.grad_norm import read_norm_once
+from pretrain.engine.inputs import on_device
+from pretrain.engine.ranks import Ranks
+from pretrain.models.build import Model
+from pretrain.objectives.batch import Batch
+from pretrain.optim.lamb import Lamb
+from pretrain.optim.optimizers import MOMENTS, build_optimizer
+from pretrain.optim.slices import held_slices, owned_slices, whole_shape
+
+_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The outcome of an optimizer step."""
+
+    grad_norm: float
+    """The gradient's global norm before clipping."""
+    applied: bool
+    """False where a loss or gradient was non-finite: weights and optimizer state are unchanged, on every rank."""
+
+
+Fill = Callable[[str, Tensor], None]
+"""Sets the values of the parameter of that name."""
+
+
+def read_scalars(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """The values of () tensors of one type and device, in one copy to the host."""
+    return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)) if tensors else {}
+
+
+class Engine:
+    """A model under DeepSpeed, on this process's rank."""
+
+    def __init__(
+        self, config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None = None
+    ) -> None:
+        """Initialise DeepSpeed with `model`.
+
+        Args:
+            model: with its weights, the same on every rank; or on the meta device, in which case its memory is
+                allocated here: under ZeRO-3 module by module, so that no rank ever holds the whole model.
+            micro_batch: the largest number of samples in a micro-batch.
+            fill: sets the weights of a model on the meta device; None leaves them to `restore`.
+        """
+        self.ranks, self._stage = ranks, config.engine.zero_stage
+        self._deepspeed = _initialise(config, model, ranks, micro_batch, fill)
+        outer: Any = self._deepspeed.optimizer
+        self._zero: Any = outer if self._stage > 0 else None
+        self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
+        if self._stage > 0:
+            read_norm_once(self._zero, self._stage, ranks.all_reduce_sum_)
+        self._last_of_stage_0 = StepResult(math.nan, True)
+        if self._stage == 0:
+            self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.clip_norm))
+        self._scaler: Any = outer.loss_scaler if config.engine.precision == "fp16" else None
+        if self._scaler is not None:
+            # engine.max_consecutive_nonfinite_steps decides when to give up.
+            self._scaler.raise_error_at_min_scale = False
+        self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
+        self.slices = owned_slices(model, self._zero, self._stage, ranks.rank, ranks.world_size)
+        self._held = held_slices(model, self.slices, self._stage)
+        for piece in self._held:
+            self._allocate_state(piece.flat)
+        if isinstance(self._optimizer, Lamb):
+            all_reduce_sum_ = ranks.all_reduce_sum_ if self._stage > 0 else _keep  # in stage 0 no tensor is split
+            self._optimizer.bind(self._held, all_reduce_sum_, list(self.parameters))
+
+    @property
+    def module(self) -> Model:
+        """The model, in the precision it computes in."""
+        module: Model = self._deepspeed.module
+        return module
+
+    def forward_backward(self, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
+        """Add a micro-batch's gradient; returns the model's sums, float64 () on the device, without waiting for it.
+
+        The gradient is that of sum_name(sum / global_counts[name]): DeepSpeed's average over the ranks is undone
+        here. A borrowed micro-batch (all counts 0) has weight 0; it runs because every rank must take part.
+        """
+        sums = self._deepspeed(**on_device(batch.inputs, self.ranks.device))
+        loss = sum(sums[name] / global_counts[name] for name in batch.counts)
+        mine = any(batch.counts.values())
+        # A non-finite loss may have a finite gradient. The weight NaN makes that gradient non-finite too, so that the
+        # one check of the gradient finds both, on every rank, without waiting for the device.
+        weight = torch.where(torch.isfinite(loss.detach()), self.ranks.world_size if mine else 0.0, math.nan)
+        self._deepspeed.backward(loss * weight, scale_wrt_gas=False)
+        return {name: value.detach().double() * mine for name, value in sums.items()}
+
+    def step(self, lr: float) -> StepResult:
+        """Reduce and clip the gradient and update the weights, unless the gradient is non-finite on any rank.
+
+        Waits for the device, once, for the gradient's norm.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._deepspeed.step()
+        if self._stage == 0:
+            return self._last_of_stage_0
+        return StepResult(float(self._deepspeed.get_global_grad_norm()), self._deepspeed.was_step_applied())
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The model's sums over some batches of this rank, without dropout and without a gradient."""
+        self.module.eval()
+        totals: dict[str, Tensor] = {}
+        zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for batch in batches:
+            sums = self.module(**on_device(batch.inputs, self.ranks.device))
+            mine = bool(any(batch.counts.values()))
+            for name, value in sums.items():
+                totals[name] = totals.get(name, zero) + value.double() * mine
+        self.module.train()
+        return read_scalars(totals)
+
+    def state(self) -> tuple[dict[str, Tensor], int, dict[str, float]]:
+        """What a checkpoint holds: views of the slices that this rank owns as "KIND/NAME@START" -> float32 (numel,),
+        the number of updates so far, and under fp16 the loss scaler's counters."""
+        tensors = {}
+        for piece in self.slices:
+            state = self._optimizer.state[piece.flat]
+            tensors[f"weight/{piece.name}@{piece.start}"] = piece.of(piece.flat.detach())
+            for kind in MOMENTS:
+                tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.of(state[kind])
+        updates = int(self._optimizer.state[self.slices[-1].flat]["step"]) if self.slices else 0
+        counters = {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE if hasattr(self._scaler, key)}
+        return tensors, updates, counters
+
+    def wanted(self, with_state: bool) -> list[tuple[str, str, int, int]]:
+        """The slices that `restore` takes, as (kind, parameter, start, elements)."""
+        kinds = ("weight", *MOMENTS) if with_state else ("weight",)
+        return [(kind, piece.name, piece.start, piece.numel) for piece in self._held for kind in kinds]
+
+    @torch.no_grad()
+    def restore(self, values: Iterator[Tensor], updates: int | None, counters: dict[str, float]) -> None:
+        """Set the weights, and unless `updates` is None the optimizer's state, from a checkpoint. A collective call.
+
+        Args:
+            values: float32, one for each of `wanted`, in that order.
+            updates: the number of updates behind the moments; None leaves moments and `counters` as they are.
+            counters: from `state`.
+        """
+        for piece in self._held:
+            piece.of(piece.flat.detach()).copy_(next(values))
+            if updates is not None:
+                state = self._optimizer.state[piece.flat]
+                state["step"].fill_(float(updates))
+                for kind in MOMENTS:
+                    piece.of(state[kind]).copy_(next(values))
+        self._spread_weights()
+        for key, value in counters.items() if updates is not None else ():
+            if hasattr(self._scaler, key):
+                setattr(self._scaler, key, value if key == "cur_scale" else int(value))
+
+    def numbers(self) -> dict[str, float]:
+        """Other numbers for a row of metrics."""
+        return {} if self._scaler is None else {"loss_scale": float(self._scaler.cur_scale)}
+
+    def destroy(self) -> None:
+        """Free the memory."""
+        self._deepspeed.destroy()
+
+    def _allocate_state(self, flat: Tensor) -> None:
+        """As the optimizers do in their first step: it may be a skipped one, and a checkpoint needs the state."""
+        state = self._optimizer.state[flat]
+        if not state:
+            fused = isinstance(self._optimizer, torch.optim.AdamW)  # its kernel counts steps on the device
+            state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if fused else "cpu")
+            for kind in MOMENTS:
+                state[kind] = torch.zeros_like(flat, requires_grad=False)
+
+    def _spread_weights(self) -> None:
+        """Copy the fp32 slices of all ranks into the weights that the model computes with."""
+        zero = self._zero
+        if self._stage in (1, 2):
+            zero.update_lp_params()
+        elif self._stage == 3:
+            for sub_group in range(len(zero.fp16_groups)):
+                zero._reassign_or_swap_out_partitioned_parameters(sub_group)
+            if zero.persistent_parameters:
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+    def _guard_stage_0(self, clip_norm: float) -> Callable[..., None]:
+        """In stage 0 DeepSpeed neither returns the gradient's norm nor checks it. This hook does, and clips, between
+        DeepSpeed's all-reduce and the update. Without gradients an optimizer changes nothing."""
+
+        def guard(*_: object) -> None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf))
+            self._last_of_stage_0 = StepResult(norm, math.isfinite(norm))
+            if not math.isfinite(norm):
+                self.module.zero_grad(set_to_none=True)
+
+        return guard
+
+
+def _keep(tensor: Tensor) -> None:
+    """The sum over ranks of norms that every rank has of whole tensors."""
+
+
+def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None) -> Any:
+    import deepspeed
+
+    # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    # DeepSpeed's shared-memory all-reduce is compiled at the first start, which takes a minute, and a start killed
+    # meanwhile leaves a lock on which every later one hangs. gloo does the same work.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if config.engine.precision == "fp16" and not torch.cuda.is_available():
+        # DeepSpeed requires a processor with fp16 instructions. Without them torch is slower, and as correct.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    if config.engine.compile:
+        for layer in model.layers:
+            layer.compile(dynamic=True)  # each batch has another number of tokens
+    if config.engine.activation_checkpointing != "none":
+        checkpoint_activations(model, config.engine.activation_checkpointing)
+    assert isinstance(config.engine.deepspeed, dict)
+    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
+    if config.engine.zero_stage == 0:
+        filled["gradient_clipping"] = 0.0  # Engine._guard_stage_0 clips
+    if next(model.parameters()).is_meta:
+        if config.engine.zero_stage == 3:
+            _fill_and_partition(model, filled, ranks, fill)
+        else:
+            model.to_empty(device="cpu")
+            if fill:
+                for name, parameter in model.named_parameters():
+                    fill(name, parameter)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=build_optimizer(model, config.optimizer),
+        config=filled,
+        dist_init_required=False,
+    )
+    if config.engine.zero_stage == 0 and ranks.world_size == 1:
+        engine.enable_backward_allreduce = False  # it would copy all gradients for nothing
+    return engine
+
+
+def _fill_and_partition(model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, fill: Fill | None) -> None:
+    """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    dtype = next((wide for key, wide in _NARROW.items() if deepspeed_config.get(key, {}).get("enabled")), torch.float32)
+    # Children before parents: Init leaves alone what is partitioned already.
+    for path, module in reversed(list(model.named_modules())):
+        module.to_empty(device="cpu", recurse=False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if fill and ranks.rank == 0:
+                fill(f"{path}.{name}" if path else name, parameter)
+            parameter.data = parameter.data.to(dtype)
+        Init(module=module, config_dict_or_path=deepspeed_config, mem_efficient_linear=False)

@@ -1,0 +1,126 @@
+"""The processes of a training run, and the collectives that they use beside DeepSpeed's."""
+
+import hmac
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pretrain.engine.rendezvous import Listener, Store, invite, meeting_of, on_one_host
+
+_recent: deque[Tensor] = deque(maxlen=64)
+"""Tensors of the latest collectives. If gloo's reference to one were the last, the thread that releases it would take
+locks of the interpreter at any moment, and a process that is forked at that moment would never start."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all of them. The hosts exchange numbers without waiting for the devices."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    host_group: dist.ProcessGroup | None = None
+    """A gloo group beside NCCL's; None: the default group is gloo's."""
+
+    def start_all_reduce_sum(self, values: Mapping[str, float]) -> Callable[[], dict[str, float]]:
+        """Start to sum each value over all ranks, in float64 and one message; call the result to wait for the sums."""
+        total = torch.tensor(list(values.values()), dtype=torch.float64)
+        _recent.append(total)
+        work = dist.all_reduce(total, group=self.host_group, async_op=True)
+
+        def sums() -> dict[str, float]:
+            work.wait()
+            return dict(zip(values, total.tolist(), strict=True))
+
+        return sums
+
+    def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over all ranks, in float64 and one message."""
+        return self.start_all_reduce_sum(values)()
+
+    def all_reduce_sum_(self, tensor: Tensor) -> None:
+        """Sum `tensor`, on the host or on the device, over all ranks in place."""
+        dist.all_reduce(tensor, group=self.host_group if tensor.device.type == "cpu" else None)
+
+    def all_reduce_min(self, value: int) -> int:
+        """The smallest of all ranks' values, each below 2**63."""
+        tensor = torch.tensor([value], dtype=torch.int64)
+        _recent.append(tensor)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.host_group)
+        return int(tensor.item())
+
+    def broadcast(self, value: int) -> int:
+        """Rank 0's value, below 2**63; no rank returns before rank 0 has called this."""
+        tensor = torch.tensor([value], dtype=torch.int64)
+        _recent.append(tensor)
+        dist.broadcast(tensor, 0, group=self.host_group)
+        return int(tensor.item())
+
+    def shutdown(self) -> None:
+        """Destroy the process groups."""
+        dist.destroy_process_group()
+
+
+def join(run_dir: Path | None = None) -> Ranks:
+    """Join the process group of this start: NCCL with a gloo group beside it on GPUs, gloo alone on CPUs.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment.
+
+    Args:
+        run_dir: where ranks that torchrun started find rank 0; not needed by a single rank or under a cluster.
+
+    Raises:
+        ConnectionError: a process took a rank's place without knowing the secret of the start.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
+    meeting, invitation = meeting_of(run_dir, rank), None
+    if rank == 0:
+        meeting = Listener(meeting).meeting
+        if run_dir is not None and world_size > 1:
+            invitation = invite(run_dir, meeting)
+    store = Store(meeting, dist.default_pg_timeout)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
+    host_group = dist.new_group(backend="gloo") if on_gpu else None
+    ranks = Ranks(rank, world_size, device, host_group)
+    try:
+        _prove(ranks, store, meeting.secret)
+    except BaseException:
+        ranks.shutdown()  # a thread of gloo that outlives the interpreter would abort the process and hide the reason
+        raise
+    if invitation is not None:
+        invitation.unlink(missing_ok=True)
+    return ranks
+
+
+def _prove(ranks: Ranks, store: Store, secret: bytes) -> None:
+    """Prove to the others that this rank knows the secret, and check that they do, in each process group.
+
+    The store admits no other process, but gloo's and NCCL's own connections accept any process that connects first.
+    """
+    if ranks.rank == 0:
+        store.set("nonce", secrets.token_bytes(32))
+    nonce = store.get("nonce")
+    expected = [hmac.digest(secret, b"rank %d " % rank + nonce, "sha256") for rank in range(ranks.world_size)]
+    groups = {ranks.device: None, torch.device("cpu"): ranks.host_group}  # one and the same without a GPU
+    for device, group in groups.items():
+        mine = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(device)
+        theirs = [torch.empty_like(mine) for _ in expected]
+        _recent.extend([mine, *theirs])
+        dist.all_gather(theirs, mine, group=group)
+        for rank, (found, wanted) in enumerate(zip(theirs, expected, strict=True)):
+            if not hmac.compare_digest(bytes(found.tolist()), wanted):
+                raise ConnectionError(f"the process that answers as rank {rank} does not know the secret of this start")

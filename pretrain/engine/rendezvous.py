@@ -1,0 +1,308 @@
+"""Rendezvous of the ranks of a start: a key-value store that requires the secret of the start.
+
+torch's TCPStore listens on all interfaces without authentication: anyone who reaches its port can list the keys, or
+take a rank's place. This one listens on one address, and both sides of a connection prove that they know the secret
+before anything else is read. Messages after that are neither encrypted nor signed.
+"""
+
+import base64
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from pretrain.environment import SECRET
+
+_LOOPBACK = "127.0.0.1"
+_PATIENCE_S = 600.0
+"""How long a rank waits for rank 0 to listen: imports take seconds, and up to a minute from a cold disk."""
+_HANDSHAKE_S = 10.0
+_NONCE_BYTES, _PROOF_BYTES = 32, 32
+_LONGEST = 2**24
+_POLL_S, _LONGEST_POLL_S = 0.005, 0.2
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The address of rank 0, and the secret of the start."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+def meeting_of(run_dir: Path | None, rank: int) -> Meeting:
+    """The address and secret of this start. On rank 0, which listens there, the port may be 0: any free port.
+
+    Under a cluster they are in the environment. Under torchrun rank 0 generates the secret, and writes it to a file of
+    the run directory that only its user may read as soon as it listens.
+
+    Raises:
+        ValueError: MASTER_ADDR is a loopback address, and there are ranks on other hosts.
+        TimeoutError: rank 0 did not listen in time.
+    """
+    given = os.environ.pop(SECRET, None)  # not inherited by child processes
+    assert given is not None or run_dir is not None or os.environ["WORLD_SIZE"] == "1", "rank 0 could not be found"
+    if given is not None:
+        return Meeting(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), bytes.fromhex(given))
+    if rank == 0:
+        return Meeting(_own_address(), 0, secrets.token_bytes(32))
+    assert run_dir is not None
+    return _read_invitation(_invitation(run_dir))
+
+
+def on_one_host() -> bool:
+    """Whether all ranks are on this host, according to the launcher's environment variables."""
+    return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ["WORLD_SIZE"]
+
+
+def invite(run_dir: Path, meeting: Meeting) -> Path:
+    """Write the address and secret to a file that only its user may read; remove it when all ranks have joined."""
+    path = _invitation(run_dir)
+    content = json.dumps({"host": meeting.host, "port": meeting.port, "secret": meeting.secret.hex()})
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(content)
+    os.replace(unfinished, path)
+    return path
+
+
+def _invitation(run_dir: Path) -> Path:
+    """The name contains numbers that the ranks of one start of torchrun share, and no others."""
+    start = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return run_dir / f".rendezvous-{start}.json"
+
+
+def _read_invitation(path: Path) -> Meeting:
+    """The address at which rank 0 answers; the file of a killed start has a port at which no process answers."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        with suppress(FileNotFoundError):
+            content = json.loads(path.read_text())
+            meeting = Meeting(content["host"], content["port"], bytes.fromhex(content["secret"]))
+            with suppress(OSError):
+                _connect(meeting).close()
+                return meeting
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank 0 did not write {path} and listen within {_PATIENCE_S:.0f} s; see its log")
+        time.sleep(_LONGEST_POLL_S)
+
+
+def _own_address() -> str:
+    if on_one_host():
+        return _LOOPBACK
+    name = os.environ["MASTER_ADDR"]
+    address = socket.gethostbyname(name)
+    if address.startswith("127.") and name not in (address, "localhost"):
+        raise ValueError(
+            f"MASTER_ADDR={name} is {address} on this host, which the ranks on other hosts cannot reach; give torchrun "
+            "this host's address in their network: --rdzv-endpoint or --master-addr, and --local-addr"
+        )
+    return address
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(connection: socket.socket, most: int) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > most:
+        raise ConnectionError(f"a message of {length} bytes, expected {most} at most")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise ConnectionError("the other side is gone")
+        data += part
+    return data
+
+
+def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, who + nonces, "sha256")
+
+
+def _check(found: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(found, expected):
+        raise ConnectionError("the other side does not know the secret of this start")
+
+
+def _connect(meeting: Meeting) -> socket.socket:
+    """A connection to rank 0, after both sides have proved that they know the secret."""
+    connection = socket.create_connection((meeting.host, meeting.port), timeout=_HANDSHAKE_S)
+    try:
+        nonces = _receive(connection, _NONCE_BYTES) + (mine := secrets.token_bytes(_NONCE_BYTES))
+        _send(connection, mine + _proof(meeting.secret, b"joins", nonces))
+        _check(_receive(connection, _PROOF_BYTES), _proof(meeting.secret, b"listens", nonces))
+        connection.settimeout(None)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+class Listener:
+    """Rank 0's side: holds the keys and values, and answers each connection from a thread of its own."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._secret = meeting.secret
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._socket = socket.create_server((meeting.host, meeting.port), backlog=1024)
+        self.meeting = Meeting(meeting.host, self._socket.getsockname()[1], meeting.secret)
+        """With the port that was taken."""
+        threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections; existing ones are still served."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), name="rendezvous", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError):  # a peer that violates the protocol is disconnected
+            connection.settimeout(_HANDSHAKE_S)
+            _send(connection, mine := secrets.token_bytes(_NONCE_BYTES))
+            answer = _receive(connection, _NONCE_BYTES + _PROOF_BYTES)
+            nonces = mine + answer[:_NONCE_BYTES]
+            _check(answer[_NONCE_BYTES:], _proof(self._secret, b"joins", nonces))
+            _send(connection, _proof(self._secret, b"listens", nonces))
+            connection.settimeout(None)
+            while True:
+                asked = json.loads(_receive(connection, _LONGEST))
+                _send(connection, json.dumps(self._do(*asked)).encode())
+
+    def _do(self, what: str, key: str, *values: Any) -> Any:
+        with self._lock:
+            match what, values:
+                case "set", (str(value),):
+                    self._values[key] = base64.b64decode(value)
+                    return None
+                case "get", ():
+                    return base64.b64encode(self._values[key]).decode() if key in self._values else None
+                case "add", (int(amount),):
+                    total = int(self._values.get(key, b"0")) + amount
+                    self._values[key] = str(total).encode()
+                    return total
+                case "exchange", (str(expected), str(desired)):
+                    there = self._values.get(key)
+                    if there == base64.b64decode(expected) or (there is None and not expected):
+                        there = self._values[key] = base64.b64decode(desired)
+                    return base64.b64encode(there if there is not None else base64.b64decode(expected)).decode()
+                case "delete", ():
+                    return self._values.pop(key, None) is not None
+                case "count", ():
+                    return len(self._values)
+        raise ValueError(f"{what} is not known here")
+
+
+_kept: list["Store"] = []
+"""torch holds on to the C++ half of a store only, and finds no methods once Python's half is gone."""
+
+
+class Store(dist.Store):
+    """A rank's side, as torch.distributed asks for it. Threads take turns."""
+
+    timeout: timedelta
+    """Of torch's class, which its annotations leave out."""
+
+    def __init__(self, meeting: Meeting, timeout: timedelta) -> None:
+        super().__init__()
+        self._meeting = meeting
+        self._lock = threading.Lock()
+        self._connection = _connect_patiently(meeting)
+        self.set_timeout(timeout)
+        _kept.append(self)
+
+    def _ask(self, *what: Any) -> Any:
+        with self._lock:
+            _send(self._connection, json.dumps(what).encode())
+            return json.loads(_receive(self._connection, _LONGEST))
+
+    def clone(self) -> "Store":
+        """The same store through a connection of its own."""
+        return Store(self._meeting, self.timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Put a value, over the one there was."""
+        self._ask("set", key, _spelled(value))
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as there is one."""
+        self.wait([key])
+        return base64.b64decode(self._ask("get", key))
+
+    def add(self, key: str, amount: int) -> int:
+        """The number at `key` after `amount` was added; it begins with 0."""
+        total: int = self._ask("add", key, amount)
+        return total
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """What is there after `desired` took the place of `expected`, if that was there."""
+        return base64.b64decode(self._ask("exchange", key, _spelled(expected), _spelled(desired)))
+
+    def delete_key(self, key: str) -> bool:
+        """Whether there was one."""
+        return bool(self._ask("delete", key))
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return int(self._ask("count", ""))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        return all(self._ask("get", key) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Until all are there.
+
+        Raises:
+            dist.DistStoreError: they did not come in time.
+        """
+        patience = timeout or self.timeout
+        deadline, pause = time.monotonic() + patience.total_seconds(), _POLL_S
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"no other rank has set {', '.join(keys)} within {patience}")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_S)
+
+
+def _spelled(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def _connect_patiently(meeting: Meeting) -> socket.socket:
+    """Ranks import for seconds, so rank 0 may not be there yet. One that knows another secret is no reason to wait."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return _connect(meeting)
+        except (ConnectionRefusedError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LONGEST_POLL_S)

@@ -1,0 +1,96 @@
+"""ALBERT (Lan et al. 2020): BERT with a factorized embedding, one block for all layers, and a sentence-order head."""
+
+from torch import Tensor, nn, zeros
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import PostNormLayer, embed
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.model import Model
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+
+EPS = 1e-12
+
+
+class Albert(Model):
+    """The encoder and its two pretraining heads. E is the width of the embeddings, H that of the residual stream."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(vocab_size, config.embedding)
+        self.position = nn.Embedding(config.max_positions, config.embedding)
+        self.segment = nn.Embedding(2, config.embedding)
+        self.embedding_norm = nn.LayerNorm(config.embedding, eps=EPS)
+        self.dropout = Dropout(config.dropout)
+        self.widen = nn.Linear(config.embedding, config.hidden)
+        # A list of one: what is applied to a model's blocks from outside iterates over `layers`.
+        self.layers = nn.ModuleList([PostNormLayer(config, causal=False, approximate="tanh", eps=EPS)])
+        self.pooler = nn.Linear(config.hidden, config.hidden)
+        self.transform = nn.Linear(config.hidden, config.embedding)
+        self.transform_norm = nn.LayerNorm(config.embedding, eps=EPS)
+        self.word_bias = nn.Parameter(zeros(vocab_size))
+        self.sentence_order = nn.Linear(config.hidden, 2)
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        segments: Tensor | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Hidden states (N, H) of packed sequences; see `Model.encode`."""
+        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
+        segment = self.segment.weight[0] if segments is None else self.segment(segments)
+        x = embed(self.word, input_ids, tied) + self.position(positions) + segment
+        x = self.widen(self.dropout(self.embedding_norm(x)))
+        for _ in range(self.config.layers):
+            x = self.layers[0](x, sequences)
+        return x
+
+    def pool(self, first: Tensor) -> Tensor:
+        """(S, H) -> (S, H): the first token's state of each sequence through a dense layer and a tanh."""
+        return self.pooler(first).tanh()
+
+    def lm_head_transform(self, hidden: Tensor) -> Tensor:
+        """(M, H) -> (M, E): what the output projection is applied to."""
+        return self.transform_norm(F.gelu(self.transform(hidden), approximate="tanh"))
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, H)."""
+        return F.linear(self.lm_head_transform(hidden), self.word.weight, self.word_bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        masked_at: Tensor,
+        masked_ids: Tensor,
+        segments: Tensor | None = None,
+        is_swapped: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Sums of the cross-entropies in nats, and how many pairs the sentence-order head got right.
+
+        Args:
+            input_ids, positions, cu_seqlens, max_seqlen, segments: as in `encode`; a sequence is a pair of segments.
+            masked_at: int64 (M,), which of the N tokens to predict; logits are computed for these only.
+            masked_ids: int64 (M,), the original tokens there.
+            is_swapped: int64 (S,), 1 where the second segment came first in the text; None: mlm alone.
+        """
+        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, segments, tied=True)
+        masked = self.lm_head_transform(hidden.index_select(0, masked_at))
+        mlm = vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)
+        pairs = self.sentence_order(self.pool(hidden.index_select(0, cu_seqlens[:-1]))).float()
+        if is_swapped is None:
+            # The head of pairs gets a gradient of zeros, with which all ZeRO stages update it alike.
+            return {"mlm": mlm + 0.0 * pairs.sum()}
+        return {
+            "mlm": mlm,
+            "sop": F.cross_entropy(pairs, is_swapped, reduction="sum"),
+            "sop_hits": (pairs.argmax(-1) == is_swapped).sum(),
+        }

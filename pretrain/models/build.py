@@ -1,0 +1,66 @@
+"""From a recipe's `model` section to a torch module with its initial weights."""
+
+import math
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+from torch import Tensor, nn
+
+from common.keyed import key_of
+from pretrain.models.common.model import Model
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+
+
+def outline_model(config: ModelConfig, vocab_size: int) -> Model:
+    """The model of a recipe on the meta device: names and shapes that take no memory."""
+    module = import_module(f"pretrain.models.{config.family}.model")
+    model_class: type[Model] = getattr(module, FAMILIES[config.family].model_class)
+    with torch.device("meta"):
+        return model_class(config, vocab_size)
+
+
+def build_model(config: ModelConfig, vocab_size: int) -> Model:
+    """The model of a recipe on the CPU with uninitialised weights: call `initialise` or load a checkpoint."""
+    return outline_model(config, vocab_size).to_empty(device="cpu")
+
+
+def initialise(model: Model, seed: int) -> None:
+    """Set the initial weights as published, each tensor drawn from (seed, its name) alone."""
+    for name, parameter in model.named_parameters():
+        draw(model.config, name, parameter, seed)
+
+
+def first_weights(config: ModelConfig, seed: int) -> Callable[[str, Tensor], None]:
+    """`draw` for a model of this recipe."""
+    return lambda name, parameter: draw(config, name, parameter, seed)
+
+
+@torch.no_grad()
+def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
+    """Set one parameter's initial weights.
+
+    Biases are 0 and norms 1; all else is normal with a standard deviation of 0.02, but for what the family declares.
+    """
+    family = FAMILIES[config.family]
+    generator = torch.Generator().manual_seed(key_of("init", seed, name) >> 1)
+    std = family.position_std if name == "position.weight" else 0.02
+    if family.scaled_residual and name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+        std /= math.sqrt(2 * config.layers)
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif parameter.ndim == 1:
+        parameter.fill_(1.0)
+    elif family.truncated_normal:
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
+    else:
+        nn.init.normal_(parameter, std=std, generator=generator)
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies to a parameter: to matrices, not to biases and norms, as the families were trained.
+
+    Decided by its name, because under ZeRO-3 it may have no shape.
+    """
+    return not name.endswith("bias") and not name.endswith("norm.weight")

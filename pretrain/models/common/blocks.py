@@ -1,0 +1,84 @@
+"""The building blocks of the families."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences, attend
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.config import ModelConfig
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
+
+    def __init__(self, config: ModelConfig, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.causal = config.heads, config.dropout, causal
+        self.query = nn.Linear(config.hidden, config.hidden)
+        self.key = nn.Linear(config.hidden, config.hidden)
+        self.value = nn.Linear(config.hidden, config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(query, key, value, sequences, self.causal, dropout).flatten(1))
+
+
+class FeedForward(nn.Module):
+    """Two projections with a GELU between them (Hendrycks and Gimpel 2016), exact or its tanh approximation."""
+
+    def __init__(self, config: ModelConfig, approximate: str) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.up = nn.Linear(config.hidden, config.intermediate)
+        self.down = nn.Linear(config.intermediate, config.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and the result: (N, H)."""
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class PostNormLayer(nn.Module):
+    """A post-norm block: the norm follows the residual sum (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal)
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.feed_forward = FeedForward(config, approximate)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, sequences)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class PreNormLayer(nn.Module):
+    """A pre-norm block: the norms precede attention and feed-forward (Radford et al. 2019, section 2.3)."""
+
+    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.attention = SelfAttention(config, causal)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.feed_forward = FeedForward(config, approximate)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (N, H)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), sequences))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+def embed(table: nn.Embedding, ids: Tensor, tied: bool) -> Tensor:
+    """Embeddings (N, H) of ids, int64 (N,).
+
+    Args:
+        tied: the weight is the output matrix too and gets a dense gradient from there. On a CPU the gradient of the
+            lookup is then sparse: its few rows are added to the dense one instead of a second dense one.
+    """
+    return F.embedding(ids, table.weight, sparse=tied and ids.device.type == "cpu")

@@ -1,0 +1,62 @@
+"""Dropout (Srivastava et al. 2014) whose masks cost a quarter of torch's on a CPU.
+
+torch draws one number per element on one core, which takes as long as a matrix product. Here each 64-bit number
+decides four elements by 16 bits each: a rate of 0.1 becomes 6554 / 65536 = 0.100006, and the scale follows it.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_LEVELS = 2**16
+
+
+class Dropout(nn.Module):
+    """Zeroes each element with probability `rate` and scales the others; the identity in evaluation mode."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x and the result: of any shape."""
+        if not self.training or self.rate == 0.0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.rate)
+        out: Tensor = _drop(x, self.rate)
+        return out
+
+
+def kept_share(rate: float) -> float:
+    """The share of elements that `keep_mask` keeps on average."""
+    return 1 - round(rate * _LEVELS) / _LEVELS
+
+
+def keep_mask(shape: torch.Size, rate: float) -> Tensor:
+    """bool of `shape`, false with probability `rate`, drawn from torch's CPU generator."""
+    elements = prod(shape)
+    bits = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    return bits.view(torch.int16)[:elements].view(shape) >= round(rate * _LEVELS) - _LEVELS // 2
+
+
+@torch.compiler.disable
+def _drop(x: Tensor, rate: float) -> Any:
+    return _Drop.apply(x, rate)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        kept = keep_mask(x.shape, rate)
+        ctx.save_for_backward(kept)
+        ctx.scale = 1 / kept_share(rate)
+        return torch.where(kept, x, 0.0).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return torch.where(kept, gradients[0], 0.0).mul_(ctx.scale), None

@@ -1,0 +1,47 @@
+"""What every family's model is to the rest of the code."""
+
+from torch import Tensor, nn
+
+from pretrain.models.config import ModelConfig
+
+
+class Model(nn.Module):
+    """A Transformer over packed sequences: N tokens of S sequences in one flat tensor, without padding.
+
+    Attributes:
+        word: the word embedding, (V, E), which is the output matrix too.
+        layers: the blocks, to which activation checkpointing and compilation are applied from outside.
+    """
+
+    config: ModelConfig
+    word: nn.Embedding
+    layers: nn.ModuleList
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        segments: Tensor | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Hidden states (N, H). Attention stays within each sequence.
+
+        Args:
+            input_ids: int64 (N,).
+            positions: int64 (N,), each token's position in its sequence, from 0.
+            cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N.
+            max_seqlen: the length of the longest sequence.
+            segments: int64 (N,), 0 or 1, where the family has segments; None: all 0.
+            tied: whether the word embedding also gets a gradient from the output projection.
+        """
+        raise NotImplementedError
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, H)."""
+        raise NotImplementedError
+
+    def pool(self, first: Tensor) -> Tensor:
+        """Where the family's pooling is "pooler": (S, H) -> (S, H), from the first token's state of each sequence."""
+        raise NotImplementedError

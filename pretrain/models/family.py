@@ -1,0 +1,45 @@
+"""What a model family declares about itself. Nothing here imports torch: a recipe is validated with it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Family:
+    """The declaration in `pretrain/models/NAME/__init__.py`, of which NAME is `model.family` in a recipe."""
+
+    display_name: str
+    model_class: str
+    """The class in `pretrain/models/NAME/model.py`, a subclass of `pretrain.models.common.model.Model`."""
+    causal: bool
+    """Whether a token attends to itself and the tokens before it only."""
+    pooling: Literal["pooler", "first", "last"]
+    """A sequence's representation: its first token's state through `pool`, its first token's, or its last token's."""
+    objectives: tuple[str, ...]
+    """What `objective.name` may be, the default first: the model's `forward` takes the inputs of each."""
+    auto_class: str
+    """The class of transformers that loads an exported model with its pretraining heads."""
+    has_segments: bool = False
+    """Whether it has segment embeddings (token types)."""
+    pair_separators: int = 1
+    """Separator tokens between the two texts of a pair that it is fine-tuned on."""
+    factorized_embedding: bool = False
+    """Whether `model.embedding` may differ from `model.hidden`: a projection lies between the two."""
+    truncated_normal: bool = False
+    """Initial weights are cut off at two standard deviations."""
+    scaled_residual: bool = False
+    """Initial weights of the projections into the residual stream are divided by sqrt(2 * layers)."""
+    position_std: float = 0.02
+    """Standard deviation of the initial position embeddings; 0.02 everywhere else."""
+    presets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Published sizes, as fields of the recipe's `model` section. The vocabulary is the data's."""
+
+    @property
+    def default_objective(self) -> str:
+        """What it is trained with where the recipe does not set `objective.name`."""
+        return self.objectives[0]
+
+
+def sizes(layers: int, hidden: int, heads: int, max_positions: int, **others: int) -> dict[str, Any]:
+    """A preset."""
+    return {"layers": layers, "hidden": hidden, "heads": heads, "max_positions": max_positions, **others}

@@ -1,0 +1,16 @@
+"""GPT (Radford et al. 2018)."""
+
+from pretrain.models.family import Family, sizes
+
+FAMILY = Family(
+    display_name="GPT",
+    model_class="GPT",
+    causal=True,
+    pooling="last",
+    objectives=("clm",),
+    auto_class="AutoModelForCausalLM",
+    presets={
+        # Radford et al. 2018, section 4.1.
+        "gpt": sizes(12, 768, 12, 512),
+    },
+)

@@ -1,0 +1,21 @@
+"""GPT's names at Hugging Face."""
+
+from pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Names
+
+NAMES = Names(
+    model_type="openai-gpt",
+    architecture="OpenAIGPTLMHeadModel",
+    prefix="transformer.",
+    sizes=GPT_SIZES,
+    fixed={
+        "afn": ("gelu", "gelu"),  # what this class calls gelu is the tanh approximation
+        "layer_norm_epsilon": (1e-5, 1e-5),
+        "tie_word_embeddings": (True, True),
+    },
+    dropout=GPT_DROPOUT,
+    modules={"word": "transformer.tokens_embed", "position": "transformer.positions_embed"},
+    block="transformer.h.{}.",
+    in_block=GPT_BLOCK,
+    copies={"lm_head.weight": "transformer.tokens_embed.weight"},
+    conv1d=True,
+)

@@ -1,0 +1,55 @@
+"""GPT (Radford et al. 2018): a causal post-layer-norm decoder whose output matrix is its input embedding."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import PostNormLayer, embed
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.model import Model
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+
+EPS = 1e-5
+
+
+class GPT(Model):
+    """The decoder. Its last block ends in a norm, so there is no final one."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(vocab_size, config.hidden)
+        self.position = nn.Embedding(config.max_positions, config.hidden)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            PostNormLayer(config, causal=True, approximate="tanh", eps=EPS) for _ in range(config.layers)
+        )
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        segments: Tensor | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Hidden states (N, H) of packed sequences; see `Model.encode`."""
+        assert segments is None, "GPT has no segments"
+        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
+        x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
+        for layer in self.layers:
+            x = layer(x, sequences)
+        return x
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, H)."""
+        return F.linear(hidden, self.word.weight)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, next_ids: Tensor
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting next_ids, int64 (N,), the token after each."""
+        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True)
+        return {"clm": vocabulary_loss(hidden, self.word.weight, None, next_ids)}

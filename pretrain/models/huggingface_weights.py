@@ -1,0 +1,77 @@
+"""A family's weights under the names of transformers, and back."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from pretrain.models.build import outline_model
+from pretrain.models.common.huggingface_names import Names
+from pretrain.models.config import ModelConfig
+
+
+def names_of(family: str) -> Names:
+    """What `pretrain/models/FAMILY/huggingface.py` declares."""
+    names: Names = import_module(f"pretrain.models.{family}.huggingface").NAMES
+    return names
+
+
+def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor in transformers for each of our parameters, one at a time, in the model's order.
+
+    Args:
+        pad: pad_token_id; used only by a family whose positions start after it.
+        weights: all of them, by our names.
+    """
+    names = names_of(model.family)
+    for theirs, ours in _pairs(model).items():
+        parts = [weights[name] for name in ours]
+        if names.conv1d and ours[0].startswith("layers."):
+            parts = [part.T if part.ndim == 2 else part for part in parts]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if ours == ["position.weight"]:
+            if unused := names.unused_positions(pad):
+                tensor = torch.cat([tensor.new_zeros(unused, tensor.shape[1]), tensor])
+            if names.only_segment:
+                yield names.only_segment, tensor.new_zeros(1, tensor.shape[1])
+        yield theirs, tensor
+
+
+def from_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_huggingface`: float32 by our names; views of `weights` where they are float32.
+
+    A family's only segment is added to its positions, where it has the same effect: the word embedding, which is the
+    output matrix too, is unchanged.
+    """
+    names = names_of(model.family)
+    found = {}
+    for theirs, ours in _pairs(model).items():
+        if theirs not in weights:
+            continue
+        tensor = weights[theirs].float()
+        if ours == ["position.weight"]:
+            tensor = tensor[names.unused_positions(pad) :]
+            if names.only_segment:
+                tensor = tensor + weights[names.only_segment].float()
+        parts = tensor.chunk(len(ours), -1)
+        for name, part in zip(ours, parts, strict=True):
+            transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
+            found[name] = part.T if transposed else part
+    return found
+
+
+def _pairs(model: ModelConfig) -> dict[str, list[str]]:
+    """For each tensor of transformers, the parameters of ours in it, in the order of their concatenation."""
+    names, pairs = names_of(model.family), dict[str, list[str]]()
+    for name, _ in outline_model(model, 1).named_parameters():
+        module, _, leaf = name.rpartition(".")
+        if name in names.modules:
+            theirs = names.modules[name]
+        elif module.startswith("layers."):
+            _, layer, part = module.split(".", 2)
+            theirs = f"{names.block.format(layer)}{names.in_block[part]}.{leaf}"
+        else:
+            theirs = f"{names.modules[module]}.{leaf}"
+        pairs.setdefault(theirs, []).append(name)
+    return pairs

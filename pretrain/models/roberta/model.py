@@ -1,0 +1,77 @@
+"""RoBERTa (Liu et al. 2019): BERT's encoder without segments and pairs, trained on masked tokens alone."""
+
+from torch import Tensor, nn, zeros
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import PostNormLayer, embed
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.model import Model
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+
+EPS = 1e-5
+
+
+class Roberta(Model):
+    """The encoder and the masked-token head."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(vocab_size, config.hidden)
+        self.position = nn.Embedding(config.max_positions, config.hidden)
+        self.embedding_norm = nn.LayerNorm(config.hidden, eps=EPS)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            PostNormLayer(config, causal=False, approximate="none", eps=EPS) for _ in range(config.layers)
+        )
+        self.transform = nn.Linear(config.hidden, config.hidden)
+        self.transform_norm = nn.LayerNorm(config.hidden, eps=EPS)
+        self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        segments: Tensor | None = None,
+        tied: bool = False,
+    ) -> Tensor:
+        """Hidden states (N, H) of packed sequences; see `Model.encode`."""
+        assert segments is None, "RoBERTa has no segments"
+        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
+        x = embed(self.word, input_ids, tied) + self.position(positions)
+        x = self.dropout(self.embedding_norm(x))
+        for layer in self.layers:
+            x = layer(x, sequences)
+        return x
+
+    def lm_head_transform(self, hidden: Tensor) -> Tensor:
+        """(M, H) -> (M, H): what the output projection is applied to."""
+        return self.transform_norm(F.gelu(self.transform(hidden)))
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of hidden states (M, H)."""
+        return F.linear(self.lm_head_transform(hidden), self.word.weight, self.word_bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        masked_at: Tensor,
+        masked_ids: Tensor,
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats at the masked positions.
+
+        Args:
+            input_ids, positions, cu_seqlens, max_seqlen: as in `encode`.
+            masked_at: int64 (M,), which of the N tokens to predict.
+            masked_ids: int64 (M,), the original tokens there.
+        """
+        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True)
+        masked = self.lm_head_transform(hidden.index_select(0, masked_at))
+        return {"mlm": vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)}

@@ -1,0 +1,29 @@
+"""The optimizers and their parameter groups."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pretrain.config import OptimizerConfig
+from pretrain.models.build import decays
+from pretrain.optim.lamb import Lamb
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""The state of both optimizers for each element of a weight, beside the number of updates, "step"."""
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if decays(name)]
+    others = [p for name, p in named if not decays(name)]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    for group, trust in zip(groups, (True, False), strict=True):
+        group["trust"] = trust
+    return Lamb(groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=0.0, max_trust=config.max_trust)

@@ -1,0 +1,1 @@
+"""A training run: the worker process and its loop."""

@@ -1,0 +1,97 @@
+"""Which keys of a recipe may change when a run is resumed, and which the user has to allow by name."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from common.config import DATA, MEANING, ORDER, PLACE, UPDATES, Section, decided_by, part_deciding
+from common.json_lines import read_rows
+from pretrain.config import TrainingConfig
+
+CHANGES = "changes.jsonl"
+"""File in a run's folder with a row for each change that was allowed by name."""
+Difference = tuple[str, Any, Any]
+"""A dotted key with its previous and its present value; None where the key is absent."""
+
+_BINDING = DATA | ORDER | MEANING | UPDATES | PLACE
+"""A key that decides any of these changes only if the user allows it."""
+_REMEMBERED = ORDER | MEANING | UPDATES
+"""What a checkpoint records of the recipe. The data is recorded by its fingerprint."""
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A tree of dicts and lists with dotted keys: {"phases[0].seq_len": 128, …}; a list of plain values is a leaf."""
+    if isinstance(tree, dict) and tree:
+        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list) and any(isinstance(value, dict | list) for value in tree):
+        items = [(f"{prefix}[{number}]", value) for number, value in enumerate(tree)]
+    else:
+        return {prefix: tree}
+    return {key: leaf for path, value in items for key, leaf in flatten(value, path).items()}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """The dotted keys whose values differ between two resolved recipes, with both values."""
+    first, second = flatten(one), flatten(other)
+    keys = [*first, *(key for key in second if key not in first)]
+    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
+
+
+def binding_differences(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
+    """The differences between two dumps of `section` in keys that the user has to allow, or that cannot change."""
+    return [entry for entry in differences(then, now) if decided_by(section, entry[0]) & _BINDING]
+
+
+def check_allowed(changed: list[Difference], section: type[Section], allowed: Iterable[str], where: str) -> None:
+    """Refuse changes that are not allowed by name, and those that cannot be allowed.
+
+    Args:
+        changed: binding differences between the recipe of a run and the one to resume it with.
+        allowed: dotted keys; one of a section allows all in it.
+
+    Raises:
+        ValueError: naming the keys with both values, and what to do.
+    """
+    allowed = tuple(allowed)
+    fixed = [entry for entry in changed if decided_by(section, entry[0]) & MEANING]
+    if fixed:
+        raise ValueError(f"{where} was started with another recipe ({listed(fixed)}); set name=… for a new run")
+    refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]
+    if refused:
+        options = " ".join(f"--allow-change '{key}'" for key, _, _ in refused[:3])
+        raise ValueError(
+            f"{where} was started with another recipe ({listed(refused)}); set name=… for a new run, or, to resume "
+            f"with the changed recipe, add {options}"
+        )
+
+
+def listed(changed: list[Difference], most: int = 5) -> str:
+    """Differences as part of a sentence."""
+    shown = [f"{key} was {json.dumps(then)}, is {json.dumps(now)}" for key, then, now in changed[:most]]
+    more = len(changed) - most
+    return "; ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def allowed_in(run_dir: Path) -> set[str]:
+    """The keys whose changes were allowed since the run was started."""
+    return {row["key"] for row in read_rows(run_dir / CHANGES)}
+
+
+def training_part(config: TrainingConfig) -> dict[str, Any]:
+    """The part of the recipe that a checkpoint records: keys that decide order, meaning or updates of the weights."""
+    return part_deciding(config, _REMEMBERED)
+
+
+def completed(remembered: dict[str, Any]) -> dict[str, Any]:
+    """The recipe part that a checkpoint of an older version records, with the defaults of newer keys.
+
+    Raises:
+        ValueError: it has keys or values that are no longer known.
+    """
+    data = {"data": remembered["data"]} if "data" in remembered else {}
+    return training_part(TrainingConfig.model_validate({**remembered, "data": None})) | data
+
+
+def _lies_in(key: str, parts: Iterable[str]) -> bool:
+    return any(key == part or key.startswith((f"{part}.", f"{part}[")) for part in parts)

@@ -1,0 +1,38 @@
+"""Files of a run directory."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from common.files import read_json_object
+from pretrain.config import TrainingConfig
+
+GAVE_UP = "gave-up.json"
+"""Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
+
+
+def read_config(run_dir: Path) -> TrainingConfig:
+    """The part of RUN_DIR/recipe.json that training reads.
+
+    Raises:
+        ValueError: it is missing or not a resolved recipe.
+    """
+    path = run_dir / "recipe.json"
+    try:
+        recipe = read_json_object(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; `multihop train RECIPE` writes it") from None
+    try:
+        return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
+    except ValidationError as error:
+        mistakes = [
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        ]
+        raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the recipe") from None
+
+
+def checkpoints_of(run_dir: Path, config: TrainingConfig) -> str:
+    """The location of the run's checkpoints: an absolute path or s3://BUCKET/PREFIX."""
+    location = config.checkpoint.location
+    return f"{location.rstrip('/')}/{config.name}" if location else str(run_dir.absolute() / "checkpoints")

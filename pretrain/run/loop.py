@@ -1,0 +1,198 @@
+"""The training loop.
+
+sum the first step's counts over the ranks
+for every remaining step:
+    forward and backward each micro-batch             pretrain.engine.engine
+    start to sum the next step's counts               pretrain.data.loader, pretrain.engine.ranks
+    update with the step's learning rate              pretrain.optim.schedule
+    log, evaluate, save or stop where it is due
+
+A device is waited for once a step, in the update, for the gradient's norm. The batch of the next step is taken, and its
+counts are summed by the hosts, while the device works; requests to stop or trace travel with the counts, so that all
+ranks act on them at the same step. Losses are read from the device only where they are logged.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from common.json_lines import Row
+from common.keyed import key_of
+from pretrain.checkpoint.train_state import TrainState
+from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker, RankStep
+from pretrain.data.loader import stream
+from pretrain.data.phases import is_skipped, samples_before, total_steps
+from pretrain.engine.engine import Engine, StepResult, read_scalars
+from pretrain.optim.schedule import learning_rate
+from pretrain.run.flops import step_flops
+from pretrain.run.heldout import evaluate, means
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop reports and asks."""
+
+    emit: Callable[[Row], None]
+    """Takes a row of metrics; called on every rank."""
+    save: Callable[[TrainState], None]
+    """Saves a checkpoint; called on every rank."""
+    note_skipped: Callable[[int, Row], None]
+    """Takes the number and the losses of a skipped non-finite step; called on every rank."""
+    alive: Callable[[], None]
+    """Resets the watchdog."""
+    stop_requested: Callable[[], bool]
+    """Whether this rank was asked to save and exit."""
+    trace_requested: Callable[[], int]
+    """The number of steps that this rank was asked to trace since the last call."""
+    trace: Callable[[int], None]
+    """Called before each step with the number of steps to trace from it on, on all ranks; 0: no new request."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A rank's share of a step, and what the ranks agreed on about it."""
+
+    mine: RankStep
+    totals: dict[str, float]
+    """Over all ranks: the counts to divide the losses by, `tokens`, `flops`, and the requests `stop` and `trace`."""
+
+
+@dataclass
+class _Clock:
+    """Where the time since the last logged step went."""
+
+    started: float = field(default_factory=time.monotonic)
+    waited: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+
+    def wait_for(self, coming: Iterator[RankStep]) -> RankStep | None:
+        before = time.monotonic()
+        mine = next(coming, None)
+        self.waited += time.monotonic() - before
+        return mine
+
+    def count(self, share: _Share) -> None:
+        self.tokens += int(share.totals["tokens"])
+        self.flops += share.totals["flops"]
+
+    def rates(self, peak_flops: float) -> Row:
+        elapsed = time.monotonic() - self.started
+        return {
+            "tokens_per_s": self.tokens / elapsed,
+            "data_wait": self.waited / elapsed,
+            "tflops_per_s": self.flops / elapsed / 1e12,
+            "mfu": self.flops / elapsed / peak_flops,
+        }
+
+
+def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
+    """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
+
+    Args:
+        peak_flops: floating-point operations per second that the devices of all ranks reach together at most.
+
+    Raises:
+        FloatingPointError: `engine.max_consecutive_nonfinite_steps` steps in a row had a non-finite loss or gradient.
+    """
+    config = batches.config
+    last = total_steps(config.phases)
+    if progress.step == 0:
+        hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
+    coming = stream(batches, range(progress.step, last), config.engine.data_workers)
+    clock = _Clock()
+    share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
+    while progress.step < last:
+        step, row, applied, stopping = progress.step, Row(), True, False
+        log_due = (step + 1) % config.engine.log_every == 0 or step + 1 == last
+        if not is_skipped(config.phases, step):
+            assert share is not None
+            hooks.trace(int(share.totals["trace"]))
+            sums = _forward_backward(engine, config, share, hooks.alive)
+            start_next = _start_next(engine, batches, clock.wait_for(coming), hooks)
+            lr = learning_rate(config.phases, step)
+            result = engine.step(lr)
+            applied = result.applied
+            if log_due or not applied:
+                row = _losses(engine, sums, share) | _numbers(engine, lr, result)
+            progress.tokens += int(share.totals["tokens"])
+            progress.skipped += not applied
+            progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
+            clock.count(share)
+            share = start_next()
+            stopping = share is not None and share.totals["stop"] > 0
+        progress.step += 1
+
+        if not applied:
+            hooks.note_skipped(step, row)
+            hooks.emit(_counted(config, progress) | {"skipped_step": step, "lr": row["lr"]})
+            if progress.skipped_in_a_row >= config.engine.max_consecutive_nonfinite_steps:
+                raise FloatingPointError(_why_it_ends(step, progress))
+        elif row:
+            hooks.emit(_counted(config, progress) | row | clock.rates(peak_flops))
+            clock = _Clock()
+        if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
+            hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
+            clock = _Clock()
+        if progress.step % config.checkpoint.every_steps == 0 or progress.step == last or stopping:
+            hooks.save(progress)
+        if stopping:
+            return False
+    return True
+
+
+def _start_next(
+    engine: Engine, batches: BatchMaker, mine: RankStep | None, hooks: Hooks
+) -> Callable[[], _Share | None]:
+    """Start to sum over the ranks what all must know before a step; call the result to wait for it.
+
+    None after the last step, on all ranks alike, which then exchange nothing.
+    """
+    if mine is None:
+        return lambda: None
+    vocab_size = batches.data.manifest.tokenizer.vocab_size
+    flops = sum(step_flops(batches.config.model, vocab_size, batch) for batch in mine.micro_batches)
+    requests = {"stop": float(hooks.stop_requested()), "trace": float(hooks.trace_requested())}
+    counts = {name: float(count) for name, count in mine.counts.items()}
+    totals = engine.ranks.start_all_reduce_sum({**requests, **counts, "tokens": float(mine.tokens), "flops": flops})
+    return lambda: _Share(mine, totals())
+
+
+def _forward_backward(
+    engine: Engine, config: TrainingConfig, share: _Share, alive: Callable[[], None]
+) -> dict[str, Tensor]:
+    """Accumulate the step's gradient; this rank's sums over its micro-batches, which stay on the device."""
+    sums: dict[str, Tensor] = {}
+    for number, batch in enumerate(share.mine.micro_batches):
+        alive()
+        torch.manual_seed(key_of("dropout", config.seed, share.mine.step, number, engine.ranks.rank) >> 1)
+        for name, value in engine.forward_backward(batch, share.totals).items():
+            sums[name] = sums[name] + value if number else value
+    return sums
+
+
+def _losses(engine: Engine, sums: dict[str, Tensor], share: _Share) -> dict[str, float]:
+    """A step's losses over all ranks. Waits for the device."""
+    return means(engine.ranks.all_reduce_sum(read_scalars(sums)), share.totals)
+
+
+def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:
+    return {"lr": lr, "grad_norm": result.grad_norm, **engine.numbers()}
+
+
+def _counted(config: TrainingConfig, progress: TrainState) -> Row:
+    samples = samples_before(config.phases, progress.step)
+    return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
+
+
+def _why_it_ends(step: int, progress: TrainState) -> str:
+    first = progress.step - progress.skipped_in_a_row
+    return (
+        f"steps {first} to {step} had a non-finite loss or gradient: {progress.skipped_in_a_row} consecutive steps, "
+        f"the limit of engine.max_consecutive_nonfinite_steps; look at their samples with `multihop inspect batch "
+        f"RECIPE --step {first}`, then skip them with phases[].skip_steps or lower phases[].lr, with --allow-change"
+    )

@@ -1,0 +1,83 @@
+"""What rank 0 writes down: metrics.jsonl, starts.jsonl and skipped.jsonl."""
+
+import json
+import logging
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from common.files import naming
+from common.hardware import datasheet_rate
+from common.json_lines import Row, append_row
+from pretrain.data.batches import BatchMaker
+from pretrain.engine.ranks import Ranks
+from pretrain.run.start_times import StartTimes
+
+log = logging.getLogger("multihop")
+
+
+def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
+    """Takes rows of metrics.jsonl; each is also printed to `console`."""
+
+    def emit(row: Row) -> None:
+        line = json.dumps({**row, "time": time.time()})
+        with naming(Path(metrics.name)):
+            metrics.write(line + "\n")
+            metrics.flush()
+        print(line, file=console, flush=True)
+
+    return emit
+
+
+def sync_metrics(metrics: IO[str]) -> None:
+    """A checkpoint must not outlive the rows of the steps before it."""
+    os.fsync(metrics.fileno())
+
+
+def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None]:
+    """Takes skipped steps: skipped.jsonl lists each one's samples, losses and gradient norm."""
+
+    def note(step: int, losses: Row) -> None:
+        chosen = batches.choose(step)
+        row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
+        row |= {name: repr(value) for name, value in losses.items()}
+        loss, norm = losses["loss"], losses["grad_norm"]
+        log.warning("skipped step %d: non-finite loss or gradient: loss %s, gradient norm %s", step, loss, norm)
+        append_row(path, row)
+
+    return note
+
+
+def write_start(
+    path: Path, ranks: Ranks, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
+) -> None:
+    """Append this start to starts.jsonl.
+
+    Args:
+        attempt: its random id.
+        step: of the checkpoint that it resumes from; 0: none.
+        rejected: sentences about newer checkpoints that are not usable.
+        rate: measured floating-point operations per second of a matrix product on this rank's device.
+    """
+    device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
+    datasheet = datasheet_rate(device)
+    row = {
+        "attempt": attempt,
+        "time": time.time(),
+        "step": step,
+        "world_size": ranks.world_size,
+        "host": socket.gethostname(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "matmul_tflops_per_s": rate / 1e12,
+        "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
+        "rejected": rejected,
+        "seconds": times.seconds,
+    }
+    append_row(path, row)

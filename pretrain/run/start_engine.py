@@ -1,0 +1,130 @@
+"""What a run starts from: its own newest checkpoint, the weights of another one, or random weights."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_prep.dataset.manifest import Manifest
+from pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.reader import CheckpointReader
+from pretrain.checkpoint.restore import check_fits, restore
+from pretrain.checkpoint.train_state import TrainState
+from pretrain.config import TrainingConfig
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import Ranks
+from pretrain.models.build import Model, draw, first_weights, outline_model
+from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
+from pretrain.run.files import checkpoints_of, read_config
+
+log = logging.getLogger("multihop")
+
+
+@dataclass(frozen=True)
+class Start:
+    """An engine with its weights and moments, and how far its run has trained."""
+
+    engine: Engine
+    state: TrainState
+    parent: str | None
+    """Content hash of the checkpoint that the run's first weights came from."""
+    bytes_read: int = 0
+    """By this rank, from a checkpoint."""
+    files_opened: int = 0
+    """By this rank, of a checkpoint."""
+
+
+def start_engine(
+    config: TrainingConfig, run_dir: Path, data: Manifest, ranks: Ranks, micro_batch: int, resume_from: int
+) -> Start:
+    """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
+
+    Raises:
+        ValueError: the recipe or the data changed without permission, or `model.init_from` does not fit.
+    """
+    model = outline_model(config.model, data.tokenizer.vocab_size)
+    if resume_from < 0 and config.model.init_from is None:
+        engine = Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed))
+        return Start(engine, TrainState(), None)
+    own = resume_from >= 0
+    if not own and is_huggingface(Path(config.model.init_from or "")):
+        return _begin_with_huggingface(config, model, data, ranks, micro_batch)
+    folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
+    with CheckpointReader(folder) as reader:
+        saved = reader.manifest
+        if own:
+            _check_unchanged(saved, config, data.fingerprint, run_dir)
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        check_fits(saved, shapes, data.tokenizer.sha256, folder)
+        engine = Engine(config, model, ranks, micro_batch)
+        restore(engine, reader, with_state=own)
+    log.info(
+        "%s %s: this rank opened %d of its %d files and read %d bytes",
+        "resumes from" if own else "starts with the weights of",
+        folder,
+        reader.files_opened,
+        len(saved.files),
+        reader.bytes_read,
+    )
+    state = TrainState(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row) if own else TrainState()
+    parent = saved.parent if own else saved.content_hash()
+    return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
+
+
+def _begin_with_huggingface(
+    config: TrainingConfig, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
+) -> Start:
+    """With the weights of a Hugging Face model; heads that it does not have are initialised as in any new run."""
+    source = Path(config.model.init_from or "")
+    theirs, vocab_size, weights = import_model(source)
+    sizes = {"family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"}
+    there = {**theirs.model_dump(include=sizes), "vocab_size": vocab_size}
+    here = {**config.model.model_dump(include=sizes), "vocab_size": data.tokenizer.vocab_size}
+    if differing := [key for key in there if there[key] != here[key]]:
+        raise ValueError(
+            f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
+            f"{', '.join(f'{key}={here[key]}' for key in differing)}; set the same sizes in model, and prepare the "
+            "data with its tokenizer"
+        )
+    lacking = [name for name, _ in model.named_parameters() if name not in weights]
+    if lacking:
+        log.info("%s has no %s: initialised at random with seed %d", source, ", ".join(lacking), config.seed)
+    for name in lacking:
+        weights[name] = torch.empty(model.get_parameter(name).shape)
+        draw(config.model, name, weights[name], config.seed)
+    engine = Engine(config, model, ranks, micro_batch)
+    wanted = [(name, slice(start, start + numel)) for _, name, start, numel in engine.wanted(with_state=False)]
+    engine.restore((weights[name].reshape(-1)[part] for name, part in wanted), None, {})
+    log.info("starts with the weights of %s", source)
+    return Start(engine, TrainState(), content_hash(source))
+
+
+def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:
+    allowed = allowed_in(run_dir)
+    if saved.recipe is not None:
+        changed = binding_differences(completed(saved.recipe), training_part(config), TrainingConfig)
+        check_allowed(changed, TrainingConfig, allowed, str(run_dir))
+    if saved.data_fingerprint != data_fingerprint and "data" not in allowed:
+        raise ValueError(
+            f"{run_dir} was trained on other data (fingerprint {saved.data_fingerprint[:12]}, now "
+            f"{data_fingerprint[:12]}); restore that data, set name=… for another run, or add --allow-change data"
+        )
+
+
+def _parent(config: TrainingConfig, ranks: Ranks) -> str:
+    """The folder of the checkpoint that `model.init_from` names, or the newest good one of the run it names."""
+    given = config.model.init_from
+    assert given is not None
+    run_dir = Path(given)
+    location = checkpoints_of(run_dir, read_config(run_dir)) if (run_dir / "recipe.json").exists() else given
+    found, rejected = newest_good_shared(location, ranks)
+    if found is not None:
+        return folder_of_step(location, found.step)
+    try:
+        verify_shared(given, ranks)
+    except ValueError as error:
+        raise ValueError(f"model.init_from={given} has no good checkpoint: {'; '.join(rejected) or error}") from None
+    return given

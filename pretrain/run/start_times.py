@@ -1,0 +1,35 @@
+"""Where the time goes before the first step of a start."""
+
+import json
+import os
+import time
+
+from pretrain.environment import TIMES
+
+_PARTS = {"unnoticed": ("silent", "ended"), "waiting": ("ended", "asked"), "placing": ("asked", "placed")}
+
+
+class StartTimes:
+    """Where the time before the first step goes: seconds by part, in order.
+
+    After a restart: unnoticed (since the last row of metrics) and waiting (for nodes). Under a cluster: placing and
+    importing. Then the parts that `lap` ends.
+    """
+
+    def __init__(self) -> None:
+        """Create it once this process has imported what it needs."""
+        self._last = time.time()
+        given: dict[str, float] = json.loads(os.environ.get(TIMES, "{}"))
+        self.seconds: dict[str, float] = {
+            part: round(given[stop] - given[start], 3)
+            for part, (start, stop) in _PARTS.items()
+            if start in given and stop in given
+        }
+        if "placed" in given:
+            self.seconds["importing"] = round(self._last - given["placed"], 3)
+
+    def lap(self, part: str) -> None:
+        """End a part."""
+        now = time.time()
+        self.seconds[part] = round(now - self._last, 3)
+        self._last = now

@@ -1,0 +1,199 @@
+"""One rank's part of a training run: wires data, engine, checkpoints and records together, and runs the loop."""
+
+import faulthandler
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO
+
+import torch
+from filelock import FileLock, Timeout
+
+from common.exit_codes import DONE, STOPPED
+from common.files import cut_torn_line, open_append
+from data_prep.dataset.shards import TokenDataset, open_dataset
+from pretrain.checkpoint.choose import newest_good_shared
+from pretrain.checkpoint.manifest import CheckpointManifest
+from pretrain.checkpoint.owner import claim_checkpoints
+from pretrain.checkpoint.retention import sweep
+from pretrain.checkpoint.train_state import TrainState
+from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker
+from pretrain.data.index import build_indexes
+from pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
+from pretrain.engine.peak_flops import matmul_rate
+from pretrain.engine.ranks import Ranks
+from pretrain.environment import MLFLOW_RUN_ID, SUPERVISED
+from pretrain.run.changes import training_part
+from pretrain.run.files import checkpoints_of, read_config
+from pretrain.run.loop import Hooks, train
+from pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start
+from pretrain.run.start_engine import Start, start_engine
+from pretrain.run.start_times import StartTimes
+from pretrain.run.stop import STOP_FILE, stop_requests
+from pretrain.run.tracing import Tracer, requested_steps
+from pretrain.run.watchdog import watchdog
+
+_LOCK_TIMEOUT_S = 90.0
+"""The ranks of a driver that was killed may take a moment to exit."""
+
+log = logging.getLogger("multihop")
+
+
+@dataclass(frozen=True)
+class _Resume:
+    """What rank 0 found in the run directory; ranks other than 0 know the first three."""
+
+    step: int
+    """Of the checkpoint to resume from; -1: none."""
+    attempt: str
+    """This start's random id."""
+    run: str
+    """The first eight digits of the run's id."""
+    run_id: str
+    rejected: list[str]
+    """Why newer checkpoints are not resumed from."""
+
+
+def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] = sys.stdout) -> int:
+    """Train this rank's part of the run in `run_dir` until it is done or stopped on request; the exit code."""
+    config = read_config(run_dir)
+    if config.engine.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    stop_requested = stop_requests(run_dir, ranks.rank)
+    data = open_dataset(run_dir / "data")
+    lock = _lock(run_dir) if ranks.rank == 0 else None
+    resume = _resolve_resume(run_dir, config, data, ranks)
+    times.lap("checking")
+
+    rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
+    peak_flops = ranks.all_reduce_sum({"rate": rate})["rate"]
+    sizes = micro_batch_sizes(config, run_dir, ranks)
+    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
+    start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
+    writer = _checkpoint_writer(run_dir, config, ranks, resume)
+    writer.prepare(start.engine.state()[0])
+
+    if ranks.rank == 0:
+        cut_torn_line(run_dir / "metrics.jsonl")
+        times.lap("restoring")
+        first_step = max(0, resume.step)
+        write_start(run_dir / "starts.jsonl", ranks, resume.attempt, first_step, resume.rejected, rate, times)
+    tracer = Tracer(run_dir / "logs", ranks.rank)
+    with TextIOWrapper(open_append(run_dir / "metrics.jsonl")) as metrics:
+        hooks = Hooks(
+            emit=metrics_writer(metrics, console) if ranks.rank == 0 else _ignore,
+            save=_saver(config, data, ranks, start, writer, metrics, resume.run_id),
+            note_skipped=skipped_writer(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
+            alive=watchdog(config.engine.hang_timeout_s),
+            stop_requested=stop_requested,
+            trace_requested=lambda: requested_steps(run_dir / "trace") if ranks.rank == 0 else 0,
+            trace=tracer.before_step,
+        )
+        try:
+            finished = train(start.engine, batches, start.state, hooks, peak_flops)
+        except FloatingPointError:  # on all ranks at once; the save in progress must not be lost with them
+            writer.wait()
+            ranks.broadcast(0)  # no rank exits before rank 0 has committed
+            raise
+        tracer.finish()
+        writer.wait()
+    if not finished:
+        log.warning(
+            "stopped on request after saving, by a signal or by %s; remove that file, if there is one, and rerun the "
+            "same command to resume",
+            run_dir / STOP_FILE,
+        )
+    ranks.broadcast(0)  # no rank exits before rank 0 has committed
+    faulthandler.cancel_dump_traceback_later()
+    start.engine.destroy()
+    if lock is not None:
+        lock.release()
+    return DONE if finished else STOPPED
+
+
+def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, ranks: Ranks) -> _Resume:
+    """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
+    checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
+    if ranks.rank == 0:
+        run_id = claim_checkpoints(run_dir, checkpoints)
+    found, rejected = newest_good_shared(checkpoints, ranks)
+    if ranks.rank == 0:
+        swept = sweep(checkpoints, found.step if found else None, f"{run_id[:8]}-{attempt:08x}")
+        for sentence in rejected + swept:
+            log.warning(sentence)
+        if SUPERVISED not in os.environ:  # the driver has built them otherwise
+            build_indexes(run_dir / "index", data, config)
+    attempt = ranks.broadcast(attempt)
+    run = ranks.broadcast(int(run_id[:8] or "0", 16))
+    return _Resume(found.step if found else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
+
+
+def _checkpoint_writer(run_dir: Path, config: TrainingConfig, ranks: Ranks, resume: _Resume) -> CheckpointWriter:
+    return CheckpointWriter(
+        checkpoints_of(run_dir, config),
+        ranks.rank,
+        ranks.world_size,
+        f"{resume.run}-{resume.attempt}",
+        config.checkpoint.keep,
+        config.checkpoint.keep_every,
+    )
+
+
+def _saver(
+    config: TrainingConfig,
+    data: TokenDataset,
+    ranks: Ranks,
+    start: Start,
+    writer: CheckpointWriter,
+    metrics: IO[str],
+    run_id: str,
+) -> Callable[[TrainState], None]:
+    def save(progress: TrainState) -> None:
+        if ranks.rank == 0:
+            sync_metrics(metrics)
+        tensors, updates, counters = start.engine.state()
+        manifest = CheckpointManifest(
+            run=run_id or None,
+            step=progress.step,
+            tokens=progress.tokens,
+            updates=updates,
+            skipped=progress.skipped,
+            skipped_in_a_row=progress.skipped_in_a_row,
+            counters=counters,
+            world_size=ranks.world_size,
+            zero_stage=config.engine.zero_stage,
+            parameters={name: list(shape) for name, shape in start.engine.parameters.items()},
+            files=[],
+            recipe=training_part(config),
+            data_fingerprint=data.manifest.fingerprint,
+            tokenizer_sha256=data.manifest.tokenizer.sha256,
+            parent=start.parent,
+            mlflow_run_id=os.environ.get(MLFLOW_RUN_ID),
+        )
+        writer.save(tensors, manifest)
+
+    return save
+
+
+def _lock(run_dir: Path) -> FileLock:
+    """Held by rank 0 while it writes to `run_dir`."""
+    lock = FileLock(run_dir / "worker.lock", timeout=_LOCK_TIMEOUT_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise TimeoutError(
+            f"another training process has held the lock of {run_dir} for {_LOCK_TIMEOUT_S:.0f} s; end it first"
+        ) from None
+    return lock
+
+
+def _ignore(*_: object) -> None:
+    """Only rank 0 writes."""

@@ -1,0 +1,77 @@
+"""One rank of a training run as a process: `python -m pretrain.run.worker RUN_DIR`, under torchrun or a cluster.
+
+It needs neither Ray nor MLflow. It reads RUN_DIR/recipe.json and RUN_DIR/data, resumes from the newest checkpoint that
+verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `common.exit_codes`.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import IO
+
+from common.exit_codes import FAILED, USER_ERROR
+from common.files import DISK_FULL, make_folder, open_append, write_atomically
+from common.malloc import keep_all_freed_memory
+from pretrain.engine.ranks import join
+from pretrain.environment import SUPERVISED
+from pretrain.run.files import GAVE_UP
+from pretrain.run.start_times import StartTimes
+from pretrain.run.train_run import train_run
+
+log = logging.getLogger("multihop")
+
+
+def main() -> int:
+    """The command `python -m pretrain.run.worker RUN_DIR`."""
+    if len(sys.argv) != 2:
+        print("usage: python -m pretrain.run.worker RUN_DIR", file=sys.stderr)
+        return USER_ERROR
+    keep_all_freed_memory()
+    run_dir = Path(sys.argv[1])
+    try:
+        console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
+    times = StartTimes()
+    try:
+        ranks = join(run_dir)
+        times.lap("meeting")
+        code = train_run(run_dir, ranks, times, console)
+        ranks.shutdown()
+        return code
+    except Exception as error:
+        log.exception("training failed")
+        code, final = (USER_ERROR, True) if isinstance(error, ValueError) else (FAILED, _would_recur(error))
+        print(error if final else f"{type(error).__name__}: {error}", file=console, flush=True)
+        if final and SUPERVISED in os.environ:  # else the cluster would restart the ranks
+            reason = {"code": code, "message": str(error)}
+            write_atomically(run_dir / GAVE_UP, json.dumps(reason).encode())
+        return code
+
+
+def _log_to(path: Path) -> IO[str]:
+    """Redirect all output of this process, native code's included, to `path`; returns the former standard output."""
+    make_folder(path.parent, mode=0o700)  # native code may print anything
+    console = os.fdopen(os.dup(1), "w")
+    with open_append(path) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    return console
+
+
+def _would_recur(error: BaseException) -> bool:
+    """Whether a restart would fail in the same way: non-finite steps, or a full disk."""
+    if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
+        return True
+    return error.__cause__ is not None and _would_recur(error.__cause__)
+
+
+if __name__ == "__main__":
+    # Not sys.exit: a thread of a save or of gloo may wait for a rank that has exited, and would keep the process alive.
+    code = main()
+    logging.shutdown()
+    os._exit(code)

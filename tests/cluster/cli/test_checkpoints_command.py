@@ -1,0 +1,127 @@
+"""`multihop checkpoints list` and `verify`."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from cluster.cli.main import app
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.writer import CheckpointWriter
+
+
+def save(checkpoints: Path, step: int) -> Path:
+    writers = [CheckpointWriter(str(checkpoints), rank, 2, "a", keep=9) for rank in (0, 1)]
+    manifest = CheckpointManifest(
+        step=step,
+        tokens=1000 * step,
+        updates=step,
+        world_size=2,
+        zero_stage=2,
+        parameters={"a": [30, 2], "b": [4]},
+        data_fingerprint="d",
+    )
+    writers[0].save({"weight/a@0": torch.ones(60)}, manifest)
+    writers[1].save({"weight/b@0": torch.ones(4)}, manifest)
+    for writer in writers:
+        writer.wait()
+    return Path(folder_of_step(str(checkpoints), step))
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["checkpoints", *arguments])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two good checkpoints, one half-written, one set aside."""
+    for step in (100, 1200):
+        save(tmp_path / "checkpoints", step)
+    (tmp_path / "checkpoints" / "step-00001300").mkdir()
+    (tmp_path / "checkpoints" / "step-00000200.damaged-ab12").mkdir()
+    (tmp_path / "recipe.json").write_text(
+        json.dumps({"name": "r", "model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}]})
+    )
+    return tmp_path
+
+
+def test_list(run: Path) -> None:
+    rows = json.loads(invoke("list", "--json", str(run)).stdout)
+    assert [row["folder"] for row in rows] == [
+        "step-00000100",
+        "step-00001200",
+        "step-00001300",
+        "step-00000200.damaged-ab12",
+    ]
+    assert [row["committed"] for row in rows] == [True, True, False, False]
+    described = {key: rows[1][key] for key in ("step", "ranks", "zero_stage", "parameters", "tokens")}
+    assert described == {"step": 1200, "ranks": 2, "zero_stage": 2, "parameters": 64, "tokens": 1_200_000}
+    assert rows[1]["bytes"] == sum(
+        path.stat().st_size for path in (run / "checkpoints" / "step-00001200").glob("*.safetensors")
+    )
+    assert rows[1]["date"].startswith("20")
+    shown = invoke("list", str(run)).stdout
+    assert "1,200,000" in shown and "never committed" in shown and "renamed because it is damaged" in shown
+    assert shown == invoke("list", str(run / "checkpoints") + "/").stdout
+
+
+def test_verify_what_is_good(run: Path) -> None:
+    result = invoke("verify", str(run))
+    assert result.exit_code == 0
+    assert "step-00000100  good\nstep-00001200  good\nstep-00001300  never committed" in result.stdout
+    assert [row["good"] for row in json.loads(invoke("verify", "--json", str(run)).stdout)] == [True, True, True]
+
+
+def test_verify_names_every_damaged_file(run: Path) -> None:
+    older = run / "checkpoints" / "step-00000100"
+    names = sorted(path.name for path in older.glob("*.safetensors"))
+    for name in names:
+        data = bytearray((older / name).read_bytes())
+        data[-1] ^= 1
+        (older / name).write_bytes(data)
+    (run / "checkpoints" / "step-00001200" / "manifest.json").write_bytes(b"{}")
+    result = invoke("verify", str(run))
+    assert result.exit_code == 1
+    for name in names:
+        assert f"step-00000100/{name} is damaged: its SHA-256" in result.stdout
+    assert "step-00001200/manifest.json is damaged" in result.stdout and "rerun the training command" in result.stdout
+    result = invoke("verify", "--json", str(run))
+    assert result.exit_code == 1
+    assert [len(row["damages"]) for row in json.loads(result.stdout)] == [2, 1, 0]
+    assert "manifest.json is damaged" in invoke("list", str(run)).stdout
+
+
+def test_what_is_no_checkpoint_of_its_folder_is_a_sentence(run: Path) -> None:
+    """A FIFO in a file's place, a checkpoint under another step's name, a file in a folder's."""
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000100", checkpoints / "step-00000500")
+    file = next((checkpoints / "step-00001200").glob("rank-0001*.safetensors"))
+    file.unlink()
+    os.mkfifo(file)
+    (checkpoints / "step-00002000").write_text("no folder")
+    result = invoke("verify", str(run))
+    assert result.exit_code == 1 and "step-00000100  good\n" in result.stdout
+    assert "step-00000500 holds the checkpoint of step 100, not that of the step in its name" in result.stdout
+    assert f"{file} is damaged: it cannot be read (not a regular file)" in result.stdout
+    assert "step-00002000" not in result.stdout
+    rows = {row["folder"]: row for row in json.loads(invoke("list", "--json", str(run)).stdout)}
+    assert not rows["step-00000500"]["committed"] and "of step 100" in rows["step-00000500"]["note"]
+
+
+def test_a_run_whose_checkpoints_stand_elsewhere(run: Path, tmp_path: Path) -> None:
+    recipe = json.loads((run / "recipe.json").read_text())
+    elsewhere = tmp_path / "elsewhere"
+    save(elsewhere / "r", 7)
+    (run / "recipe.json").write_text(json.dumps({**recipe, "checkpoint": {"location": str(elsewhere)}}))
+    assert [row["step"] for row in json.loads(invoke("list", "--json", str(run)).stdout)] == [7]
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    for command in ("list", "verify"):
+        result = invoke(command, str(tmp_path))
+        assert isinstance(result.exception, ValueError)
+        assert "holds no checkpoints; give a run's folder" in str(result.exception)

@@ -1,0 +1,93 @@
+"""`multihop data`: statistics and verification of a data set."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.data import show_verdict
+from cluster.cli.main import app
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.dataset.manifest import read_data_manifest, write_manifest
+from data_prep.dataset.shards import open_dataset
+from data_prep.dataset.statistics import QUANTILES, gather
+from data_prep.pipeline.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of two sources, as a run links to it."""
+    folder = tmp_path_factory.mktemp("run")
+    more = folder / "more.jsonl"
+    more.write_text(
+        "".join(json.dumps({"text": f"The garden has {n} stones. Some are red."}) + "\n" for n in range(40))
+    )
+    sources = [Source(path=str(texts)), Source(path=str(more))]
+    prepare(DataConfig(sources=sources, heldout_fraction=0.1), TokenizerConfig(vocab_size=100), folder / "data")
+    return folder
+
+
+def test_statistics_are_those_of_the_documents(folder: Path) -> None:
+    found, dataset = gather(folder / "data"), open_dataset(folder / "data")
+    assert [(part.split, part.source) for part in found.parts] == [
+        (split, source) for split in ("train", "heldout") for source in (0, 1)
+    ]
+    for part in found.parts:
+        documents = getattr(dataset, part.split)
+        of_source = [i for i in range(len(documents)) if documents.source(i) == part.source]
+        lengths = sorted(len(documents.tokens(i)) for i in of_source)
+        assert (part.documents, part.tokens) == (len(lengths), sum(lengths))
+        assert part.sentences == sum(len(documents.sentence_ends(i)) for i in of_source)
+        assert part.lengths[0] == lengths[0] and part.lengths[-1] == lengths[-1]
+        assert part.lengths == sorted(part.lengths) and len(part.lengths) == len(QUANTILES)
+    for split, counts in found.length_counts.items():
+        lengths = getattr(dataset, split).lengths
+        assert counts == [int(((lengths >= 2**k) & (lengths < 2 ** (k + 1))).sum()) for k in range(len(counts))]
+        assert sum(counts) == len(lengths)
+    half = found.ids_that_make_up(0.5)
+    largest = np.sort(found.token_counts)[::-1]
+    assert largest[: half - 1].sum() < found.token_counts.sum() / 2 <= largest[:half].sum()
+    assert found.ids_that_make_up(1.0) == (found.token_counts > 0).sum()
+
+
+def test_verify_compares_what_the_manifest_says_of_the_tokenizer_with_the_tokenizer(folder: Path, capsys) -> None:
+    manifest = read_data_manifest(folder / "data")
+    info = manifest.tokenizer.model_copy(update={"special_ids": {**manifest.tokenizer.special_ids, "mask": 7}})
+    try:
+        write_manifest(folder / "data", manifest.model_copy(update={"tokenizer": info}))
+        assert show_verdict(folder) == 1
+        assert "does not describe the tokenizer in" in capsys.readouterr().out
+    finally:
+        write_manifest(folder / "data", manifest)
+    assert show_verdict(folder) == 0
+
+
+def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path) -> None:
+    def data(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["data", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout
+
+    picture = tmp_path / "stats.png"
+    code, shown = data("stats", str(folder), "--picture", str(picture))
+    assert code == 0 and "more.jsonl" in shown and "copy of another" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(data("stats", str(folder / "data"), "--json")[1])
+    assert sum(part["documents"] for part in told["parts"]) == told["counts"]["encode"]["kept"]
+    assert data("verify", str(folder))[0] == 0
+
+    shard = next((folder / "data").glob("heldout-*.arrow"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    code, shown = data("verify", str(folder))
+    assert code == 1 and str(shard) in shown and "is damaged" in shown and "3 of 4 files" in shown
+    shard.unlink()
+    assert "cannot be read" in data("verify", str(folder))[1]
+    with pytest.raises(ValueError, match="cannot be read"):
+        data("stats", str(folder))
+    shard.write_bytes(whole)
+    with pytest.raises(ValueError, match="no prepared data set in"):
+        data("verify", str(tmp_path))

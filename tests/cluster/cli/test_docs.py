@@ -1,0 +1,155 @@
+"""Recipes, keys, defaults, commands, options and formulas in the documentation exist and are right."""
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+import typer
+import yaml
+from pydantic_core import PydanticUndefined
+
+from cluster.cli.main import app
+from cluster.runs.recipe import Recipe, load_recipe
+from pretrain.config import PhaseConfig
+from pretrain.optim.schedule import factor
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+MINIMAL = {
+    "name": "documented",
+    "data": {"sources": [{"path": "texts/"}]},
+    "model": {"preset": "bert-tiny"},
+    "phases": [{"steps": 1000}],
+}
+YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE_SPAN = re.compile(r"`([^`\n]+)`")
+KEY = re.compile(rf"({'|'.join(Recipe.model_fields)})(\[\d*\])?(\.[a-z_]+(\[\d*\])?)+")
+PATH = re.compile(r"(bench|cluster|common|data_prep|docs|eval|pretrain|recipes|tests)/[\w./-]*")
+
+
+def found_in(pattern: re.Pattern[str]) -> list[Any]:
+    return [
+        pytest.param(match, id=f"{page.name}-{page.read_text()[: match.start()].count(chr(10)) + 1}")
+        for page in PAGES
+        for match in pattern.finditer(page.read_text())
+    ]
+
+
+def spans() -> list[str]:
+    return sorted({span for page in PAGES for span in CODE_SPAN.findall(page.read_text())})
+
+
+def tables(first_header: str) -> Iterator[list[str]]:
+    """The cells of each row of the tables whose first column has this header."""
+    for page in PAGES:
+        inside = False
+        for line in page.read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+            if cells and (inside or cells[0] == first_header):
+                if inside and not cells[0].startswith("---"):
+                    yield cells
+                inside = True
+            else:
+                inside = False
+
+
+def field_at(path: str) -> Any:
+    """The pydantic field that a dotted key such as `phases[].lr` names.
+
+    Raises KeyError where there is none.
+    """
+    section: Any = Recipe
+    field: Any = None
+    for part in path.split("."):
+        name, is_item, _ = part.partition("[")
+        field = section.model_fields[name]
+        section = _bare(field.annotation)
+        if is_item:
+            assert get_origin(section) is list, f"{name} of {path} is no list"
+            (section,) = get_args(section)
+    return field
+
+
+def _bare(annotation: Any) -> Any:
+    """Without `| None`."""
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    is_union = get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+    return parts[0] if is_union and len(parts) == 1 else annotation
+
+
+@pytest.mark.parametrize("block", found_in(YAML_BLOCK))
+def test_recipe_snippets_are_valid_and_a_worker_can_read_them(
+    block: re.Match[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | yaml.safe_load(block[1])))
+    recipe = load_recipe(path, [])
+    assert Recipe.model_validate(json.loads(json.dumps(recipe.model_dump(mode="json")))) == recipe
+
+
+@pytest.mark.parametrize("cells", list(tables("key")), ids=lambda cells: cells[0].strip("`"))
+def test_a_key_in_a_table_exists_and_has_that_default(cells: list[str]) -> None:
+    default = field_at(cells[0].strip("`")).get_default(call_default_factory=True)
+    assert default is not PydanticUndefined
+    if isinstance(default, list | tuple):
+        default = json.dumps(list(default))
+    assert cells[1].strip("`") == ("null" if default is None else str(default))
+
+
+@pytest.mark.parametrize("key", [span for span in spans() if KEY.fullmatch(span) and not span.endswith(".py")])
+def test_a_key_in_the_text_exists(key: str) -> None:
+    field_at(key)
+
+
+@pytest.mark.parametrize("path", [span for span in spans() if PATH.fullmatch(span)])
+def test_a_file_in_the_text_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def commands() -> list[str]:
+    """Every `multihop …` in text and in code blocks, without comments and explanations."""
+    in_blocks = re.compile(r"^ {4}(?:\$ )?(?:\.venv/bin/)?(multihop [^\n]*)", re.MULTILINE)
+    found = [match for page in PAGES for match in in_blocks.findall(page.read_text())]
+    found += [span for span in spans() if span.startswith("multihop ")]
+    return sorted({re.split(r"\s{3,}|\s+#", command)[0].strip() for command in found})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_exists_and_has_these_options(command: str) -> None:
+    words = shlex.split(command)[1:]
+    at: Any = typer.main.get_command(app)
+    while subcommands := getattr(at, "commands", None):
+        assert words and words[0] in subcommands, f"expected one of {', '.join(subcommands)}"
+        at = subcommands[words.pop(0)]
+    known = {option for parameter in at.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize(
+    "target", sorted({m for page in PAGES for m in re.findall(r"`make ([\w-]+)`", page.read_text())})
+)
+def test_a_target_of_make_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("cells", list(tables("schedule")), ids=lambda cells: cells[0].strip("`"))
+def test_a_schedule_has_the_formula_that_is_shown(cells: list[str]) -> None:
+    given = {"schedule": cells[0].strip("`"), "power": 2.5, "decay": 0.25, "final": 0.1, "warmup": 0.125}
+    phase = PhaseConfig.model_validate({"steps": 80, **given})
+    formula = compile(cells[1].strip("`"), "formula", "eval")
+    n, w, d = phase.steps, phase.warmup_length, phase.decay_length
+    for t in range(w, n):
+        names = {"t": t, "n": n, "w": w, "d": d, "p": (t - w) / (n - w), "final": phase.final, "power": phase.power}
+        functions = {"sqrt": math.sqrt, "cos": math.cos, "pi": math.pi, "min": min, "max": max}
+        assert eval(formula, {"__builtins__": {}}, names | functions) == pytest.approx(factor(phase, t))
+
+
+def test_every_schedule_is_shown() -> None:
+    shown = {cells[0].strip("`") for cells in tables("schedule")}
+    assert shown == set(get_args(PhaseConfig.model_fields["schedule"].annotation))

@@ -1,0 +1,21 @@
+"""A Ray that several files of tests use."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray on two CPUs whose workers can import the packages and the files of tests."""
+    import ray
+
+    here = Path(__file__).parent
+    folders = [here.parents[1], here.parent / "support", here / "ray", here / "runs"]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": environment})
+    yield
+    ray.shutdown()

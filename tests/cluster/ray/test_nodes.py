@@ -1,0 +1,36 @@
+"""A cluster that is too small for the ranks: the user is told so, since when, and when that ends."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.ray.nodes import Nodes
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head with one CPU."""
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=found.address, log_to_driver=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(2)
+    assert [nodes.are_missing() for _ in range(3)] == [True] * 3
+    said = capsys.readouterr().err
+    pattern = r"(\S+) waiting for nodes since \1: the cluster has 1 of the 2 CPUs that cluster.workers=2 needs; .*\n"
+    assert re.fullmatch(pattern, said)
+    added = cluster.add_node(num_cpus=1)
+    assert not nodes.are_missing()
+    assert re.fullmatch(r"\S+ the cluster has 2 CPUs again, after \d+ s\n", capsys.readouterr().err)
+    assert not nodes.are_missing() and not capsys.readouterr().err
+    cluster.remove_node(added)
+    assert nodes.are_missing() and "waiting for nodes since" in capsys.readouterr().err

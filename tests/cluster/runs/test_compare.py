@@ -1,0 +1,149 @@
+"""Two made-up runs side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.runs.compare import compare, find_runs, show_comparison
+
+
+def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials: list[tuple[int, str, float]]) -> Path:
+    (folder / "eval").mkdir(parents=True)
+    recipe: dict[str, Any] = {
+        "name": folder.name,
+        "seed": 1,
+        "model": {"layers": layers},
+        "phases": [{"lr": 1e-3}],
+        "eval": {"tasks": ["topics"], "seeds": [0, 1, 2]},
+    }
+    if layers == 3:
+        recipe["phases"].append({"lr": 2e-3})
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    rows = [{"step": step, "heldout_loss": loss + 0.5, "heldout_mlm_loss": loss} for step, loss in heldout]
+    rows.append({"step": 5, "loss": 1.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = {"status": "done", "heldout_loss": heldout[-1][1], "tokens": 1234567, "tokens_per_s": 10000.4}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    results = [
+        {
+            "task": "topics", "kind": "classification", "metric": "accuracy", "higher_is_better": True, "init": init,
+            "seed": seed, "value": value, "dev_value": value, "status": "ok", "other_metrics": {},
+            "key": f"{init}{seed}",
+        }
+        for seed, init, value in trials
+    ]  # fmt: skip
+    results.append({**results[0], "seed": 2, "init": "other", "value": None, "status": "failed"})
+    results.insert(0, {**results[0], "value": 0.0})  # the last row of a trial counts
+    (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in results))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "one", 2, [(0, 9.0), (10, 7.0)], [(0, "random", 0.5), (1, "random", 0.7), (2, "random", 0.6)])
+    make_run(tmp_path / "two", 3, [(0, 9.0), (10, 6.5), (10, 6.9)], [(0, "pretrained", 0.9)])
+    return tmp_path
+
+
+def test_what_differs(runs: Path) -> None:
+    comparison = compare([runs / "one", runs / "two"])
+    assert comparison.names == ["one", "two"]
+    assert comparison.recipe == {"model.layers": ["2", "3"], "phases[1].lr": ["", "0.002"]}
+    assert comparison.results["heldout_loss"] == ["7.0000", "6.9000"]
+    assert comparison.results["tokens"] == ["1,234,567", "1,234,567"]
+    assert comparison.results["topics accuracy, random"] == ["0.600 [0.500 to 0.700]", ""]
+    assert comparison.results["topics accuracy, pretrained"] == ["", "0.900"]
+    assert comparison.heldout == [{0: 9.0, 10: 7.0}, {0: 9.0, 10: 6.5}]
+
+
+def test_a_run_that_has_only_begun(runs: Path) -> None:
+    (runs / "new").mkdir()
+    (runs / "new" / "recipe.json").write_text((runs / "one" / "recipe.json").read_text())
+    comparison = compare([runs / "one", runs / "new"])
+    assert comparison.recipe == {}
+    assert comparison.results["heldout_loss"] == ["7.0000", ""]
+    assert comparison.heldout[1] == {}
+
+
+def _pretrained(runs: Path, name: str, values: list[float], **other: Any) -> Path:
+    """A run with a file of predictions of 100 examples for each seed."""
+    run = make_run(runs / name, 2, [(0, 9.0)], [(seed, "pretrained", value) for seed, value in enumerate(values)])
+    (run / "eval" / "predictions").mkdir()
+    for seed, value in enumerate(values):
+        table = [[float(i < round(100 * value)), 1.0] for i in range(100)]
+        content = {"statistics": table, "targets": [0] * 100}
+        (run / "eval" / "predictions" / f"pretrained{seed}.json").write_text(json.dumps(content))
+    path = run / "eval" / "results.jsonl"
+    path.write_text("".join(json.dumps({**json.loads(line), **other}) + "\n" for line in path.read_text().splitlines()))
+    return run
+
+
+def test_differences_in_words_each_against_the_first(tmp_path: Path) -> None:
+    runs = [
+        _pretrained(tmp_path, name, values)
+        for name, values in (("a", [0.6, 0.62, 0.61]), ("b", [0.9, 0.91, 0.92]), ("c", [0.61, 0.62, 0.6]))
+    ]
+    better, same = compare(runs).differences
+    assert better.startswith("b against a: b is better on topics by 30.0 points [2")
+    assert same.startswith("c against a: topics cannot be told apart (difference 0.0 points [-")
+    assert compare([runs[1], runs[0]]).differences[0].startswith("a against b: b is better on topics by 30.0 points [2")
+
+
+def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
+    run = _pretrained(tmp_path, "a", [0.6, 0.62, 0.61])
+    one_seed = _pretrained(tmp_path, "b", [0.9])
+    [told] = compare([run, one_seed]).differences
+    assert told.startswith("b against a: topics is not judged (difference 29.0 points [")
+    assert told.endswith("a run has fewer than two seeds")
+    others = {
+        "c": ({"metric": "F1"}, "the metrics are accuracy and F1"),
+        "d": ({"reported_on": "dev"}, "the scores are of different examples"),
+    }
+    for name, (change, why) in others.items():
+        other = _pretrained(tmp_path, name, [0.9, 0.91], **change)
+        assert compare([run, other]).differences == [f"{name} against a: topics is not judged: {why}"]
+    perplexity = {"kind": "zero-shot", "metric": "perplexity", "higher_is_better": False}
+    counted = [
+        _pretrained(tmp_path, name, [0.5], **perplexity, other_metrics={"tokens": tokens})
+        for name, tokens in (("e", 100), ("f", 120))
+    ]
+    assert "different tokens" in compare(counted).differences[0]
+
+
+def test_the_table_and_the_picture(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    show_comparison(["one", str(runs / "two")], runs)
+    printed = capsys.readouterr().out
+    assert "phases[1].lr" in printed
+    assert "0.600 [0.500 to 0.700]" in printed and "Holm" not in printed, "no task has been run by both"
+    assert (tmp_path / "compare-one-two.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_files_hold_is_no_markup_and_steers_no_terminal(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "[red]x[/blue] [link=http://evil]y[/link] \x1b[31m"
+    (runs / "one").rename(runs / "[bold]one")
+    for name in ("[bold]one", "two"):
+        for file in ("summary.json", "recipe.json"):
+            path = runs / name / file
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "status": text, f"{text}{name}": f"{text}{name}"})
+            )
+    monkeypatch.setenv("COLUMNS", "400")
+    show_comparison(["[bold]one", "two"], runs)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "[bold]one" in printed
+    assert printed.count(text.replace("\x1b", r"\x1b")) == 4 and printed.count(text.replace("\x1b", r"\u001b")) == 2
+
+
+def test_a_run_that_is_not_there(runs: Path) -> None:
+    with pytest.raises(ValueError, match=r"no run three in .*; existing runs: one, two"):
+        find_runs(["one", "three"], runs)
+    with pytest.raises(ValueError, match="at least two runs"):
+        find_runs(["one"], runs)

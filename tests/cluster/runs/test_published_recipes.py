@@ -1,0 +1,181 @@
+"""The recipes of published models: what they build and how they train, where the papers print it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.runs.recipe import Recipe, load_recipe
+from pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
+from pretrain.models.build import outline_model
+from pretrain.optim.schedule import learning_rate
+
+ROOT = Path(__file__).parents[3]
+OURS = {"demo", "demo-gpt2", "lamb"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper prints of a model."""
+
+    parameters: float
+    within: float
+    """Half a unit of the last digit that the paper gives; where its count is another one, what that makes."""
+    vocabulary: int
+    """Pieces of the released model."""
+    steps: int
+    samples: int
+    """Of all steps."""
+    pieces: float
+    """Of all steps: every sample as long as it may be."""
+    rates: dict[int, float]
+    """The learning rate of the N-th step, from 1."""
+
+
+BERT_RATES = {
+    1: 1e-8,
+    5_000: 0.5e-4,
+    10_000: 1e-4,  # the end of warm-up
+    505_001: 0.5e-4,  # half-way down one line to 0 over both phases
+    900_001: 1e-4 * 10 / 99,  # the first at 512 pieces
+    1_000_000: 1e-4 / 990_000,
+}
+BERT_PIECES = 256 * (900_000 * 128 + 100_000 * 512)
+
+
+def albert(parameters: float, within: float) -> Published:
+    rates = {3_125: 1.76e-3, 125_000: 1.76e-3 / 121_875}
+    return Published(parameters, within, 30_000, 125_000, 512_000_000, 512e6 * 512, rates)
+
+
+def roberta(parameters: float, within: float, warmup: int, lr: float) -> Published:
+    rates = {warmup // 2: lr / 2, warmup: lr, 500_000: lr / (500_000 - warmup)}
+    return Published(parameters, within, 50_265, 500_000, 500_000 * 8_192, 500_000 * 8_192 * 512, rates)
+
+
+def gpt2(parameters: float, within: float, lr: float) -> Published:
+    # Brown et al. 2020: 375 million pieces of warm-up, down to a tenth, 300 billion pieces.
+    rates = {715: lr, 715 + (572_205 - 715) // 2 + 1: 0.55 * lr, 572_205: 0.1 * lr}
+    return Published(parameters, within, 50_257, 572_205, 572_205 * 512, 300e9, rates)
+
+
+PUBLISHED = {
+    "bert-base": Published(110e6, 0.5e6, 30_522, 1_000_000, 256_000_000, BERT_PIECES, BERT_RATES),
+    "bert-large": Published(340e6, 5e6, 30_522, 1_000_000, 256_000_000, BERT_PIECES, BERT_RATES),
+    "bert-large-lamb": Published(
+        340e6,
+        5e6,
+        30_522,
+        8_599,
+        512_000_000,  # as many as the paper's baseline, of 1,000,000 steps of 512
+        0.9 * 512e6 * 128 + 0.1 * 512e6 * 512,
+        {2_000: 6e-3, 7_037: 6e-3 / 5_037, 7_037 + 200: 4e-3, 8_599: 4e-3 / 1_362},
+    ),
+    "albert-base": albert(12e6, 0.5e6),
+    "albert-large": albert(18e6, 0.5e6),
+    "albert-xlarge": albert(60e6, 1e6),
+    "albert-xxlarge": albert(223e6, 0.5e6),  # of the released model; the paper has 235M, which its sizes do not make
+    "roberta-base": roberta(125e6, 0.5e6, 24_000, 6e-4),
+    "roberta-large": roberta(355e6, 0.5e6, 30_000, 4e-4),
+    "gpt": Published(
+        117e6,
+        0.5e6,
+        40_478,
+        3_000_000,
+        192_000_000,
+        100 * 985e6,  # epochs, words
+        {1_000: 1.25e-4, 2_000: 2.5e-4, 1_501_001: 1.25e-4},
+    ),
+    "gpt2-124m": gpt2(124e6, 0.5e6, 6e-4),
+    "gpt2-355m": gpt2(355e6, 0.5e6, 3e-4),
+    "gpt2-774m": gpt2(774e6, 0.5e6, 2.5e-4),
+    "gpt2-1.5b": gpt2(1558e6, 0.5e6, 2e-4),
+    "gpt2-8.3b": Published(
+        8.3e9,
+        0.05e9,
+        50_257,
+        300_000,
+        300_000 * 512,
+        300_000 * 512 * 1_024,
+        {1_500: 0.75e-4, 3_000: 1.5e-4, 300_000: 1e-5},
+    ),
+}
+NAMES = list(PUBLISHED)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def recipe_of(name: str) -> Recipe:
+    return load_recipe(Path("recipes", f"{name}.yaml"), [])
+
+
+def test_every_recipe_that_is_not_our_own_is_checked_here() -> None:
+    assert {path.stem for path in Path("recipes").glob("*.yaml")} == OURS | PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_has_as_many_parameters_as_published(name: str) -> None:
+    paper = PUBLISHED[name]
+    model = outline_model(recipe_of(name).model, paper.vocabulary)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
+        paper.parameters, abs=paper.within
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_samples_and_pieces_are_the_published_ones(name: str) -> None:
+    paper, phases = PUBLISHED[name], recipe_of(name).phases
+    assert total_steps(phases) == paper.steps
+    assert samples_before(phases, paper.steps) == pytest.approx(paper.samples, rel=1e-3)
+    assert sum(phase.steps * phase.batch_size * phase.seq_len for phase in phases) == pytest.approx(
+        paper.pieces, rel=2e-3
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_is_the_published_one_at_the_points_that_are_known(name: str) -> None:
+    paper, phases = PUBLISHED[name], recipe_of(name).phases
+    for step, rate in paper.rates.items():
+        assert learning_rate(phases, step - 1) == pytest.approx(rate, rel=1e-4), step
+
+
+def test_berts_two_phases_have_one_schedule() -> None:
+    """It falls by the same amount at every step, the change of length included (Devlin et al. 2018, appendix A.2)."""
+    for name in ("bert-base", "bert-large"):
+        phases = recipe_of(name).phases
+        assert [phase.seq_len for phase in phases] == [128, 512] and phases[0].steps == 0.9 * total_steps(phases)
+        for step in (10_000, 500_000, 899_998, 899_999, 900_000, 999_998):
+            fall = learning_rate(phases, step) - learning_rate(phases, step + 1)
+            assert fall == pytest.approx(1e-4 / 990_000, rel=1e-6), step
+
+
+def test_lamb_changes_batch_and_length_together_and_warms_up_twice() -> None:
+    """You et al. 2020, table 1 and section 4: nine tenths of the samples at 128 pieces."""
+    phases = recipe_of("bert-large-lamb").phases
+    first_of_second = phases[0].steps
+    assert [(batch_size_of(phase, 0), phase.seq_len) for phase in phases] == [(65_536, 128), (32_768, 512)]
+    assert locate(phases, first_of_second) == (1, 0)
+    share = samples_before(phases, first_of_second) / samples_before(phases, total_steps(phases))
+    assert share == pytest.approx(0.9, abs=5e-4)
+    assert learning_rate(phases, first_of_second) == pytest.approx(4e-3 / 200)
+
+
+def test_the_table_tells_of_every_recipe_its_steps_batches_and_parameters() -> None:
+    rows = re.findall(r"^\| `([\w.-]+)` \| [^|]+ \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", _table(), re.MULTILINE)
+    assert [name for name, _, _, _ in rows] == NAMES
+    for name, parameters, steps, batches in rows:
+        recipe = recipe_of(name)
+        model = outline_model(recipe.model, PUBLISHED[name].vocabulary)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert parameters == (f"{count / 1e9:.1f}B" if count > 5e9 else f"{count / 1e6:.1f}M")
+        assert steps == " + ".join(f"{phase.steps:,}" for phase in recipe.phases)
+        assert batches == ", ".join(dict.fromkeys(f"{phase.batch_size:,}" for phase in recipe.phases))
+
+
+def _table() -> str:
+    return Path("recipes", "README.md").read_text()

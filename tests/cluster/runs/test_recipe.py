@@ -1,0 +1,263 @@
+"""Recipes: read, overridden, validated, resolved."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from cluster.runs.folder import opened
+from cluster.runs.recipe import Recipe, load_recipe
+from pretrain.run.changes import differences, flatten
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_is_valid_and_resolves_to_itself(path: Path) -> None:
+    recipe = load_recipe(path, [])
+    assert recipe.name == path.stem
+    assert isinstance(recipe.engine.deepspeed, dict)
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_overrides_reach_everything_and_are_typed_as_yaml() -> None:
+    given = ["phases[0].steps=7", "model.layers=3", "eval.seeds=[4, 5]", "tracking.uri=null", "name=other"]
+    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", given)
+    assert recipe.phases[0].steps == 7 and recipe.model.layers == 3
+    assert recipe.eval.seeds == [4, 5] and recipe.tracking.uri is None and recipe.name == "other"
+    before = load_recipe(ROOT / "recipes" / "demo.yaml", [])
+    changed = {key for key, _, _ in differences(before.model_dump(mode="json"), recipe.model_dump(mode="json"))}
+    assert changed == {"phases[0].steps", "model.layers", "eval.seeds", "name"}
+
+
+def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None:
+    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", ["model={preset: bert-mini, hidden: 64}"])
+    assert (recipe.model.layers, recipe.model.hidden, recipe.model.intermediate) == (4, 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("model.layer=3", "model.layer is not a key of a recipe; known here: dropout, embedding, family"),
+        (
+            "data.sources=[{pth: x}]",
+            r"data.sources\[0\].pth is not a key of a recipe; known here: documents, field",
+        ),
+        ("seed=-1", "seed=-1: input should be greater than or equal to 0"),
+        ("seed=one", 'seed="one": input should be a valid integer'),
+        ("model.preset=bert-huge", "unknown preset 'bert-huge'; known are albert-base, "),
+        ("name=../up", "is not a valid name"),
+        ("checkpoint.location=s3://", "give a folder or s3://BUCKET/PREFIX"),
+        ("checkpoint.location=s3:/bucket/x", "give a folder or s3://BUCKET/PREFIX"),
+        ("checkpoint.location=gs://bucket", "give a folder or s3://BUCKET/PREFIX"),
+        ("phases[5].steps=1", "cannot be applied"),
+        ("phases[0].seq_len=1024", "shorten the one or raise the other"),
+        ("objective.name=clm", "does not train model.family=bert"),
+        ("tokenizer.special_tokens=gpt2", "set tokenizer.special_tokens=bert"),
+        ("engine.deepspeed=none.json", "none.json does not exist"),
+        ("engine.deepspeed={zero_optimization: {stage: 2}}", "contradicts the recipe, which says 1"),
+        ("engine={precision: bf16, zero_stage: 0}", "set zero_stage to 1, 2 or 3"),
+        ("steps", "is not an override; write KEY.PATH=VALUE"),
+        ("data.sources=null", "data.sources=null: input should be a valid list"),
+        ("model=5", "model=5"),
+    ],
+)
+def test_mistakes_are_told_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_recipe(ROOT / "recipes" / "demo.yaml", [override])
+
+
+MINIMAL = (
+    "model: {preset: bert-tiny}\nphases: [{steps: 1}]\nengine: {deepspeed: {}}\ndata: {sources: [{path: x.txt}]}\n"
+)
+BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "not valid YAML"),
+        ("- 1", "expected the sections"),
+        ("", "is missing; set it"),
+        (BOMB, "line 1 has an anchor or alias"),
+        (MINIMAL + "seed: !!int 5", "line 5 has a tag"),
+        (MINIMAL + "name: " + "[" * 2000 + "]" * 2000, "line 5 is nested more than 32 deep"),
+        (MINIMAL + "- " * 100_000, "not valid YAML"),
+        ("- " * 100_000, "line 1 is nested more than 32 deep"),
+        (MINIMAL + f"seed: {'1:' * 100_000}1", "line 5 has a number of 200,001 characters"),
+        (MINIMAL + f"x: [{'1,' * 100_000}]", "more than 50,000 values"),
+        (MINIMAL + "# " + "x" * 2**20, "is longer than 1,048,576 bytes"),
+        (MINIMAL + "seed: 1\n\nseed: 2", "line 7 has the duplicate key seed"),
+        (MINIMAL + "eval: {lr: 1.0,\n lr: 1.0}", "line 6 has the duplicate key lr"),
+        (MINIMAL + "? [1, 2]\n: 3", "line 5 has a key that is not a string"),
+        (MINIMAL + "5: 3", "line 5 has a key that is not a string"),
+        (MINIMAL + "2020-01-01: 3", "2020-01-01 is not a key of a recipe"),
+        (MINIMAL + "name: ???", r"name=\?\?\? is a placeholder"),
+        (MINIMAL + "name: a\n---\nname: b", "not valid YAML"),
+        (MINIMAL + "seed: 0x_", "not valid YAML"),
+        (MINIMAL + "\n".join(f"k{i}: 1" for i in range(1000)), "; and 995 more"),
+        (MINIMAL + f"seed: {'x' * 100_000}", "xxx…: input should be a valid integer"),
+        ((MINIMAL + "name: caf\xe9").encode("latin-1"), "is not UTF-8 .* save it as UTF-8"),
+    ],
+)
+def test_files_that_are_no_recipe_are_refused(tmp_path: Path, content: str | bytes, complaint: str) -> None:
+    (tmp_path / "r.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=complaint) as failed:
+        load_recipe(tmp_path / "r.yaml", [])
+    assert "\n" not in str(failed.value) and len(str(failed.value)) < 2000
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist; give the path of a recipe"):
+        load_recipe(tmp_path / "none.yaml", [])
+    with pytest.raises(ValueError, match="is a directory; give the path of a recipe"):
+        load_recipe(tmp_path, [])
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="is a pipe or a device"):
+            load_recipe(path, [])
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_recipe(tmp_path / "loop.yaml", [])
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("a" + ".a" * 5000 + "=1", "is not an override"),
+        ("name=[" + "[" * 2000, "nested more than 32 deep"),
+        ("name=&a [*a]", "anchor or alias"),
+        ("phases[0].lr.nan=1", "phases.0..lr"),
+        ("phases.first.lr=1", "cannot be applied: index first is out of range for a list of 1"),
+    ],
+)
+def test_overrides_are_read_as_strictly_as_the_file(override: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_recipe(ROOT / "recipes" / "demo.yaml", [override])
+
+
+def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> None:
+    given = ["data.filters.c4.citations=false", "data.filters={gopher_quality: {}}", "phases.0.steps=7"]
+    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", given)
+    assert recipe.data.filters.c4 is not None and not recipe.data.filters.c4.citations
+    assert recipe.data.filters.gopher_quality is not None and recipe.phases[0].steps == 7
+
+
+@pytest.mark.parametrize("place", ["the file", "an override"])
+@pytest.mark.parametrize(
+    "text", ["${oc.env:A_SECRET}", "${data.sources}", "texts/${lang", "${oc.decode:x}", "${foo:1}", "${hydra:x}"]
+)
+def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str) -> None:
+    monkeypatch.setenv("A_SECRET", "hunter2")
+    in_file = place == "the file"
+    path = tmp_path / "r.yaml"
+    path.write_text(MINIMAL + (f"tracking: {{experiment: 'x {text}'}}\n" if in_file else ""))
+    with pytest.raises(
+        ValueError, match=r'tracking.experiment contains "\$\{", and recipes have no interpolation'
+    ) as failed:
+        load_recipe(path, [] if in_file else [f"tracking.experiment='x {text}'"])
+    assert "hunter2" not in str(failed.value)
+
+
+def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
+    """The dotted keys of all numbers that need not be whole; the first item of a list stands for all of them."""
+    found = []
+    for name, field in section.model_fields.items():
+        at = f"{path}.{name}".lstrip(".")
+        kinds = [field.annotation]
+        while kinds:
+            kind = kinds.pop()
+            if get_origin(kind) in (list, tuple):
+                at += "[0]"
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found += float_keys(kind, at)
+            found += [at] * (kind is float)
+            kinds += get_args(kind)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("key", float_keys(Recipe))
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "'inf'", "1e999"])
+def test_numbers_are_finite(key: str, value: str) -> None:
+    begin = ["data.sources=[{path: x.txt}]", "optimizer.betas=[0.9, 0.99]", "phases[0].batch_ramp=[]"]
+    begin += ["data.filters.language={keep: [en]}", "data.decontaminate={against: [x]}", "data.near_duplicates={}"]
+    begin += ["phases[0].lr_scaling={rule: sqrt, batch_size: 1}", "eval.lr=[1.0]", "eval.epochs=[1.0]"]
+    begin += ["eval.tasks=[{name: conll2003, lr: [1.0], epochs: [1.0]}]"]
+    with pytest.raises(ValueError, match=rf"{re.escape(key)}=.*: input should be a finite number; for no limit"):
+        load_recipe(ROOT / "recipes" / "demo.yaml", [*begin, f"{key}={value}"])
+
+
+PASSWORDS = [
+    ("tracking.uri", "http://user:hunter2@host:5000"),
+    ("tracking.uri", "https://hunter2@host"),
+    ("tracking.uri", "postgresql://user:hunter2@host/db"),
+    ("tracking.uri", "postgresql+psycopg2://user:hun/ter2@host/db"),
+    ("tracking.uri", "postgresql://host/db?user=u&password=hunter2"),
+    ("tracking.uri", "ftp://user:hunter2@host"),
+    ("data.sources[0].path", "s3://KEY:hunter2@bucket/x.txt"),
+    ("data.sources[0].path", "https://host/x.jsonl?se=2027&sig=hunter2"),
+    ("data.sources[0].path", "https://host/x.jsonl?X-Amz-Signature=hunter2"),
+    ("data.sources[0].path", "https://host/x.jsonl?a=b&access_%74oken=hunter2"),
+    ("data.sources[0].path", "sftp://user:hunter2@host/x.jsonl"),
+    ("checkpoint.location", "s3://KEY:hunter2@bucket/x"),
+    ("model.init_from", "s3://KEY:hunter2@bucket/x"),
+    ("tokenizer.path", "https://u:hunter2@host/vocab.txt"),
+    ("eval.data_dir", "https://u:hunter2@host/"),
+    ("cluster.address", "ray://u:hunter2@host:10001"),
+    ("cluster.address", "u:hunter2@host:6379"),
+    ("tracking.experiment", "runs of http://u:hunter2@host"),
+    ("engine.deepspeed", "{wandb: {group: 'http://u:hunter2@host'}}"),
+    ("no.such.key", "http://u:hunter2@host"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), PASSWORDS)
+def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
+    ) as failed:
+        load_recipe(ROOT / "recipes" / "demo.yaml", [f"{key}={value}"])
+    assert "hunter2" not in str(failed.value) and "ter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["http://host:80/a@b/x.txt", "abfs://container@host/x.txt", "s3://b/k=1/x@2.txt", "https://h/x.txt?page=2"]
+)
+def test_an_address_without_a_password_is_none(path: str) -> None:
+    assert load_recipe(ROOT / "recipes" / "demo.yaml", [f"data.sources[0].path='{path}'"]).data.sources[0].path == path
+
+
+@pytest.mark.parametrize(
+    "name", ["mlflow.db", "MLflow.db", "mlflow.db-wal", "mlflow.db.lock", "mlartifacts", ".prepared"]
+)
+def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
+    with pytest.raises(ValueError, match=r"choose another|is not a valid name"):
+        load_recipe(ROOT / "recipes" / "demo.yaml", [f"name={name}"])
+
+
+def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
+    place = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
+    command = [sys.executable, "-m", "cluster.cli.main", "data", "verify", place]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
+    assert r"http:/***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr
+
+
+def test_only_its_owner_reads_a_runs_recipe(tmp_path: Path) -> None:
+    with opened(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo.yaml", []), ()):
+        assert (tmp_path / "demo" / "recipe.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_flattening_names_every_leaf() -> None:
+    tree = {"a": 1, "b": {"c": [2, {"d": None}]}, "e": {}, "f": []}
+    assert flatten(tree) == {"a": 1, "b.c[0]": 2, "b.c[1].d": None, "e": {}, "f": []}

@@ -1,0 +1,258 @@
+"""`multihop run` as a user types it: from text to a table of results, undisturbed and under all kinds of violence."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from worker_runs import assert_same_state
+from workplace import losses, ranks_of
+
+from common.json_lines import read_rows
+from pretrain.checkpoint.manifest import folder_of_step
+from pretrain.checkpoint.verify import newest_step, verify
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+STEPS = 80
+CHECKPOINTS_EVERY = 10
+
+
+@pytest.fixture(scope="module")
+def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, as a user has it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    recipe = {
+        "name": "whole",
+        "data": {"sources": [{"path": str(texts)}], "heldout_fraction": 0.1},
+        "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2"},
+        "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
+        "objective": {"name": "clm"},
+        "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 40},
+        "checkpoint": {"every_steps": CHECKPOINTS_EVERY, "keep": 2},
+        "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def start(workplace: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
+    process = start(workplace, *arguments)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == code, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def whole(workplace: Path) -> Path:
+    """A run that nobody disturbed."""
+    multihop(workplace, "run", "recipe.yaml")
+    return workplace / "runs" / "whole"
+
+
+def results(run: Path) -> list[tuple[str, str, float, str]]:
+    rows = [json.loads(line) for line in (run / "eval" / "results.jsonl").read_text().splitlines()]
+    return sorted((row["task"], row["init"], row["value"], row["key"]) for row in rows)
+
+
+def test_a_run_leaves_its_files_and_a_truthful_summary(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["status"] == "done" and summary["steps"] == STEPS
+    assert summary["heldout_loss"] == summary["heldout_clm_loss"] < summary["unigram_loss"] < summary["uniform_loss"]
+    assert set(summary["stages"]) == {"prep", "train", "eval"}
+    assert verify(folder_of_step(str(whole / "checkpoints"), STEPS)).world_size == 2
+    assert "whole" in (whole / "report.md").read_text() and "<img" in (whole / "report.html").read_text()
+    assert {init for _, init, _, _ in results(whole)} == {"pretrained", "random"}
+    assert not (whole / "stop").exists() and not (whole / ".ray-train").exists()
+
+
+def test_mlflow_has_one_run_with_nested_trials(whole: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{whole.parent / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("multihop")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    parent = runs["whole"]
+    assert parent.info.status == "FINISHED" and parent.data.params["model.layers"] == "2"
+    nested = [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(nested) == 2
+    history = client.get_metric_history(parent.info.run_id, "loss")
+    assert {point.step: point.value for point in history} == losses(whole)
+    assert verify(folder_of_step(str(whole / "checkpoints"), STEPS)).mlflow_run_id == parent.info.run_id
+    assert "report.html" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+
+
+def test_run_again_it_does_nothing(workplace: Path, whole: Path) -> None:
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    before = state()
+    assert "nothing left to do" in multihop(workplace, "run", "recipe.yaml")
+    assert state() == before
+
+
+def test_a_lost_report_is_written_again_and_nothing_else(workplace: Path, whole: Path) -> None:
+    (whole / "report.html").unlink()
+    rows = (whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text()
+    multihop(workplace, "run", "recipe.yaml")
+    assert (whole / "report.html").exists()
+    assert rows == ((whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text())
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
+    run = workplace / "runs" / "harmed"
+    arguments = ("run", "recipe.yaml", "name=harmed")
+
+    def reached(step: int) -> Callable[[], bool]:
+        return lambda: (newest_step(str(run / "checkpoints")) or 0) >= step
+
+    # A rank dies: Ray Train starts all of them again. Then Ctrl-C: saved, and left with 75.
+    process = start(workplace, *arguments)
+    wait_for(lambda: bool(ranks_of(run)), process)
+    assert f"in use by process {process.pid}" in multihop(workplace, *arguments, code=2)
+    wait_for(reached(CHECKPOINTS_EVERY), process)
+    victim = ranks_of(run)[-1]
+    rank = victim.environ()["RANK"]  # whichever actor started its process last
+    victim.kill()
+    wait_for(reached(2 * CHECKPOINTS_EVERY), process)
+    (run / "stop").touch()  # asked for in both ways at once: the signal is the first one all the same
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    killed = rf"\d+:\d\d:\d\d the ranks failed \(.*rank {rank} on \S+ was killed by signal 9\b.*\); restarting from"
+    assert re.search(killed, output), output
+    *_, again = read_rows(run / "starts.jsonl")
+    parts = ["unnoticed", "waiting", "placing", "importing", "meeting", "checking", "restoring"]
+    assert list(again["seconds"]) == parts and all(seconds >= 0 for seconds in again["seconds"].values())
+    stopped_at = newest_step(str(run / "checkpoints"))
+    assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+
+    # The driver dies: its ranks die with it, and the next start goes on, also behind half a row that was left.
+    process = start(workplace, *arguments)
+    wait_for(reached(stopped_at + 1), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while ranks_of(run):
+        assert time.monotonic() < deadline, "ranks outlived their driver"
+        time.sleep(0.1)
+    with open(run / "metrics.jsonl", "a") as metrics:
+        metrics.write('{"step": 9')
+
+    multihop(workplace, *arguments)
+    assert losses(run) == losses(whole)
+    assert results(run) == results(whole)
+    ours, theirs = (folder_of_step(str(path / "checkpoints"), STEPS) for path in (run, whole))
+    assert_same_state(ours, theirs)
+
+    # A byte of the last checkpoint flips: its steps are taken again before anything is made of it.
+    damaged = sorted(Path(ours).glob("*.safetensors"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")
+    (run / "eval" / "results.jsonl").unlink()
+    said = multihop(workplace, *arguments)
+    assert f"{damaged.name} is damaged" in said and "the steps since the last good checkpoint are trained again" in said
+    assert_same_state(ours, theirs)
+    assert losses(run) == losses(whole) and results(run) == results(whole)
+    assert json.loads((run / "summary.json").read_text())["restarts"] >= 3
+
+
+def test_evaluating_what_is_not_trained_is_refused_before_anything_is_prepared(workplace: Path, whole: Path) -> None:
+    refused = multihop(workplace, "eval", "recipe.yaml", "name=unseen", code=2)
+    assert f"runs/unseen is trained to step 0 of {STEPS}; finish it with `multihop train`" in refused
+    assert not (workplace / "runs" / "unseen").exists()
+    assert "nothing left to do" in multihop(workplace, "eval", "recipe.yaml")
+
+
+def test_what_starts_a_rank_imports_no_torch() -> None:
+    code = "import sys, cluster.ray.rank; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplace: Path, whole: Path) -> None:
+    refused = multihop(workplace, "run", "recipe.yaml", "model.layers=1", code=2)
+    assert "was started with another recipe (model.layers was 2, is 1)" in refused
+    changes = ("name=other", "model.layers=1", "phases[0].steps=20")
+    multihop(workplace, "run", "recipe.yaml", *changes)
+    decay = ("optimizer.weight_decay=0.05", "--allow-change", "optimizer.weight_decay")
+    multihop(workplace, "run", "recipe.yaml", *changes, *decay)
+    (row,) = read_rows(workplace / "runs" / "other" / "changes.jsonl")
+    assert row["changed"] == [["optimizer.weight_decay", 0.01, 0.05]]
+    shown = multihop(workplace, "compare", "whole", "other")
+    assert "model.layers" in shown and "phases[0].steps" in shown and "perplexity" in shown
+    assert "hidden" not in shown.split("perplexity")[0].replace("heldout", "")
+    assert len(list((workplace / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
+
+
+def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) -> None:
+    original = (texts / "0000.txt").read_text()
+    (texts / "0000.txt").write_text(original + " Another river.")
+    try:
+        assert "the texts of runs/whole changed" in multihop(workplace, "run", "recipe.yaml", code=2)
+    finally:
+        (texts / "0000.txt").write_text(original)
+        os.utime(texts / "0000.txt")
+    multihop(workplace, "run", "recipe.yaml")
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["phases[0].steps=many"], 'phases[0].steps="many"'),
+    (["data.sources=[{path: /no/such/folder}]"], "/no/such/folder"),
+    (["data.sources=[{path: 'package:no_such_package/x.txt'}]"], "no_such_package"),
+    (["data.sources=[{path: EMPTY}]"], "EMPTY"),
+    (["data.sources=[{path: BLANK}]"], "1 of 1 documents cannot be used"),
+    (["tokenizer.vocab_size=50000"], "more than the text can support"),
+    (["cluster.address=127.0.0.1:1"], "is unreachable"),
+    (["cluster.address=nonsense"], "is not HOST:PORT"),
+    (["eval.tasks=[no-such-task]"], "no-such-task"),
+    (["tracking.uri=nonsense"], "tracking.uri"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "complaint"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
+def test_mistakes_get_a_sentence_and_leave_nothing(
+    workplace: Path, tmp_path: Path, overrides: list[str], complaint: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "a.txt").write_text(" \n")
+    given = [o.replace("EMPTY", str(tmp_path / "empty")).replace("BLANK", str(tmp_path / "blank")) for o in overrides]
+    complaint = complaint.replace("EMPTY", str(tmp_path / "empty"))
+    runs = tmp_path / "runs"
+    output = multihop(workplace, "run", "recipe.yaml", "--runs", str(runs), *given, code=2)
+    sentences: list[Any] = [line for line in output.splitlines() if line.startswith("multihop: ")]
+    assert len(sentences) == 1 and complaint in sentences[0], output
+    assert "Traceback" not in output
+    left = [path for path in runs.rglob("*") if path.is_file()] if runs.exists() else []
+    # What was read until then need not be read again.
+    assert all("work" in path.parts or path.name == ".lock" for path in left), left

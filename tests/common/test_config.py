@@ -1,0 +1,75 @@
+"""What each key of a recipe decides is declared once, on its field."""
+
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from cluster.runs.recipe import Recipe
+from common.config import DATA, MEANING, NOTHING, ORDER, SPEED, Section, decided_by, declarations, part_deciding
+
+
+class Inner(Section):
+    rows: Annotated[int, ORDER] = 1
+    threads: Annotated[int, SPEED] = 2
+
+
+class Plain(Section):
+    words: int = 1
+
+
+class Outer(Section):
+    name: Annotated[str, NOTHING] = "a"
+    inner: Inner = Inner()
+    several: list[Inner] = Field(default=[Inner(), Inner(rows=5)])
+    perhaps: Annotated[Plain | None, DATA] = None
+    free: Annotated[dict[str, int], SPEED | MEANING] = Field(default={"x": 1})
+
+
+def test_every_key_of_a_recipe_declares_what_it_decides() -> None:
+    found = declarations(Recipe)
+    assert len(found) > 100 and all(found.values())
+
+
+def test_a_field_that_declares_nothing_is_an_error() -> None:
+    class Forgotten(Section):
+        inner: Plain = Plain()
+
+    with pytest.raises(TypeError, match=r"Plain.words does not declare what it decides"):
+        declarations(Forgotten)
+
+
+def test_a_section_in_a_declared_field_inherits() -> None:
+    assert declarations(Outer)["perhaps.words"] == DATA
+
+
+@pytest.mark.parametrize(
+    ("key", "decides"),
+    [
+        ("name", NOTHING),
+        ("inner.rows", ORDER),
+        ("inner", ORDER | SPEED),
+        ("several[1].threads", SPEED),
+        ("several", ORDER | SPEED),
+        ("perhaps", DATA),
+        ("free.x", SPEED | MEANING),
+    ],
+)
+def test_a_key_is_found_with_indexes_and_as_a_whole_section(key: str, decides: object) -> None:
+    assert decided_by(Outer, key) == decides
+
+
+def test_a_key_that_is_not_there() -> None:
+    with pytest.raises(KeyError):
+        decided_by(Outer, "inner.other")
+
+
+def test_the_part_that_decides_something() -> None:
+    outer = Outer()
+    assert part_deciding(outer, ORDER) == {"inner": {"rows": 1}, "several": [{"rows": 1}, {"rows": 5}]}
+    assert part_deciding(outer, DATA) == {"perhaps": None}
+    empty = outer.model_copy(update={"several": []})
+    assert part_deciding(empty, ORDER) == {"inner": {"rows": 1}, "several": []}
+    assert part_deciding(empty, MEANING) == {"free": {"x": 1}}
+    assert part_deciding(outer.model_copy(update={"perhaps": Plain()}), DATA) == {"perhaps": {"words": 1}}
+    assert part_deciding(outer, MEANING) == {"free": {"x": 1}}

@@ -1,0 +1,100 @@
+"""Opening a data set: one that is damaged or being rebuilt is read as it was written or refused in a sentence."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prepared_data import bytes_of
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.dataset.shards import Documents, open_dataset
+from data_prep.dataset.verify import verify_dataset
+from data_prep.pipeline.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, document) -> Path:
+    """A data set."""
+    place = tmp_path_factory.mktemp("whole")
+    for number in range(60):
+        (place / f"{number:02d}.txt").write_text(document(number))
+    data = DataConfig(sources=[Source(path=str(place / "*.txt"))], heldout_fraction=0.1)
+    prepare(data, TokenizerConfig(vocab_size=150, threads=1), place / "out")
+    return place / "out"
+
+
+def spoilt(content: bytes, at: int, other: int) -> bytes:
+    return content[:at] + bytes([other]) + content[at + 1 :]
+
+
+def read_spoilt(folder: Path, good: bytes, content: bytes) -> str | None:
+    """What reading all lengths of a data set says, whose train shard has another content."""
+    try:
+        (folder / "train-00000.arrow").write_bytes(content)
+        documents = open_dataset(folder).train
+        assert documents.lengths.sum() == sum(len(documents.tokens(i)) for i in range(len(documents)))
+    except ValueError as error:
+        assert "damaged" in str(error) and "\n" not in str(error) and "run `multihop prep` again" in str(error)
+        return str(error)
+    finally:
+        (folder / "train-00000.arrow").write_bytes(good)
+    return None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_shard_whose_description_is_damaged_is_read_or_refused_in_one_sentence(folder, draw):
+    """What Arrow raises for it is many things; none may be anybody's traceback."""
+    good = (folder / "train-00000.arrow").read_bytes()
+    near = draw.draw(st.integers(0, 1_199))
+    at = draw.draw(st.sampled_from([near, len(good) - 1 - near]))
+    read_spoilt(folder, good, spoilt(good, at, draw.draw(st.sampled_from([0, 127, 128, 255, good[at] ^ 1]))))
+
+
+def test_a_shard_with_numbers_of_128_bits_is_refused_in_one_sentence(folder):
+    good = (folder / "train-00000.arrow").read_bytes()
+    widths = [
+        match.start() for match in re.finditer(rb"[\x10\x20\x40]\0\0\0", good) if len(good) - match.start() < 1_200
+    ]
+    refused = [read_spoilt(folder, good, spoilt(good, at, 128)) for at in widths]
+    assert any("Integers with more than 64 bits" in sentence for sentence in refused if sentence)
+
+
+def test_a_reader_sees_the_data_set_whole_while_a_shard_of_it_is_rebuilt(tmp_path, data, tok):
+    out = tmp_path / "out"
+    prepare(data, tok, out)
+    files, reader = bytes_of(out), open_dataset(out)
+    tokens = reader.train.tokens(3).copy()
+    (tmp_path / "other").write_bytes(spoilt(files["train-00000.arrow"], 5_000, 255))
+    os.replace(tmp_path / "other", out / "train-00000.arrow")
+    (out / "token_counts.npy").unlink()
+    seen = []
+
+    def looking(function, items):
+        for result in map(function, items):
+            seen.append((function.__name__, open_dataset(out).manifest == reader.manifest))
+            yield result
+
+    prepare(data, tok, out, looking)
+    assert {"assemble_shard", "count_tokens"} <= {name for name, _ in seen} and all(same for _, same in seen)
+    assert bytes_of(out) == files and verify_dataset(out) == []
+    assert np.array_equal(reader.train.tokens(3), tokens)
+
+
+def test_a_reader_between_two_data_sets_is_told_so(tmp_path, data, tok, monkeypatch):
+    """Both by `prepare` in one folder, which `multihop` does not do: it names folders by their content."""
+    out = tmp_path / "out"
+    prepare(data, tok, out)
+    mapped = Documents.__init__
+
+    def replaced_meanwhile(self, paths):
+        mapped(self, paths)
+        prepare(data.model_copy(update={"heldout_fraction": 0.2}), tok, out)
+
+    monkeypatch.setattr(Documents, "__init__", replaced_meanwhile)
+    with pytest.raises(ValueError, match=r"replaced by another data set while it was opened|is damaged|has .* bytes"):
+        open_dataset(out)

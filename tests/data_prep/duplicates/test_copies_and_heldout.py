@@ -1,0 +1,31 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.stages.content import content_hash, first_copies, held_out
+
+WORDS = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1), max_size=60)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))), st.randoms())
+def test_of_equal_contents_exactly_the_first_is_kept(pairs, rng):
+    first, second = (np.array([pair[k] for pair in pairs], dtype=np.uint64) for k in (0, 1))
+    keep = first_copies(first, second)
+    expected = [pair not in pairs[:i] for i, pair in enumerate(pairs)]
+    assert keep.tolist() == expected
+
+
+@given(WORDS, st.floats(0, 0.999), st.floats(0, 0.999))
+def test_held_out_documents_stay_held_out_when_the_share_grows(words, one, other):
+    second = np.array(words, dtype=np.uint64)
+    low, high = sorted((one, other))
+    assert not (held_out(second, low) & ~held_out(second, high)).any()
+    assert not held_out(second, 0.0).any()
+
+
+def test_the_held_out_share_is_what_was_asked_and_independent_of_the_id():
+    hashes = np.array([content_hash(str(number)) for number in range(20_000)], dtype=np.uint64)
+    held = held_out(hashes[:, 1], 0.1)
+    assert abs(held.mean() - 0.1) < 0.01
+    smallest = np.argsort(hashes[:, 0])[:5_000]
+    assert abs(held[smallest].mean() - 0.1) < 0.02

@@ -1,0 +1,57 @@
+"""What a preparation would do, told before it is started."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.pipeline.forecast import Forecast, forecast
+from data_prep.pipeline.prepare import prepare
+from data_prep.reading.sources import list_files
+
+
+def look(data: DataConfig, tok: TokenizerConfig, out_dirs: list[Path], work: Path) -> Forecast:
+    return forecast(data, tok, list_files(data.sources), out_dirs, work)
+
+
+def files_below(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_it_writes_nothing_and_tells_what_is_done(tmp_path, data, tok):
+    out, work = tmp_path / "out", tmp_path / "work"
+    before = files_below(tmp_path)
+    first = look(data, tok, [], work)
+    assert files_below(tmp_path) == before
+    assert not first.stands and first.splits_read == 0 < first.splits
+    manifest = prepare(data, tok, out, work=work)
+    then = look(data, tok, [out], work)
+    assert then.stands and then.splits_read == then.splits == first.splits
+    assert then.sources == first.sources
+    text = sum(source.text_bytes for source in first.sources)
+    measured = sum(totals.text_bytes for totals in manifest.totals.values())
+    assert measured == pytest.approx(text, rel=0.2)
+    assert not look(data, tok.model_copy(update={"vocab_size": 151}), [out], work).stands
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, document, monkeypatch, packed):
+    monkeypatch.setattr("data_prep.pipeline.forecast._LOOKED_AT", 20_000)
+    rows = [{"id": number, "text": document(number)} for number in range(1_000)]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    config = DataConfig(sources=[Source(path=str(path))])
+    (source,) = look(config, tok, [], tmp_path / "work").sources
+    assert source.bytes == path.stat().st_size and source.files == 1
+    # Of a packed file a block is read at once, so that more of it than is unpacked may have been read.
+    assert source.documents == pytest.approx(1_000, rel=0.15 if not packed else 0.9)
+    assert source.text_bytes == pytest.approx(sum(len(row["text"]) for row in rows), rel=0.15 if not packed else 0.9)
+
+
+def test_files_that_cannot_be_read_count_as_empty(tmp_path, tok):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
+    (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
+    assert (source.bytes, source.text_bytes, source.documents) == (7, 0, 0)

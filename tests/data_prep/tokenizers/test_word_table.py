@@ -1,0 +1,66 @@
+"""Words that are looked up are those that stand in the text, whatever their bytes, lengths and number."""
+
+import random
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.tokenizers import word_cache, word_table
+from data_prep.tokenizers.word_cache import WordCache
+from data_prep.tokenizers.word_table import WordTable
+
+
+def spell(words: list[str]) -> Iterable[list[int]]:
+    """A word's bytes as its tokens, and an end behind them; of nothing, nothing."""
+    return ([*word.encode(), 256] if word else [] for word in words)
+
+
+def expected(texts: list[str], whole: list[int]) -> list[list[int]]:
+    words = [[text] if i in whole else re.split("[ \n]", text) for i, text in enumerate(texts)]
+    return [[token for spelled in spell(each) for token in spelled] for each in words]
+
+
+def check(table: WordTable, texts: list[str], whole: list[int]) -> None:
+    ids, lengths = table.encode([text.encode() for text in texts], whole)
+    assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected(texts, whole)
+    assert lengths.sum() == len(ids)
+
+
+WORD = st.one_of(
+    st.text("ab\0é", max_size=20), st.sampled_from(["", "a" * 15, "a" * 16, "b" * 17, "\0", "\0\0", "é" * 8])
+)
+TEXT = st.lists(st.tuples(WORD, st.sampled_from([" ", "\n", "  "])).map("".join), max_size=12).map("".join)
+
+
+@given(st.lists(st.lists(st.tuples(TEXT, st.booleans()), max_size=5), min_size=1, max_size=4))
+def test_batches_of_any_words(batches: list[list[tuple[str, bool]]]) -> None:
+    table = WordTable(spell, b" \n")
+    for batch in batches:
+        check(table, [text for text, _ in batch], [i for i, (_, is_whole) in enumerate(batch) if is_whole])
+
+
+def test_more_words_than_the_table_had_room_for() -> None:
+    rng = random.Random(0)
+    words = [f"{rng.randrange(10 ** rng.randint(1, 18))}" for _ in range(120_000)]
+    table = WordTable(spell, b" \n")
+    for start in (0, 30_000, 60_000, 0):
+        check(table, [" ".join(words[i : i + 100]) for i in range(start, start + 60_000, 100)], [])
+    assert len(table) == len({*words}) > 60_000
+
+
+@pytest.mark.parametrize("module", [word_table, word_cache])
+def test_words_are_forgotten_when_they_are_many(module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 50_000)
+    cache = WordCache(spell) if module is word_cache else WordTable(spell, b" ")
+    sizes = []
+    for start in range(0, 3000, 100):
+        texts = [f"{number} {'x' * (number % 40)}" for number in range(start, start + 100)]
+        given: list = [text.split() for text in texts] if module is word_cache else [text.encode() for text in texts]
+        ids, _ = cache.encode(given)
+        assert ids.tolist() == [token for spelled in expected(texts, []) for token in spelled]
+        sizes.append(len(cache))
+    assert max(sizes) < 1000 and sorted(sizes) != sizes

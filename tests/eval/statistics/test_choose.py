@@ -1,0 +1,85 @@
+"""Rows are those of the recipe, and each start is judged at its own best settings."""
+
+from typing import Any
+
+import pytest
+
+from eval.statistics.choose import Start, asked_rows, choose, task_names
+
+Section = dict[str, Any]
+
+
+def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
+    """A trial whose test score is the opposite of its development score."""
+    return {
+        "task": "t", "init": init, "seed": seed, "hyperparameters": {"epochs": 3.0, "lr": lr}, "dev_value": dev,
+        "value": None if dev is None else 1 - dev, "status": "failed" if dev is None else "ok",
+        "higher_is_better": True, "checkpoint_step": 10 if init == "pretrained" else None, **other,
+    }  # fmt: skip
+
+
+def section(**other: Any) -> Section:
+    return {"tasks": ["t"], "seeds": [0, 1, 2], "lr": [3e-4, 1e-4], **other}
+
+
+def test_the_development_score_alone_chooses_and_each_start_for_itself() -> None:
+    rows = [row(lr, seed, dev) for lr, devs in ((3e-4, (0.7, 0.9, 0.8)), (1e-4, (0.7, 0.7, 0.95)))
+            for seed, dev in enumerate(devs)]  # fmt: skip
+    rows += [row(lr, seed, dev, "random") for lr, dev in ((3e-4, 0.5), (1e-4, 0.6)) for seed in range(3)]
+    found = choose(rows)
+    ours, theirs = found[Start("t", "pretrained", 10)], found[Start("t", "random", None)]
+    assert ours.chosen.hyperparameters["lr"] == 3e-4 and ours.chosen.dev == 0.8
+    assert theirs.chosen.hyperparameters["lr"] == 1e-4
+    assert [setting.hyperparameters["lr"] for setting in ours.grid] == [3e-4, 1e-4]
+    assert sorted(ours.chosen.values) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_where_less_is_better_the_least_wins() -> None:
+    rows = [row(lr, 0, dev, higher_is_better=False) for lr, dev in ((3e-4, 20.0), (1e-4, 15.0))]
+    assert choose(rows)[Start("t", "pretrained", 10)].chosen.dev == 15.0
+
+
+def test_settings_that_fail_lose_to_those_that_do_not_and_ties_go_to_the_first() -> None:
+    start = Start("t", "pretrained", 10)
+    rows = [row(3e-4, 0, 0.9), row(3e-4, 1, None), row(1e-4, 0, 0.5), row(1e-4, 1, 0.5)]
+    found = choose(rows)[start]
+    assert found.chosen.hyperparameters["lr"] == 1e-4 and [setting.failed for setting in found.grid] == [1, 0]
+    tied = choose([row(3e-4, 0, 0.5), row(1e-4, 0, 0.5)])[start]
+    assert tied.chosen.hyperparameters["lr"] == 3e-4
+    none = choose([row(3e-4, 0, None)])[start].chosen
+    assert (none.rows, none.failed, none.dev) == ((), 1, None)
+
+
+def test_checkpoints_choose_for_themselves() -> None:
+    rows = [row(lr, 0, dev, checkpoint_step=step)
+            for step, lr, dev in ((10, 3e-4, 0.9), (10, 1e-4, 0.8), (20, 3e-4, 0.8), (20, 1e-4, 0.9))]  # fmt: skip
+    found = choose(rows)
+    chosen = [found[Start("t", "pretrained", step)].chosen.hyperparameters["lr"] for step in (10, 20)]
+    assert chosen == [3e-4, 1e-4]
+
+
+def test_rows_are_those_that_the_recipe_asks_for_in_its_order_and_the_last_of_a_trial_counts() -> None:
+    old, again = row(1e-4, 0, 0.1), row(1e-4, 0, 0.6)
+    other = [row(1e-3, 0, 0.9), row(1e-4, 9, 0.9), row(1e-4, 0, 0.9, task="u")]
+    rest = [row(1e-4, 1, 0.5), row(3e-4, 1, 0.5), row(3e-4, 0, 0.5)]
+    assert asked_rows([old, *other, *rest, again], section()) == [rest[2], rest[1], again, rest[0]]
+    assert asked_rows([old, *other], section(lr=1e-3)) == [other[0]]
+
+
+def test_rows_of_another_number_of_examples_or_length_do_not_count() -> None:
+    rows = [
+        row(1e-4, 0, 0.5, kind=kind, hyperparameters={"max_examples": examples, "seq_len": seq_len})
+        for kind, examples, seq_len in (
+            ("tagging", 64, 128), ("tagging", None, 64), ("tagging", None, 128), ("spans", None, 384)
+        )
+    ]  # fmt: skip
+    assert asked_rows(rows, section(max_examples=None, seq_len=None)) == rows[2:]
+    assert asked_rows(rows, section(max_examples=64, seq_len=None)) == rows[:1]
+
+
+def test_a_task_may_have_settings_of_its_own() -> None:
+    rows = [row(lr, 0, 0.5, task=task) for task in ("t", "u") for lr in (1e-3, 1e-4)]
+    tasks = [{"name": "t", "lr": None}, {"name": "u", "lr": [1e-3]}]
+    assert asked_rows(rows, section(tasks=tasks)) == [rows[1], rows[2]]
+    assert task_names({"tasks": ["a", *tasks]}) == ["a", "t", "u"] and task_names({}) == []
+    assert asked_rows(rows, {"tasks": ["u"], "seeds": [0]}) == rows[2:], "what is not set may be anything"

@@ -1,0 +1,125 @@
+"""Differences are found where there are some, and not where there are none."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from eval.statistics import difference
+from eval.statistics.difference import difference_of_examples, difference_of_seeds, holm
+from eval.statistics.words import amount, basis, sentence
+
+Float = NDArray[np.float64]
+
+
+def trials(rng: np.random.Generator, skill: float, hardness: Float, seeds: int = 3, of_seeds: float = 0.1) -> Float:
+    """Accuracy statistics (seeds, N, 2) of trials that share a model, differ by seed, and meet the same hardness."""
+    model = rng.normal(size=hardness.shape) * 0.5
+    abilities = skill + of_seeds * rng.normal(size=(seeds, 1)) + 0.5 * rng.normal(size=(seeds, len(hardness)))
+    right = (abilities + model > hardness).astype(np.float64)
+    return np.stack([right, np.ones_like(right)], -1)
+
+
+@pytest.mark.parametrize("of_seeds", [0.0, 0.1, 0.5])
+def test_trials_of_one_distribution_are_rarely_called_different(
+    of_seeds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(difference, "RESAMPLES", 300)
+    rng, tries = np.random.default_rng(1), 200
+    called = 0
+    for number in range(tries):
+        hardness = rng.normal(size=150)
+        first, second = (trials(rng, 0.8, hardness, of_seeds=of_seeds) for _ in range(2))
+        found = difference_of_examples("accuracy", first, second, str(number))
+        assert (found.p <= 0.05) == (not found.low <= 0 <= found.high)
+        called += found.p <= 0.05
+    # 5 % of 200 is 10; 18 and more have a chance of 1 %.
+    assert called < 18
+
+
+def test_seeds_alone_of_one_distribution_are_rarely_called_different() -> None:
+    rng, tries = np.random.default_rng(2), 1000
+    found = [difference_of_seeds(*rng.normal(size=(2, 3))) for _ in range(tries)]
+    assert sum(one is not None and one.p <= 0.05 for one in found) < 0.07 * tries
+
+
+def test_a_clear_difference_is_found_and_the_interval_has_it() -> None:
+    rng = np.random.default_rng(3)
+    hardness = rng.normal(size=400)
+    first, second = (trials(rng, skill, hardness, of_seeds=0.02) for skill in (0.5, 1.2))
+    found = difference_of_examples("accuracy", first, second, "x")
+    assert found.p < 0.001 and found.low > 0
+    values = first[..., 0].mean(1), second[..., 0].mean(1)
+    assert found.estimate == pytest.approx(values[1].mean() - values[0].mean())
+    assert found.low < found.estimate < found.high
+    assert found == difference_of_examples("accuracy", first, second, "x"), "the draws depend on the key alone"
+
+
+def test_without_a_spread_over_seeds_the_interval_is_that_of_the_paired_bootstrap() -> None:
+    rng = np.random.default_rng(4)
+    right = (rng.random((2, 500)) < [[0.7], [0.75]]).astype(np.float64)
+    tables = np.stack([right, np.ones_like(right)], -1)
+    found = difference_of_examples("accuracy", tables[:1], tables[1:], "x")
+    deltas = right[1] - right[0]
+    margin = 1.96 * deltas.std() / math.sqrt(500)
+    assert (found.low, found.high) == pytest.approx((deltas.mean() - margin, deltas.mean() + margin), rel=0.05)
+    assert found.seeds == (1, 1) and "500 test examples alone" in basis(found)
+
+
+def test_pairing_examples_sees_what_two_separate_intervals_do_not() -> None:
+    hard = np.arange(400) % 2.0
+    better = hard.copy()
+    better[::80] = 1
+    tables = np.stack([np.stack([side, np.ones_like(side)], -1)[None] for side in (hard, better)])
+    found = difference_of_examples("accuracy", *tables, key="x")
+    assert found.estimate == pytest.approx(5 / 400) and found.p < 0.05
+    # Unpaired, the standard error is over twice the difference.
+    assert 2 * math.sqrt(0.25 / 400) > 3 * found.estimate
+
+
+def test_the_same_trials_do_not_differ() -> None:
+    table = trials(np.random.default_rng(5), 0.8, np.zeros(50))
+    found = difference_of_examples("accuracy", table, table, "x")
+    assert found.estimate == 0 and found.p == 1.0
+    assert difference_of_examples("accuracy", table[:1], table[:1], "x").p == 1.0
+
+
+def test_welch_by_hand_and_too_few_seeds() -> None:
+    found = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
+    # A standard error of 0.1 / sqrt(3) with 2 degrees of freedom, whose t is 4.3027.
+    assert found is not None and found.estimate == pytest.approx(0.3) and found.examples is None
+    assert found.high - found.estimate == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
+    assert difference_of_seeds([0.5], [0.9, 0.8]) is None and difference_of_seeds([], [0.9, 0.8]) is None
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_keeps_the_order_and_lies_between_no_correction_and_bonferroni(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for p, q in zip(p_values, adjusted, strict=True):
+        assert p <= q <= min(1.0, p * len(p_values)) + 1e-12
+    assert [q for _, q in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_sentences() -> None:
+    found = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
+    assert found is not None
+    names = ("A", "B")
+    assert sentence(names, "glue/sst2", "accuracy", True, found, 0.01) == (
+        "B is better on glue/sst2 by 30.0 points [5.2 to 54.8]"
+    )
+    swapped = difference_of_seeds([0.9, 0.9, 0.9], [0.5, 0.6, 0.7])
+    assert swapped is not None
+    assert sentence(names, "t", "F1", True, swapped, 0.01) == "A is better on t by 30.0 points [5.2 to 54.8]"
+    assert sentence(names, "t", "F1", True, swapped, 0.06) == (
+        "t cannot be told apart (difference -30.0 points [-54.8 to -5.2])"
+    )
+    assert sentence(names, "t", "perplexity", False, swapped, 0.01) == "B is better on t by 0.300 [0.052 to 0.548]"
+    assert "seeds alone" in basis(found) and amount(found, "F1", -1) == "-30.0 points [-54.8 to -5.2]"

@@ -1,0 +1,185 @@
+"""One's own task: a YAML file and the labelled files that it names."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval.tasks.labelled_file import find_own, read_own
+from eval.tasks.table_files import columns_of, csv_rows
+from eval.tasks.task import Example
+
+_CLASSES: dict[str, Any] = {"kind": "classification", "train": "train.csv", "fields": {"text": "said", "label": "mood"}}
+
+
+def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
+    """The path of the YAML file; files as train_csv="..."."""
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    path = folder / "task.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_classes_are_the_sorted_labels_of_the_training_file(tmp_path: Path) -> None:
+    content = {**_CLASSES, "dev": "dev.jsonl", "test": "test.tsv"}
+    path = _task(
+        tmp_path,
+        content,
+        train_csv='id,said,mood\n1,"a, ""b""\nc",good\n2,d,bad\n3,,odd\n',
+        dev_jsonl='{"said": "e", "mood": "odd", "more": [1]}\n\n{"mood": "bad", "said": "f"}\n',
+        test_tsv='mood\tsaid\ngood\t"g\n',
+    )
+    task = read_own(find_own(path))
+    assert (task.name, task.kind, task.metric, task.labels) == (
+        "task",
+        "classification",
+        "accuracy",
+        ("bad", "good", "odd"),
+    )
+    assert task.train == (Example(('a, "b"\nc',), (1,)), Example(("d",), (0,)), Example(("",), (2,)))
+    assert task.dev == (Example(("e",), (2,)), Example(("f",), (0,)))
+    assert task.test == (Example(('"g',), (1,)),) and task.notes == ""
+
+
+def test_labels_may_be_given_in_their_order(tmp_path: Path) -> None:
+    files = {"train_csv": "said,mood\na,1\nb,0\n", "dev_csv": "said,mood\nc,2\n"}
+    content = {**_CLASSES, "dev": "dev.csv", "labels": [2, 1, 0], "metric": "macro F1"}
+    task = read_own(_task(tmp_path, content, **files))
+    assert task.labels == ("2", "1", "0") and [e.targets for e in task.train + task.dev] == [(1,), (2,), (0,)]
+    assert task.metric == "macro F1" and task.test == ()
+    with pytest.raises(ValueError, match=r"dev\.csv, line 2: expected one of the labels 0, 1, got '2'"):
+        read_own(_task(tmp_path, {**_CLASSES, "dev": "dev.csv"}, **files))
+
+
+def test_pairs_with_scores(tmp_path: Path) -> None:
+    content = {
+        "kind": "regression",
+        "train": "train.jsonl",
+        "dev": "train.jsonl",
+        "fields": {"text": ["a", "b"], "label": "y"},
+    }
+    path = _task(tmp_path, content, train_jsonl='{"a": "one", "b": "two", "y": 1.5}\n{"a": "x", "b": 7, "y": "-2"}\n')
+    task = read_own(path)
+    assert task.train == task.dev == (Example(("one", "two"), (1.5,)), Example(("x", "7"), (-2.0,)))
+    assert (task.metric, task.labels) == ("Pearson", ())
+    _task(tmp_path, content, train_jsonl='{"a": "one", "b": "two", "y": true}\n')
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 1: expected a number, got 'true'"):
+        read_own(path)
+
+
+def test_choices_are_continuations_of_the_context(tmp_path: Path) -> None:
+    fields = {"text": "before", "choices": ["a", "b"], "label": "right"}
+    content = {"kind": "choice", "train": "train.csv", "dev": "train.csv", "fields": fields}
+    task = read_own(_task(tmp_path, content, train_csv="before,a,b,right\nriver,one,two,1\n"))
+    assert task.train == (Example(("river", "one", "two"), (1,)),) and task.metric == "accuracy"
+    named = {**content, "labels": ["A", "B"]}
+    task = read_own(_task(tmp_path, named, train_csv="before,a,b,right\nriver,one,two,A\n"))
+    assert task.train[0].targets == (0,) and task.labels == ()
+
+
+def test_words_with_labels(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"words": 0, "labels": -1, "scheme": "IOBES"}
+    content = {"kind": "tagging", "train": "train.conll", "dev": "dev.txt", "fields": fields}
+    files = {"train_conll": "Silver x S-PER\nBay x O\n", "dev_txt": "New x B-PER\nBay x E-PER\n"}
+    task = read_own(_task(tmp_path, content, **files))
+    assert (task.labels, task.metric) == (("O", "B-PER", "I-PER"), "entity F1")
+    assert task.train == (Example(("Silver", "Bay"), (1, 0)),) and task.dev == (Example(("New", "Bay"), (1, 2)),)
+    plain = {**content, "fields": {**fields, "scheme": "none"}}
+    with pytest.raises(ValueError, match=r"dev\.txt, line 1: expected one of the labels O, S-PER, got 'B-PER'"):
+        read_own(_task(tmp_path, plain))
+    assert read_own(_task(tmp_path, {**plain, "dev": "train.conll"})).metric == "accuracy"
+
+
+def test_without_a_development_set_examples_of_one_text_stay_together(tmp_path: Path) -> None:
+    rows = "".join(f"text {number % 150},{'good' if number % 3 else 'bad'}\n" for number in range(300))
+    path = _task(tmp_path, _CLASSES, train_csv=f"said,mood\n{rows}")
+    task = read_own(path)
+    parts = [{example.texts for example in part} for part in (task.train, task.dev, task.test)]
+    assert sum(len(part) for part in parts) == len(set.union(*parts)) == 150
+    sizes = [len(part) for part in (task.train, task.dev, task.test)]
+    assert sum(sizes) == 300 and 0.6 < sizes[0] / 300 < 0.8
+    assert task.notes == f"train.csv split {sizes[0]}/{sizes[1]}/{sizes[2]} by a hash of each example's text"
+    assert task.fingerprint == read_own(path).fingerprint
+    given_test = read_own(_task(tmp_path, {**_CLASSES, "test": "test.csv"}, test_csv="said,mood\nz,bad\n"))
+    assert given_test.dev == task.dev and len(given_test.train) == sizes[0] + sizes[2] and len(given_test.test) == 1
+
+
+def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"task\.yaml: 2 examples are too few to split .*; name dev, too"):
+        read_own(_task(tmp_path, _CLASSES, train_csv="said,mood\na,good\nb,bad\n"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "parsing"}, r"kind: Input should be 'classification', 'regression'"),
+        ({"trian": "x"}, "trian: Extra inputs are not permitted"),
+        ({"fields": {"text": "said"}}, "fields of classification are text, label, got text"),
+        ({"fields": {"text": None, "label": "mood"}}, "fields of classification are text, label"),
+        ({"kind": "tagging"}, "fields of tagging are words, labels, got label, text"),
+        ({"kind": "tagging", "fields": {"words": 1, "labels": 1}}, "are the same column"),
+        ({"kind": "choice"}, "fields of choice are text, choices, label"),
+        ({"metric": "Pearson"}, "metric='Pearson' does not suit; choose from accuracy, F1"),
+        ({"labels": ["a", "a"]}, "labels are different names"),
+        ({"labels": [True, False]}, "labels.0: Input should be a valid string"),
+        ({"kind": "regression", "labels": ["a", "b"]}, "regression has none"),
+        ({"train": "missing.csv"}, r"names .*missing\.csv, which is missing"),
+        ({"metric": "F1"}, "expected two labels, and the labels are bad, fair, good"),
+        ({"train": "one.csv"}, "expected at least two labels, and the labels are good"),
+        ({"train": "bare.csv"}, r"bare\.csv has no examples"),
+        ({"train": "empty.csv"}, r"empty\.csv is empty"),
+        ({"train": "short.csv"}, r"short\.csv, line 3: expected 2 columns as in the header, got 1"),
+        ({"fields": {"text": "text", "label": "mood"}}, r"train\.csv, line 1: expected a header .* found 'said, mood'"),
+        ({"train": "broken.jsonl"}, r"broken\.jsonl, line 2: not JSON"),
+        ({"train": "half.jsonl"}, r"half\.jsonl, line 1: not JSON \(.*surrogates not allowed"),
+        ({"train": "other.jsonl"}, r"other\.jsonl, line 1: expected an object with a text or number in said, mood"),
+        ({"train": "list.jsonl"}, r"list\.jsonl, line 1: expected an object"),
+        ({"train": "file.dat"}, r"file\.dat has none of the extensions \.csv, .*; set format"),
+        ({"train": "words.conll"}, "a column file is for tagging, and kind is classification"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    table = "said,mood\na,good\nb,bad\nc,fair\n"
+    files = {
+        "train_csv": table, "dev_csv": table, "one_csv": "said,mood\na,good\n", "bare_csv": "said,mood\n",
+        "empty_csv": "", "short_csv": "said,mood\na,good\nb\n",
+        "half_jsonl": '{"said": "\\ud800", "mood": "good"}\n',
+        "broken_jsonl": '{"said": "a", "mood": "good"}\n{"said"\n',
+        "other_jsonl": '{"said": "a"}\n', "list_jsonl": "[1]\n", "file_dat": table, "words_conll": "a O\n",
+    }  # fmt: skip
+    path = _task(tmp_path, {**_CLASSES, "dev": "dev.csv", **change}, **files)
+    with pytest.raises(ValueError, match=message):
+        read_own(path)
+
+
+def test_a_file_that_is_no_yaml_and_one_of_a_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    for text, message in (("a: [", "is not valid YAML"), ("reviews", "valid dictionary"), ("", "valid dictionary")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"task\.yaml.*{message}"):
+            find_own(path)
+    with pytest.raises(ValueError, match=r"missing\.yaml does not exist; give the path of a task's YAML file"):
+        find_own(tmp_path / "missing.yaml")
+
+
+_cells = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]), max_size=8)
+
+
+@given(st.lists(st.lists(_cells, min_size=2, max_size=2), min_size=1, max_size=6))
+def test_what_is_written_as_csv_or_json_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "file.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["a", "b"], *rows])
+    assert [values for _, values in columns_of(path, csv_rows(path), ("b", "a"))] == [[b, a] for a, b in rows]
+    content = {"kind": "regression", "train": "t.jsonl", "dev": "t.jsonl", "fields": {"text": ["a", "b"], "label": "y"}}
+    lines = [json.dumps({"a": a, "b": b, "y": 1}, ensure_ascii=False) for a, b in rows]
+    task = read_own(_task(path.parent, content, t_jsonl="\n".join(lines)))
+    assert [list(example.texts) for example in task.train] == rows

@@ -1,0 +1,89 @@
+"""Batched scores are those of one sequence at a time, whatever the batches."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from tiny_scorers import Scorer
+
+from eval.zero_shot.scoring import Continuation, log_likelihoods, pseudo_log_likelihoods
+
+
+def _continuations(vocab_size: int) -> list[Continuation]:
+    rng = random.Random(1)
+
+    def draw(most: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(rng.randint(1, most))]
+
+    return [Continuation(draw(60), draw(12)) for _ in range(25)]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
+def test_log_likelihoods_are_those_of_the_definition(causal: Scorer, batch_tokens: int) -> None:
+    continuations = _continuations(causal.tokenizer.vocab_size)
+    scores = log_likelihoods(causal.model, continuations, batch_tokens)
+    for each, score in zip(continuations, scores, strict=True):
+        ids = [*each.context, *each.ids]
+        rows = causal.log_probabilities(ids)[len(each.context) - 1 : -1]
+        assert score.value == pytest.approx(float(rows[range(len(each.ids)), list(each.ids)].sum()), rel=1e-4)
+        assert score.greedy == (rows.argmax(-1).tolist() == list(each.ids))
+        assert score.tokens == len(each.ids)
+
+
+def test_greedy_is_what_decoding_produces_and_passes_over_excluded_tokens(causal: Scorer) -> None:
+    for seed in range(5):
+        context = torch.randint(0, 256, (7,), generator=torch.Generator().manual_seed(seed)).tolist()
+        decoded: list[int] = []
+        for _ in range(3):
+            decoded.append(int(causal.log_probabilities(context + decoded)[-1].argmax()))
+        second = int(causal.log_probabilities(context + decoded[:1])[-1].topk(2).indices[1])
+        given = [
+            Continuation(context, decoded),
+            Continuation(context, [*decoded[:2], (decoded[2] + 1) % 256]),
+            Continuation(context, decoded, [(), {decoded[1]}, ()]),
+            Continuation(context, [decoded[0], second], [(), {decoded[1]}]),
+        ]
+        assert [each.greedy for each in log_likelihoods(causal.model, given)] == [True, False, False, True]
+        values = [each.value for each in log_likelihoods(causal.model, given)]
+        assert values[0] == pytest.approx(values[2])  # the filter is of the choice, not of the probabilities
+
+
+def test_a_long_context_is_cut_at_its_beginning(causal: Scorer) -> None:
+    ids = np.random.default_rng(0).integers(0, 256, 300).tolist()
+    [score] = log_likelihoods(causal.model, [Continuation(ids[:-3], ids[-3:])])
+    rows = causal.log_probabilities(ids[-161:-1])
+    assert score.value == pytest.approx(float(rows[[-3, -2, -1], ids[-3:]].sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 8192])
+@pytest.mark.parametrize("within_word", [False, True])
+def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_tokens: int, within_word: bool) -> None:
+    rng = random.Random(2)
+    size, special = masked.tokenizer.vocab_size, masked.special_ids
+    sentences = [[rng.randrange(5, size) for _ in range(rng.randint(1, 15))] for _ in range(12)]
+    starts = [[masked.tokenizer.begins_word(i) for i in each] for each in sentences]
+    assert any(not flag for each in starts for flag in each[1:])
+    scores = pseudo_log_likelihoods(masked.model, sentences, special, starts if within_word else None, batch_tokens)
+    for sentence, flags, score in zip(sentences, starts, scores, strict=True):
+        total = 0.0
+        for at in range(len(sentence)):
+            ids = [special["cls"], *sentence, special["sep"]]
+            ids[at + 1] = special["mask"]
+            after = at + 1
+            while within_word and after < len(sentence) and not flags[after]:
+                ids[after + 1] = special["mask"]
+                after += 1
+            total += float(masked.log_probabilities(ids)[at + 1, sentence[at]])
+        assert score == pytest.approx(total, rel=1e-4)
+
+
+def test_what_a_model_cannot_score_is_refused(causal: Scorer, masked: Scorer) -> None:
+    with pytest.raises(ValueError, match=r"needs a causal model, and model\.family=bert"):
+        log_likelihoods(masked.model, [Continuation([1], [2])])
+    with pytest.raises(ValueError, match=r"need a masked model, and model\.family=gpt2"):
+        pseudo_log_likelihoods(causal.model, [[1]], causal.special_ids)
+    with pytest.raises(ValueError, match=r"continuation 2 has 161 tokens, and the model has max_positions=160"):
+        log_likelihoods(causal.model, [Continuation([1], [2]), Continuation([1], [2] * 161)])
+    with pytest.raises(ValueError, match=r"sentence 1 has 63 tokens, and the model has max_positions=64"):
+        pseudo_log_likelihoods(masked.model, [[7] * 63], masked.special_ids)

@@ -1,0 +1,393 @@
+"""The same samples, masks and segments whatever runs the training: proven by hashing what each rank is given."""
+
+import dataclasses
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.keyed import key_of
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.dataset.shards import open_dataset
+from data_prep.pipeline.prepare import prepare
+from pretrain.config import ObjectiveConfig, TrainingConfig
+from pretrain.data.batches import BatchMaker, RankStep
+from pretrain.data.index import build_indexes, index_path, sources_of
+from pretrain.data.loader import stream
+from pretrain.data.phases import is_skipped, samples_before, total_steps
+from pretrain.models import families
+
+OBJECTIVES = [*typing.get_args(ObjectiveConfig.model_fields["name"].annotation), "mlm isolated", "clm isolated"]
+FAMILIES = {declared.default_objective: name for name, declared in families.FAMILIES.items()}
+Weights = tuple[float, ...] | None
+WEIGHTS: list[Weights] = [None, (1.0, 1.0, 1.0), (0.1, 2.0, 7.5)]
+Data = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Three small sources, prepared for an objective: each once."""
+    folder = tmp_path_factory.mktemp("mixed")
+    sources = [f"{texts}/{names}.txt" for names in ("000[0-9]", "001[0-7]", "002[0-5]")]
+
+    def prepared(objective: str) -> Path:
+        pieces = "gpt2" if objective.startswith("clm") else "bert"
+        if not (folder / pieces).exists():
+            prepare(
+                DataConfig(sources=[Source(path=path) for path in sources], heldout_fraction=0.2),
+                TokenizerConfig.model_validate({"vocab_size": 90, "special_tokens": pieces}),
+                folder / pieces,
+            )
+        return folder / pieces
+
+    return prepared
+
+
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("indexes")
+
+
+def config_of(
+    objective: str, phases: list[dict[str, typing.Any]], weights: Weights = None, **rules: typing.Any
+) -> TrainingConfig:
+    name, *isolated = objective.split()
+    return TrainingConfig.model_validate(
+        {
+            "seed": 5,
+            "data": {"sources": [{"path": "texts", "weight": weight} for weight in weights or [None]]},
+            "model": {"family": FAMILIES[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+            "objective": {"name": name, "isolate_documents": bool(isolated), **rules},
+            "phases": phases,
+            "engine": {"heldout_samples": 11},
+        }
+    )
+
+
+def sequence_hashes(step: RankStep) -> list[str]:
+    """A hash for each sequence of a rank's step of all that the model gets of it, in their order."""
+    found, samples = [], 0
+    for batch in step.micro_batches:
+        if not any(batch.counts.values()):
+            assert len(batch.targets) == 0 and batch.tokens == 0
+            continue
+        inputs: dict[str, typing.Any] = batch.inputs
+        cu_seqlens = inputs["cu_seqlens"]
+        assert (
+            batch.tokens == len(inputs["input_ids"]) == cu_seqlens[-1]
+            and inputs["max_seqlen"] == np.diff(cu_seqlens).max()
+        )
+        samples += batch.counts.get("nsp", batch.counts.get("sop", 0))
+        for number, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+            digest = hashlib.sha256()
+            masked_at = inputs.get("masked_at", np.empty(0, np.int64))
+            mine = (masked_at >= start) & (masked_at < stop)
+            for name, values in sorted(inputs.items()):
+                if name in ("cu_seqlens", "max_seqlen"):
+                    continue
+                if name == "masked_at":
+                    part = values[mine] - start
+                elif name == "masked_ids":
+                    part = values[mine]
+                elif name in ("is_random_next", "is_swapped"):
+                    part = values[number : number + 1]
+                else:
+                    assert len(values) == cu_seqlens[-1], name  # what else is of another length has to be told here
+                    part = values[start:stop]
+                assert part.dtype == np.int64
+                digest.update(name.encode() + np.ascontiguousarray(part).tobytes())
+            found.append(digest.hexdigest())
+    assert samples in (0, step.samples) and len(found) >= step.samples
+    return found
+
+
+def together(ranks: list[RankStep]) -> tuple[int, int, dict[str, int], list[str]]:
+    """Ranks' parts of one step as one: step, batch size, counts and sequences."""
+    (number,) = {part.step for part in ranks}
+    (batch_size,) = {part.batch_size for part in ranks}
+    assert len({len(part.micro_batches) for part in ranks}) == 1
+    counts = {name: sum(part.counts[name] for part in ranks) for name in ranks[0].counts}
+    counts["tokens"] = sum(part.tokens for part in ranks)
+    assert sum(part.samples for part in ranks) == batch_size
+    return number, batch_size, counts, [one for part in ranks for one in sequence_hashes(part)]
+
+
+def reference(config: TrainingConfig, data: Path, indexes: Path) -> list[tuple[int, int, dict[str, int], list[str]]]:
+    """Every step on one rank, as one micro-batch, made here; and the held-out samples."""
+    build_indexes(indexes, open_dataset(data), config)
+    alone = BatchMaker.open(config, data, indexes, 0, 1, [10**6] * len(config.phases))
+    steps = [step for step in range(total_steps(config.phases)) if not is_skipped(config.phases, step)]
+    return [together([alone.step(step)]) for step in steps] + [together([alone.heldout()])]
+
+
+def resumed(maker: Callable[[], BatchMaker], starts: list[int], last: int, data_workers: int) -> Iterator[RankStep]:
+    """What a rank sees that begins anew at each of `starts`."""
+    for start, stop in zip(starts, [*starts[1:], last], strict=True):
+        yield from stream(maker(), range(start, stop), data_workers)
+
+
+@st.composite
+def phase_lists(draw: st.DrawFn) -> list[dict[str, typing.Any]]:
+    phases, first = [], 0
+    for _ in range(draw(st.integers(1, 2))):
+        ramp = draw(
+            st.lists(st.fixed_dictionaries({"steps": st.just(1), "batch_size": st.integers(1, 20)}), max_size=2)
+        )
+        steps = len(ramp) + draw(st.integers(1, 4))
+        phases.append(
+            {
+                "seq_len": draw(st.sampled_from([12, 20, 33])),
+                "batch_size": draw(st.integers(1, 40)),
+                "steps": steps,
+                "batch_ramp": ramp,
+                "skip_steps": draw(st.lists(st.integers(first, first + steps - 1), max_size=1)),
+            }
+        )
+        first += steps
+    return phases
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    phases=phase_lists(),
+    weights=st.sampled_from(WEIGHTS),
+    world_size=st.integers(1, 4),
+    micro_batch_sizes=st.lists(st.integers(1, 17), min_size=2, max_size=2),
+    restarts=st.lists(st.integers(0, 12), max_size=3),
+)
+def test_every_way_to_run_gives_the_same_samples(
+    objective: str,
+    data: Data,
+    indexes: Path,
+    phases: list[dict[str, typing.Any]],
+    weights: tuple[float, ...] | None,
+    world_size: int,
+    micro_batch_sizes: list[int],
+    restarts: list[int],
+) -> None:
+    config, folder = config_of(objective, phases, weights), data(objective)
+    expected = reference(config, folder, indexes)
+    last = total_steps(config.phases)
+    starts = [0, *sorted(start for start in restarts if start < last)]
+
+    def maker(rank: int) -> BatchMaker:
+        return BatchMaker.open(config, folder, indexes, rank, world_size, micro_batch_sizes[: len(phases)])
+
+    seen = [list(resumed(lambda rank=rank: maker(rank), starts, last, 0)) for rank in range(world_size)]  # type: ignore[misc]
+    found = [together(list(ranks)) for ranks in zip(*seen, strict=True)]
+    assert [*found, together([maker(rank).heldout() for rank in range(world_size)])] == expected
+
+
+PHASES: list[dict[str, typing.Any]] = [
+    {"seq_len": 20, "batch_size": 7, "steps": 5, "batch_ramp": [{"steps": 2, "batch_size": 2}], "skip_steps": [3]},
+    {"seq_len": 33, "batch_size": 10, "steps": 3},
+]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than cores
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("data_workers", [1, 3])
+def test_processes_that_make_batches_ahead_change_nothing(
+    objective: str, data_workers: int, data: Data, indexes: Path
+) -> None:
+    config, folder = config_of(objective, PHASES, WEIGHTS[2]), data(objective)
+    expected = reference(config, folder, indexes)[:-1]
+
+    def maker(rank: int) -> BatchMaker:
+        return BatchMaker.open(config, folder, indexes, rank, 2, [2, 3])
+
+    seen = [list(resumed(lambda rank=rank: maker(rank), [0, 4], 8, data_workers)) for rank in range(2)]  # type: ignore[misc]
+    assert [together(list(ranks)) for ranks in zip(*seen, strict=True)] == expected
+    first = seen[0][0].micro_batches[0].inputs["input_ids"]
+    assert type(first) is np.ndarray and first.dtype == np.int64 and first.flags.writeable
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) -> None:
+    config = config_of(objective, [{"seq_len": 20, "batch_size": 400, "steps": 3}], WEIGHTS[2])
+    folder = data(objective)
+    reference(config, folder, indexes)
+    maker = BatchMaker.open(config, folder, indexes, 0, 1, [400])
+    sizes = [index.size for index in maker.train_indexes[0]]
+    chosen = maker.choose(0)
+    share = np.bincount(chosen.sources, minlength=3) / 400
+    assert np.abs(share - np.array(WEIGHTS[2]) / 9.6).max() < 0.08
+    assert (np.searchsorted(np.cumsum(sizes), chosen.samples, side="right") == chosen.sources).all()
+    assert chosen.epochs[chosen.sources == 2].max() > 2 > chosen.epochs[chosen.sources == 0].max()
+    # Every source's index holds all its documents and only those.
+    documents = open_dataset(folder).train
+    firsts = [index.first_document for index in maker.train_indexes[0]]
+    assert firsts == np.searchsorted(documents.sources, [0, 1, 2]).tolist()
+    assert (np.diff(documents.sources.astype(int)) >= 0).all()
+    for source, first in enumerate(firsts):
+        start, part = documents.of_source(source)
+        rows = range(start, start + len(part))
+        assert start == first and (documents.sources[rows.start : rows.stop] == source).all()
+        assert (part.ids == documents.ids[rows.start : rows.stop]).all() and set(part.sources) == {source}
+        assert (part.lengths == documents.lengths[rows.start : rows.stop]).all()
+        assert all((part.tokens(i) == documents.tokens(row)).all() for i, row in enumerate(rows))
+        with pytest.raises(IndexError):
+            part.tokens(len(part))
+    assert sum((documents.sources == source).sum() for source in range(3)) == len(documents)
+
+
+def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[int, dict[int, str]]:
+    """The hash of what each sample becomes in each epoch."""
+    build_indexes(indexes, open_dataset(folder), config)
+    maker = BatchMaker.open(config, folder, indexes, 0, 1, [1])
+    found: dict[int, dict[int, str]] = {}
+    for step in range(config.phases[0].steps):
+        chosen, made = maker.choose(step), maker.step(step)
+        for sample, epoch, batch in zip(chosen.samples, chosen.epochs, made.micro_batches, strict=True):
+            digest = b"".join(batch.inputs[name].tobytes() for name in ("input_ids", "masked_at"))  # type: ignore[union-attr]
+            found.setdefault(int(epoch), {})[int(sample)] = hashlib.sha256(digest).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("different", [None, 1, 3])
+def test_masks_differ_by_epoch_or_come_back(different: int | None, data: Data, indexes: Path) -> None:
+    folder = data("mlm")
+    config = config_of("mlm", [{"seq_len": 60, "batch_size": 64, "steps": 12}], static_masks=different)
+    epochs = masks_by_epoch(config, folder, indexes)
+    assert len(epochs) > 5
+    for one in epochs:
+        for other in epochs:
+            both = epochs[one].keys() & epochs[other].keys()
+            same = sum(epochs[one][sample] == epochs[other][sample] for sample in both)
+            comes_back = one == other if different is None else one % different == other % different
+            assert same == len(both) if comes_back else same <= 0.01 * len(both)
+
+
+def test_an_index_is_named_after_what_it_depends_on(data: Data, tmp_path: Path) -> None:
+    mlm, clm = open_dataset(data("mlm")), open_dataset(data("clm"))
+
+    def name(objective: str, **rules: typing.Any) -> str:
+        held = clm if objective.startswith("clm") else mlm
+        return index_path(tmp_path, held, "train", config_of(objective, PHASES, **rules).objective, 20).name
+
+    assert len({name(objective) for objective in OBJECTIVES}) == len(OBJECTIVES) - 1
+    assert name("clm") == name("clm isolated")  # its stream is cut at the same places
+    assert name("mlm") == name("mlm", mask_rate=0.3, masking="spans", static_masks=2, max_predictions=3)
+    for objective, held in (("mlm+nsp", mlm), ("clm", clm)):  # what they were when there were only these two
+        key = key_of("index", held.manifest.fingerprint, "train", objective, 20)
+        assert name(objective) == f"train-{objective}-20-{key:016x}.npy"
+
+
+def test_without_weights_there_is_one_index_for_all() -> None:
+    assert sources_of(config_of("clm", PHASES)) == [None]
+    assert sources_of(config_of("clm", PHASES, WEIGHTS[1])) == [0, 1, 2]
+
+
+def test_a_source_too_small_for_a_sample_is_named(data: Data, tmp_path: Path) -> None:
+    config = config_of("clm", [{"seq_len": 20, "batch_size": 4, "steps": 3}], WEIGHTS[1])
+    config = config.model_copy(update={"phases": [config.phases[0].model_copy(update={"seq_len": 10**5})]})
+    with pytest.raises(ValueError, match=r"train documents of data.sources\[0\] have \d+ tokens, too few"):
+        build_indexes(tmp_path, open_dataset(data("clm")), config)
+
+
+def test_a_source_without_weight_beside_one_with_is_refused() -> None:
+    sources = [Source(path="a", weight=1.0), Source(path="b"), Source(path="c")]
+    with pytest.raises(ValueError, match=r"data.sources\[1\].weight is missing"):
+        DataConfig(sources=sources)
+
+
+def test_far_steps_are_streamed_at_once(data: Data, indexes: Path) -> None:
+    far = {"seq_len": 20, "batch_size": 4, "steps": 2 * 10**9, "skip_steps": [10**9 + 1]}
+    config, folder = config_of("clm", [far], WEIGHTS[1]), data("clm")
+    build_indexes(indexes, open_dataset(folder), config)
+    maker = BatchMaker.open(config, folder, indexes, 0, 1, [2])
+    for data_workers in (0, 1):
+        coming = stream(maker, range(10**9, 2 * 10**9), data_workers)
+        assert [next(coming).step for _ in range(3)] == [10**9, 10**9 + 2, 10**9 + 3]
+        del coming
+    assert samples_before(config.phases, 2 * 10**9) == 8 * 10**9
+
+
+@pytest.mark.parametrize("data_workers", [0, 1])
+def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data, indexes: Path) -> None:
+    config, folder = config_of("clm", PHASES), data("clm")
+    build_indexes(indexes, open_dataset(folder), config)
+    maker = BatchMaker.open(config, folder, indexes, 0, 1, [2, 2])
+    wrong = dataclasses.replace(maker.train_indexes[0][0], first_document=10**6)
+    broken = dataclasses.replace(maker, train_indexes=[[wrong], *maker.train_indexes[1:]])
+    with pytest.raises(IndexError, match=r"document 1000\d+ of \d+"):
+        list(stream(broken, range(3), data_workers))
+
+
+_RANK = """
+import multiprocessing, os, signal, subprocess, sys
+from pathlib import Path
+from pretrain.data.batches import BatchMaker
+from pretrain.data.loader import stream
+from pretrain.config import TrainingConfig
+
+if sys.argv[4] == "stuck":
+    import time
+    from pretrain.data import loader
+    loader._START_TIMEOUT_S = 1.0
+    os.register_at_fork(after_in_child=lambda: time.sleep(1000))
+config = TrainingConfig.model_validate_json(sys.argv[1])
+maker = BatchMaker.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
+steps = stream(maker, range(8), 2)
+workers = [process.pid for process in multiprocessing.active_children()]
+other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)
+if sys.argv[4] == "signalled":  # as soon as they are there, and at work
+    subprocess.run(["sh", "-c", other], check=True)
+first = next(steps)
+if sys.argv[4] == "killed":
+    print(*workers, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[4] == "signalled":
+    subprocess.run(["sh", "-c", other], check=True)
+    print(len(list(steps)))
+"""
+
+
+def test_data_workers_leave_signals_to_their_rank_and_die_with_it(data: Data, indexes: Path) -> None:
+    config, folder = config_of("clm", PHASES), data("clm")
+    build_indexes(indexes, open_dataset(folder), config)
+
+    def rank(what: str) -> subprocess.CompletedProcess[str]:
+        arguments = [config.model_dump_json(), str(folder), str(indexes), what]
+        return subprocess.run([sys.executable, "-c", _RANK, *arguments], capture_output=True, text=True, timeout=120)
+
+    signalled = rank("signalled")
+    assert signalled.returncode == 0, signalled.stderr
+    assert signalled.stdout.split() == ["6"]  # seven steps of eight are not skipped, and one was taken before
+    stuck = rank("stuck")
+    assert stuck.returncode == 1 and "RuntimeError: a data worker did not start within 1 s" in stuck.stderr
+    unfinished = rank("unfinished")
+    assert unfinished.returncode == 0, unfinished.stderr
+    killed = rank("killed")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    orphans = [int(pid) for pid in killed.stdout.split()]
+    assert len(orphans) == 2
+    for _ in range(600):
+        if not any(_is_running(pid) for pid in orphans):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"data workers {orphans} outlived their rank")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_making_batches_imports_no_torch() -> None:
+    code = "import sys, pretrain.data.batches, pretrain.data.index; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -1,0 +1,195 @@
+"""Every ZeRO stage, any number of ranks, any precision, offload: one training, and LAMB that stays LAMB."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rank_jobs import begin_training, train_on_pairs
+from rank_pool import RankPool
+from reference import train_plainly
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
+Pool = Callable[[int], RankPool]
+
+STEPS, SEQUENCES = 30, 5
+LR = {"lamb": 2e-2, "adamw": 2e-3}
+PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 8e-2), "fp16": (5e-4, 6e-3)}
+"""How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32. In bf16 an
+element whose gradient is about zero has the sign of its rounding, and Adam makes a whole step of it."""
+PLACES = [
+    (stage, offload)
+    for stage in (0, 1, 2, 3)
+    for offload in ("none", "optimizer", "optimizer+weights")
+    if not ((stage == 0 and offload != "none") or (stage < 3 and offload == "optimizer+weights"))
+]
+ALL = [
+    (optimizer, precision, ranks, stage, offload)
+    for optimizer in ("lamb", "adamw")
+    for precision in PRECISIONS
+    for ranks in (1, 2, 4)
+    for stage, offload in PLACES
+    if precision == "fp32" or stage > 0
+]
+SHORT = {
+    ("lamb", "fp32", 1, 0, "none"),
+    ("lamb", "fp32", 2, 0, "none"),
+    ("lamb", "fp32", 2, 1, "none"),
+    ("lamb", "fp32", 2, 2, "optimizer"),
+    ("lamb", "fp32", 2, 3, "none"),
+    ("lamb", "fp32", 4, 1, "optimizer"),
+    ("lamb", "fp32", 4, 2, "none"),
+    ("lamb", "bf16", 2, 1, "none"),
+    ("lamb", "bf16", 2, 3, "optimizer"),
+    ("lamb", "fp16", 2, 2, "none"),
+    ("adamw", "fp32", 2, 2, "none"),
+    ("adamw", "fp32", 2, 3, "optimizer+weights"),
+    ("adamw", "fp16", 2, 1, "optimizer"),
+    ("adamw", "bf16", 2, 2, "none"),
+}
+
+
+def case(*parts: Any) -> Any:
+    marks = [] if parts in SHORT else [pytest.mark.long]
+    return pytest.param(*parts, marks=marks, id="-".join(map(str, parts)))
+
+
+def settings(optimizer: str, precision: str = "fp32", stage: int = 1, offload: str = "none") -> dict[str, Any]:
+    return {
+        "seed": 3,
+        "model": {"family": "bert", "layers": 2, "hidden": 16, "heads": 2, "max_positions": 32, "dropout": 0.0},
+        "phases": [{"seq_len": 16, "batch_size": SEQUENCES, "steps": STEPS, "lr": LR[optimizer]}],
+        "optimizer": {"name": optimizer, "weight_decay": 0.01},
+        # A low first loss scale: a step that overflows is a step less, and another training than the plain loop's.
+        "engine": {
+            "deepspeed": {"fp16": {"initial_scale_power": 6}},
+            "micro_batch": 1,
+            "precision": precision,
+            "zero_stage": stage,
+            "offload": offload,
+        },
+    }
+
+
+@cache
+def plainly(optimizer: str) -> tuple[list[float], dict[str, NDArray[np.float32]]]:
+    losses, weights = train_plainly(settings(optimizer), STEPS, SEQUENCES)
+    return losses, {name: weight.numpy() for name, weight in weights.items()}
+
+
+def gathered(results: list[dict[str, Any]], kind: str) -> dict[str, NDArray[np.float32]]:
+    """Whole tensors from the slices of all ranks, each of which must be owned exactly once."""
+    whole = {}
+    for name, shape in results[0]["shapes"].items():
+        flat = np.full(math.prod(shape), np.nan, np.float32)
+        for result in results:
+            for key, values in result["state"].items():
+                if key.startswith(f"{kind}/{name}@"):
+                    start = int(key.rpartition("@")[2])
+                    assert np.isnan(flat[start : start + len(values)]).all(), f"{key} is owned twice"
+                    flat[start : start + len(values)] = values
+        assert not np.isnan(flat).any(), f"nobody owns all of {kind}/{name}"
+        whole[name] = flat.reshape(shape)
+    return whole
+
+
+def deviations(results: list[dict[str, Any]], optimizer: str) -> tuple[float, float]:
+    """The largest of losses (relative) and of weights (absolute) from the plain loop.
+
+    Attention's key bias is left out: it has no influence on the loss, so that its gradient is nothing but rounding,
+    which Adam's division makes as large as any other.
+    """
+    losses, weights = plainly(optimizer)
+    found = gathered(results, "weight")
+    of_losses = max(abs(ours - theirs) / theirs for ours, theirs in zip(results[0]["losses"], losses, strict=True))
+    compared = [name for name in weights if not name.endswith("attention.key.bias")]
+    return of_losses, max(float(np.abs(found[name] - weights[name]).max()) for name in compared)
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[str]]:
+    """Lines that are shown after the tests of this module, under `pytest -s`."""
+    lines: list[str] = []
+    yield lines
+    print("\noptimizer  precision  ranks  stage  offload            largest deviation of loss   of weights")
+    print("\n".join(lines))
+
+
+@pytest.mark.parametrize(("optimizer", "precision", "ranks", "stage", "offload"), [case(*parts) for parts in ALL])
+def test_thirty_steps_are_those_of_a_plain_loop(
+    pool: Pool, table: list[str], optimizer: str, precision: str, ranks: int, stage: int, offload: str
+) -> None:
+    results = pool(ranks).run(train_on_pairs, settings(optimizer, precision, stage, offload), STEPS, SEQUENCES)
+    of_losses, of_weights = deviations(results, optimizer)
+    table.append(
+        f"{optimizer:9}  {precision:9}  {ranks:5}  {stage:5}  {offload:17}  {of_losses:25.1e}  {of_weights:10.1e}"
+    )
+    loss_bound, weight_bound = PRECISIONS[precision]
+    assert of_losses < loss_bound and of_weights < weight_bound
+    for other in results[1:]:
+        assert other["losses"] == results[0]["losses"]
+        assert all(np.array_equal(values, results[0]["module"][name]) for name, values in other["module"].items())
+    assert results[0]["updates"] == STEPS
+    _, weights = plainly(optimizer)
+    first = train_plainly(settings(optimizer), 0, SEQUENCES)[1]
+    moved = max(float(np.abs(weights[name] - first[name].numpy()).max()) for name in weights)
+    assert moved > 0.01, "a training that moves nothing would agree with anything"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int) -> None:
+    results = pool(2).run(train_on_pairs, settings("lamb", stage=stage), STEPS, SEQUENCES, (), True)
+    _, of_weights = deviations(results, "lamb")
+    assert of_weights > 100 * PRECISIONS["fp32"][1]
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage", "offload"),
+    [
+        pytest.param(precision, stage, offload, marks=[] if short else [pytest.mark.long])
+        for precision in PRECISIONS
+        for stage, offload in PLACES
+        if precision == "fp32" or stage > 0
+        for short in [offload == "none" or (precision, stage, offload) == ("fp32", 3, "optimizer+weights")]
+    ],
+)
+def test_a_loss_that_is_not_finite_on_one_rank_touches_nothing_on_any(
+    pool: Pool, precision: str, stage: int, offload: str
+) -> None:
+    spoilt = (2, 3)
+    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 6, SEQUENCES, spoilt)
+    for result in results:
+        assert result["applied"] == [True, True, False, False, True, True]
+        assert result["untouched"] == [True, True]
+        assert result["updates"] == 4
+        assert math.isfinite(result["losses"][-1]) and math.isfinite(result["norms"][-1])
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_recomputed_activations_give_the_same_training(pool: Pool, stage: int, kind: str) -> None:
+    saved = settings("adamw", stage=stage)
+    saved["model"]["dropout"] = 0.1
+    recomputed = {**saved, "engine": {**saved["engine"], "activation_checkpointing": kind}}
+    ours, theirs = (pool(2).run(train_on_pairs, each, 4, SEQUENCES) for each in (recomputed, saved))
+    assert ours[0]["losses"] == theirs[0]["losses"]
+
+
+def test_zero_3_takes_the_memory_of_a_module_at_a_time(pool: Pool) -> None:
+    whole, apart = (pool(2).run(begin_training, settings("adamw", stage=stage)) for stage in (1, 3))
+    elements = sum(math.prod(shape) for shape in whole[0]["shapes"].values())
+    assert [result["most"] for result in whole] == [elements, elements]
+    assert max(result["most"] for result in apart) < elements / 4
+    ours, theirs = gathered(apart, "weight"), gathered(whole, "weight")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_compiled_layers_give_the_same_training(pool: Pool) -> None:
+    plain = settings("adamw")
+    compiled = {**plain, "engine": {**plain["engine"], "compile": True}}
+    ours, theirs = (pool(1).run(train_on_pairs, each, 3, SEQUENCES)[0] for each in (compiled, plain))
+    assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-5)
+    assert len(set(ours["graphs"])) == 1, "five batches of different lengths a step, and no compilation after the first"

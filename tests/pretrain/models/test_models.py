@@ -1,0 +1,303 @@
+"""The model families, and what they are made of."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model, initialise
+from pretrain.models.common.attention import Sequences, attend
+from pretrain.models.common.dropout import Dropout, keep_mask, kept_share
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.objectives.batch import layout
+
+SIZES = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
+CPU = torch.device("cpu")
+Lengths = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+def model_of(family: str, seed: int = 1) -> Any:
+    embedding = {"embedding": 16} if family == "albert" else {}
+    model = build_model(ModelConfig.model_validate({"family": family, **SIZES, **embedding}), 100)
+    initialise(model, seed)
+    return model.eval()
+
+
+def rough(family: str) -> Any:
+    """With weights under which tokens matter to one another."""
+    model = model_of(family)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def where(lengths: list[int]) -> dict[str, Any]:
+    return on_device(layout(lengths), CPU)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
+    one, same, other = model_of(family), model_of(family), model_of(family, seed=2)
+    embedding = {"embedding": 16} if family == "albert" else {}
+    deeper = build_model(ModelConfig.model_validate({"family": family, **SIZES, **embedding, "layers": 3}), 100)
+    initialise(deeper, 1)
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, same.get_parameter(name))
+        if parameter.ndim > 1:
+            assert not torch.equal(parameter, other.get_parameter(name))
+            if family != "gpt2":  # whose projections into the residual stream depend on the depth
+                assert torch.equal(parameter, deeper.get_parameter(name))
+    # Cut at two deviations, a normal distribution has 0.88 of its deviation.
+    expected = 0.0176 if family in ("bert", "albert") else 0.02
+    assert abs(one.get_parameter("word.weight").std().item() - expected) < 0.001
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15)
+@given(lengths=Lengths, data=st.data())
+def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: list[int], data: st.DataObject) -> None:
+    model = rough(family)
+    if data.draw(st.booleans(), label="equal lengths"):
+        lengths = [lengths[0]] * len(lengths)
+    order = data.draw(st.permutations(range(len(lengths))), label="order")
+    generator = torch.Generator().manual_seed(sum(lengths))
+    texts = [torch.randint(0, 100, (length,), generator=generator) for length in lengths]
+    with torch.no_grad():
+        together = model.encode(torch.cat([texts[i] for i in order]), **where([lengths[i] for i in order]))
+        for text, place in zip(together.split([lengths[i] for i in order]), order, strict=True):
+            alone = model.encode(texts[place], **where([lengths[place]]))
+            assert text.isfinite().all()
+            torch.testing.assert_close(text, alone, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_who_sees_what(family: str) -> None:
+    model, ids = rough(family), torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(1))
+    changed = ids.clone()
+    changed[10:] = (changed[10:] + 1) % 100
+    one, other = (model.encode(text, **where([20])) for text in (ids, changed))
+    assert not torch.allclose(one[10:], other[10:])
+    if family in ("gpt", "gpt2"):
+        torch.testing.assert_close(one[:10], other[:10])
+    else:
+        assert not torch.allclose(one[:10], other[:10], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_losses_are_those_of_all_logits(family: str) -> None:
+    model, lengths = rough(family), [16, 1, 16, 10]
+    generator = torch.Generator().manual_seed(2)
+    tokens = sum(lengths)
+    ids = torch.randint(5, 100, (tokens,), generator=generator)
+    segments = {"segments": torch.arange(tokens) % 2} if family in ("bert", "albert") else {}
+    hidden = model.encode(ids, **where(lengths), **segments)
+    logits = model.lm_head(hidden)
+    if family in ("gpt", "gpt2"):
+        wanted = torch.randint(5, 100, (tokens,), generator=generator)
+        sums = model(ids, **where(lengths), next_ids=wanted)
+    else:
+        at, wanted = torch.tensor([2, 16, 20, 40]), torch.tensor([7, 8, 9, 7])
+        labels = torch.tensor([0, 1, 1, 0])
+        pair = {"bert": {"is_random_next": labels}, "albert": {"is_swapped": labels}}.get(family, {})
+        sums = model(ids, **where(lengths), **segments, masked_at=at, masked_ids=wanted, **pair)
+        logits = logits[at]
+        if pair:
+            task, head = ("nsp", model.next_sentence) if family == "bert" else ("sop", model.sentence_order)
+            pairs = head(model.pool(hidden[[0, 16, 17, 33]]))
+            torch.testing.assert_close(sums[task], F.cross_entropy(pairs, labels, reduction="sum"))
+            assert sums[f"{task}_hits"] == (pairs.argmax(1) == labels).sum()
+    of_words = sums["clm" if "clm" in sums else "mlm"]
+    torch.testing.assert_close(of_words, F.cross_entropy(logits, wanted, reduction="sum"))
+    of_words.backward()
+    assert all(part.grad.isfinite().all() for part in model.parameters() if part.grad is not None)
+
+
+def attention_inputs(lengths: list[int], dtype: torch.dtype, width: int = 8) -> tuple[list[Tensor], Sequences]:
+    generator = torch.Generator().manual_seed(len(lengths))
+    parts = [torch.randn(sum(lengths), 2, width, generator=generator, dtype=dtype) for _ in range(3)]
+    placed = where(lengths)
+    return [part.requires_grad_() for part in parts], Sequences(
+        placed["cu_seqlens"], placed["max_seqlen"], sum(lengths)
+    )
+
+
+def dense(parts: list[Tensor], lengths: list[int], causal: bool, masks: list[Tensor] | None, scale: float) -> Tensor:
+    """Sequence by sequence, in the formula's words; masks: (heads, T, T) of each sequence."""
+    out = []
+    for number, (q, k, v) in enumerate(zip(*(part.split(lengths) for part in parts), strict=True)):
+        scores = torch.einsum("qhw,khw->hqk", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -torch.inf)
+        weights = scores.softmax(-1)
+        if masks is not None:
+            weights = weights * masks[number] * scale
+        out.append(torch.einsum("hqk,khw->qhw", weights, v))
+    return torch.cat(out)
+
+
+@settings(max_examples=40)
+@given(lengths=Lengths, causal=st.booleans())
+def test_attention_stays_within_each_sequence(lengths: list[int], causal: bool) -> None:
+    parts, sequences = attention_inputs(lengths, torch.float64)
+    expected = dense(parts, lengths, causal, None, 1.0)
+    torch.testing.assert_close(attend(*parts, sequences, causal, 0.0), expected)
+    # At this rate no element is dropped: the blocks of the way with dropout are seen alone.
+    blocked = attend(*parts, sequences, causal, 1e-9)
+    torch.testing.assert_close(blocked, expected)
+    upstream = torch.randn(expected.shape, dtype=torch.float64)
+    for ours, theirs in zip(
+        torch.autograd.grad(blocked, parts, upstream), torch.autograd.grad(expected, parts, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [9], [1, 1], [200, 200], [16, 16, 15]])
+def test_dropped_attention_is_that_of_the_same_masks(lengths: list[int], causal: bool) -> None:
+    parts, sequences = attention_inputs(lengths, torch.float64)
+    rate, heads, max_seqlen = 0.3, 2, max(lengths)
+    torch.manual_seed(11)
+    out = attend(*parts, sequences, causal, rate)
+    torch.manual_seed(11)
+    # All these heads fit into a block, whose rows are cut at every 128 under a causal mask.
+    masks = torch.zeros(len(lengths) * heads, max_seqlen, max_seqlen, dtype=torch.bool)
+    for row in range(0, max_seqlen, 128 if causal else max_seqlen):
+        stop = min(max_seqlen, row + 128) if causal else max_seqlen
+        masks[:, row:stop, :stop] = keep_mask(masks[:, row:stop, :stop].shape, rate)
+    per_sequence = [
+        mask[:, :length, :length]
+        for mask, length in zip(masks.view(len(lengths), heads, max_seqlen, max_seqlen), lengths, strict=True)
+    ]
+    expected = dense(parts, lengths, causal, per_sequence, 1 / kept_share(rate))
+    torch.testing.assert_close(out, expected)
+    upstream = torch.randn(out.shape, dtype=torch.float64)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, parts, upstream), torch.autograd.grad(expected, parts, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[4, 4], [5, 3, 1]])
+def test_the_gradient_of_attention_with_dropout(lengths: list[int], causal: bool) -> None:
+    parts, sequences = attention_inputs(lengths, torch.float64, width=3)
+
+    def drop(*given: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return attend(*given, sequences, causal, 0.25)
+
+    assert torch.autograd.gradcheck(drop, parts)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+def test_masks_keep_what_their_rate_says_in_every_lane(rate: float) -> None:
+    torch.manual_seed(3)
+    count = 400_000
+    kept = keep_mask(torch.Size([count, 4]), rate).numpy()
+    share = kept_share(rate)
+    assert abs(share - (1 - rate)) <= 0.5 / 2**16
+    sigma = np.sqrt(share * (1 - share) / count)
+    assert abs(kept.mean() - share) < 4 * sigma / 2
+    assert (np.abs(kept.mean(0) - share) < 4 * sigma).all()
+    # Four elements come of one number of 64 bits, and none of them tells anything about another.
+    correlations = np.corrcoef(kept.T)[np.triu_indices(4, 1)]
+    neighbours = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
+    assert (np.abs([*correlations, neighbours]) < 4.5 / np.sqrt(count)).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0,)])
+def test_masks_of_any_shape(shape: tuple[int, ...]) -> None:
+    assert keep_mask(torch.Size(shape), 0.5).shape == shape
+
+
+def test_dropout_scales_what_it_keeps_and_is_off_in_evaluation() -> None:
+    x = torch.randn(1000, 33, requires_grad=True)
+    layer = Dropout(0.1)
+    out = layer(x)
+    kept = out != 0
+    torch.testing.assert_close(out[kept], x[kept] / kept_share(0.1))
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient != 0, kept)
+    torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / kept_share(0.1)))
+    assert torch.equal(layer.eval()(x), x)
+
+
+# The last two are of several chunks; in the last one the rows do not fill them.
+@pytest.mark.parametrize(
+    ("rows", "vocabulary"),
+    [(1, 7), (50, 100), (0, 7), pytest.param(400, 100_000, marks=pytest.mark.long), (437, 100_001)],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    random: Callable[..., Tensor] = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    given = [random(rows, 16), random(vocabulary, 16), random(vocabulary)][: 3 if with_bias else 2]
+    ours = [part.to(dtype).requires_grad_() for part in given]
+    theirs = [part.detach().float().requires_grad_() for part in ours]
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    loss = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets)
+    expected = F.cross_entropy(F.linear(*theirs), targets, reduction="sum")
+    assert loss.dtype == torch.float32
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
+    (3 * loss).backward()
+    (3 * expected).backward()
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.grad is not None and other.grad is not None and one.grad.dtype == dtype
+        scale = float(other.grad.abs().max()) if other.grad.numel() else 1.0
+        torch.testing.assert_close(one.grad.float(), other.grad, rtol=tolerance, atol=tolerance * scale)
+    with torch.no_grad():
+        again = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets)
+    torch.testing.assert_close(again, loss.detach(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"preset": "bert-huge"}, "unknown preset 'bert-huge'; known are albert-base, "),
+        (
+            {"preset": "bert-tiny", "family": "bart"},
+            "unknown family 'bart'; known are albert, bert, gpt, gpt2, roberta",
+        ),
+        ({"preset": "bert-tiny", "family": ["bert"]}, "valid string"),
+        ({"preset": ["bert-tiny"]}, "unknown preset"),
+        ({"preset": "bert-tiny", "heads": 3}, "not a multiple of heads=3"),
+        ({"preset": "bert-tiny", "hidden": "wide"}, "valid integer"),
+        ({"preset": "bert-tiny", "embedding": 64}, "embedding=64 differs from hidden=128, .* family=albert"),
+    ],
+)
+def test_impossible_models_are_refused(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        ModelConfig.model_validate(given)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_for_many_lengths_are_the_fallback_on_a_cpu(causal: bool, dtype: torch.dtype) -> None:
+    cu_seqlens, tokens = torch.tensor([0, 5, 6, 70, 103]), 103
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(tokens, 4, 64, generator=generator, requires_grad=True) for _ in range(3)]
+    upstream = torch.randn(tokens, 4, 64, generator=generator)
+    here = attend(*parts, Sequences(cu_seqlens, 64, tokens), causal, 0.0)
+    wanted = torch.autograd.grad(here, parts, upstream)
+    there = [part.detach().to("cuda", dtype).requires_grad_() for part in parts]
+    out = attend(*there, Sequences(cu_seqlens.cuda(), 64, tokens), causal, 0.0)
+    found = torch.autograd.grad(out, there, upstream.to("cuda", dtype))
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
+    torch.testing.assert_close(out.float().cpu(), here.detach(), **close)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.float().cpu(), theirs, **close)

@@ -1,0 +1,34 @@
+"""What a group of ranks does with checkpoints. All of it is sent to them by name."""
+
+import os
+
+from pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from pretrain.engine.ranks import Ranks
+
+
+def choose(ranks: Ranks, checkpoints: str) -> tuple[int | None, list[str]]:
+    """The step of the newest good checkpoint, and why newer ones were rejected."""
+    found, rejected = newest_good_shared(checkpoints, ranks)
+    return found.step if found else None, rejected
+
+
+def verify_together(ranks: Ranks, location: str) -> str:
+    """What is wrong with a checkpoint; empty: nothing."""
+    try:
+        verify_shared(location, ranks)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def choose_where_rank_1_looks_elsewhere(ranks: Ranks, checkpoints: str, elsewhere: str) -> str:
+    """As if the hosts had no folder in common: what all ranks are told."""
+    before = os.getcwd()
+    os.chdir(elsewhere if ranks.rank == 1 else checkpoints)
+    try:
+        newest_good_shared(".", ranks)
+    except ValueError as error:
+        return str(error)
+    finally:
+        os.chdir(before)
+    return ""

@@ -1,0 +1,23 @@
+"""What tests ask of a prepared data set."""
+
+from pathlib import Path
+
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.dataset.find import find_verified
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.verify import VERIFIED
+from data_prep.pipeline.identity import recall_inputs
+from data_prep.reading.sources import list_files
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """The data set's own files: without the stages' outputs, and without what is remembered of the files' times."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != VERIFIED}
+
+
+def already_prepared(
+    data: DataConfig, tok: TokenizerConfig, out_dir: Path, work: Path | None = None
+) -> Manifest | None:
+    """The data set that a start finds in `out_dir` without reading an input or a shard."""
+    resolved = recall_inputs(data, tok, list_files(data.sources), work or out_dir / "work")
+    return None if resolved is None else find_verified(out_dir, resolved.identity)

@@ -1,0 +1,24 @@
+"""A run's data set, as a start of the run finds or prepares it."""
+
+from pathlib import Path
+
+from cluster.runs.prepared import provide, work_of
+from common.mapping import ReportProgress, no_report
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.dataset.manifest import Manifest
+from data_prep.pipeline.identity import recall_inputs
+from data_prep.reading.sources import list_files
+
+
+def provided(
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    store: Path,
+    place: Path | None = None,
+    report: ReportProgress = no_report,
+    full: bool = False,
+) -> tuple[Path, Manifest]:
+    """`provide` with the inputs as they are now; without `place` for a run that has no data yet."""
+    files = list_files(data.sources)
+    inputs = recall_inputs(data, tokenizer, files, work_of(store))
+    return provide(data, tokenizer, files, inputs, store, place or store / "no-run", report, full)
