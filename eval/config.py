@@ -15,6 +15,38 @@ _Count = Annotated[int, Field(ge=1)]
 _Length = Annotated[int, Field(ge=8)]
 
 
+class Features(Section):
+    """Feature-based use of a frozen model (Devlin et al. 2018, section 5.3); the defaults are its best line in table 7.
+    """
+
+    layers: list[int] = Field(default=[-4, -3, -2, -1], min_length=1)
+    """Hidden states, as transformers counts them: 0 is the output of the embeddings, 1 that of the first layer, -1 that
+    of the last."""
+    combine: Literal["concat", "sum", "mix"] = "concat"
+    """mix: a sum with learned weights (Peters et al. 2018, equation 1)."""
+    head: Literal["linear", "bilstm"] = "bilstm"
+    """What is trained on top; bilstm: two layers of it before the linear one."""
+
+    def indexes(self, layers: int) -> list[int]:
+        """The hidden states of a model with so many layers, from 0.
+
+        Raises:
+            ValueError: it lacks one of them, or one is named twice.
+        """
+        found = [layer + layers + 1 if layer < 0 else layer for layer in self.layers]
+        for layer, index in zip(self.layers, found, strict=True):
+            if not 0 <= index <= layers:
+                raise ValueError(
+                    f"features.layers={self.layers}: the model has {layers} layers and no hidden state {layer}; "
+                    f"expected 0 (the embeddings) to {layers}, or {-layers - 1} to -1"
+                )
+            if found.count(index) > 1:
+                raise ValueError(
+                    f"features.layers={self.layers} names hidden state {index} of {layers} twice; remove one"
+                )
+        return found
+
+
 class TrialSettings(Section):
     """The settings of one trial."""
 
@@ -33,6 +65,10 @@ class TrialSettings(Section):
     128 for other tasks."""
     stride: Annotated[_Count, FINE_TUNING] = 128
     """Answer spans: tokens from the start of a window of a long context to the start of the next one."""
+    document_context: Annotated[bool, FINE_TUNING] = False
+    """Tagging: fill a sentence's sequence with the neighbouring sentences of its document."""
+    features: Annotated[Features | None, FINE_TUNING] = None
+    """Freeze the model and train a head on its hidden states; null: fine-tune all weights."""
     max_examples: Annotated[_Count | None, FINE_TUNING] = None
     """Maximum number of training examples, chosen by hash; null: all."""
     max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
@@ -52,6 +88,8 @@ class Grid(Section):
     weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
     seq_len: Annotated[_Length | None, FINE_TUNING | ZERO_SHOT] = None
     stride: Annotated[_Count | None, FINE_TUNING] = None
+    document_context: Annotated[bool | None, FINE_TUNING] = None
+    features: Annotated[Features | None, FINE_TUNING] = None
     max_examples: Annotated[_Count | None, FINE_TUNING] = None
     max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
     report_on: Annotated[ReportOn | None, FINE_TUNING] = None
@@ -85,6 +123,7 @@ class EvalConfig(Grid):
     warmup: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = _DEFAULT.weight_decay
     stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride
+    document_context: Annotated[bool, FINE_TUNING] = _DEFAULT.document_context
     report_on: Annotated[ReportOn, FINE_TUNING] = _DEFAULT.report_on
     tasks: Annotated[list[TaskConfig], NOTHING] = Field(default=[])
     """Names of tasks, or mappings of a name and what is set for this task alone."""

@@ -19,7 +19,6 @@ from torch.nn.utils import clip_grad_norm_
 from common.keyed import key_of
 from eval.config import TrialSettings
 from eval.inputs import batches
-from pretrain.models.build import decays
 
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50
@@ -111,9 +110,9 @@ def rate(step: int, steps: int, warmup: float) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Weight decay for matrices, none for biases and layer norms."""
-    named = list(model.named_parameters())
+    """The parameters that are trained: weight decay for matrices, none for biases, layer norms and scalars."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
-        {"params": [p for name, p in named if decays(name) == wanted], "weight_decay": wanted * weight_decay}
+        {"params": [p for p in trained if (p.ndim > 1) == wanted], "weight_decay": wanted * weight_decay}
         for wanted in (True, False)
     ]

@@ -23,17 +23,24 @@ class Frame:
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 
-def frame_of(family: str, special_ids: dict[str, int], vocab_size: int) -> Frame:
+def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Frame:
     """The frame of a family (`model.family`).
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
-    with ids from `vocab_size` on.
+    with ids from `vocab_size` on. They have to be learnt, so a frozen causal model reads its end-of-text token instead,
+    which pretraining has seen.
+
+    Args:
+        frozen: whether the model's weights stay as they are.
 
     Raises:
         ValueError: the tokenizer is not one for this kind of model.
     """
     declared = FAMILIES[family]
+    if declared.causal and frozen:
+        end = special_ids["end"]
+        return Frame((end,), (end,), (end,), special_ids.get("unk", end))
     if declared.causal:
         return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), special_ids.get("unk", vocab_size + 1))
     if "cls" not in special_ids:

@@ -1,9 +1,13 @@
 """A pretrained encoder with a new head for a task."""
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from common.keyed import key_of
+from eval.config import Features
+from eval.features import FeatureReader, means
 from eval.frames import DELIMITERS
 from eval.tasks.task import Task
 from pretrain.models.common.model import Model
@@ -11,21 +15,38 @@ from pretrain.models.families import FAMILIES
 
 
 class TaskModel(nn.Module):
-    """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2)."""
+    """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2).
 
-    def __init__(self, encoder: Model, task: Task, seed: int) -> None:
+    With `features` the encoder is frozen: it gets no gradient and has no dropout, and what is on top reads its hidden
+    states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens. The positions
+    that fine-tuning pools at get their meaning by it: BERT's pooler is that of sentence pairs, and the extract token of
+    causal models is new.
+    """
+
+    def __init__(self, encoder: Model, task: Task, seed: int, features: Features | None = None) -> None:
         super().__init__()
         family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
-        if family.causal:
+        self.features: FeatureReader | None = None
+        if features is not None:
+            encoder.requires_grad_(False)
+            self.features = FeatureReader(features, encoder.config.layers, encoder.config.hidden, generator)
+        elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
         self.kind, self.has_segments, self.pooling = task.kind, family.has_segments, family.pooling
         self.dropout = nn.Dropout(encoder.config.dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
-        self.head = nn.Linear(encoder.config.hidden, outputs)
+        self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module, but a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.features is not None:
+            self.encoder.eval()
+        return self
 
     def forward(
         self,
@@ -46,13 +67,19 @@ class TaskModel(nn.Module):
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        hidden = self.encoder.encode(
-            input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None
-        )
+        given = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
+        if self.features is None:
+            hidden = self.encoder.encode(*given)
+        else:
+            with torch.no_grad():
+                states = self.encoder.hidden_states(*given)
+            hidden = self.features(states, cu_seqlens)
         if self.kind == "spans":
             return self._scored(hidden)
         if self.kind == "tagging":
             state = hidden.index_select(0, words)
+        elif self.features is not None:
+            state = means(hidden, cu_seqlens)
         elif self.pooling == "last":
             state = hidden.index_select(0, cu_seqlens[1:] - 1)
         else:

@@ -105,13 +105,14 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     settings = TrialSettings.model_validate(trial.settings)
     settings = settings.model_copy(update={"seq_len": min(settings.seq_len, encoder.config.max_positions)})
     family = encoder.config.family
-    frame, causal = frame_of(family, info.special_ids, trial.vocab_size), FAMILIES[family].causal
+    features, causal = settings.features, FAMILIES[family].causal
+    frame = frame_of(family, info.special_ids, trial.vocab_size, frozen=features is not None)
     if trial.task in SPANS:
         from eval.spans.finetune import finetune_spans
 
         task = _planned(trial)
         parts, reported_on = selected(task, settings)
-        model = TaskModel(encoder, task, trial.seed).to(_device())
+        model = TaskModel(encoder, task, trial.seed, features).to(_device())
         spans = finetune_spans(model, task, parts, tokenizer, frame, causal, settings, trial.seed)
         sizes = {name: len(part) for name, part in parts.items()}
         return task, _row(spans.value, spans.other_metrics, spans.history, sizes, reported_on), spans.predictions
@@ -123,7 +124,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
     )
     task, sets = inputs.task, inputs.sets
-    model = TaskModel(encoder, task, trial.seed).to(_device())
+    model = TaskModel(encoder, task, trial.seed, features).to(_device())
     result = finetune_labelled(model, task, sets, settings, trial.seed)
     added = set(info.special_ids.values())
     predictions = predictions_of(

@@ -38,6 +38,30 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        segments: Tensor | None = None,
+    ) -> list[Tensor]:
+        """The states between the layers, (N, H) each, as transformers' `hidden_states` counts them: 0 is the output of
+        the embeddings, i that of layer i, and the last one what `encode` returns, a final norm included.
+
+        Args:
+            as `encode`.
+        """
+        states: list[Tensor] = []
+        # A layer that is applied several times, as ALBERT's, is recorded each time.
+        hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0])) for layer in self.layers]
+        try:
+            last = self.encode(input_ids, positions, cu_seqlens, max_seqlen, segments)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [*states, last]
+
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of hidden states (M, H)."""
         raise NotImplementedError

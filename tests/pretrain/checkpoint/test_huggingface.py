@@ -131,6 +131,20 @@ def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Pat
     check(config, "12x768", [full, 100, 7], direction, tmp_path, table)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_states_between_the_layers_are_theirs(family: str, tmp_path: Path) -> None:
+    config = config_of(family, 3, 32, 4, 64)
+    ours, theirs, pad = both("export", config, tmp_path)
+    text = some_text(family, [64, 3, 20], pad)
+    with torch.no_grad():
+        here = ours.hidden_states(**encoder_inputs(text))
+        there = theirs(**text.padded, output_hidden_states=True).hidden_states
+    assert len(here) == len(there) == config.layers + 1
+    for one, other in zip(here, there, strict=True):
+        assert one.std() > 0.1 and largest_error(one, other[text.real]) < BOUND
+    assert not any(layer._forward_pre_hooks for layer in ours.layers)
+
+
 BASES = [
     ("bert", "BertModel", {"transform", "transform_norm", "word_bias", "next_sentence"}),
     ("bert", "BertForMaskedLM", {"pooler", "next_sentence"}),
