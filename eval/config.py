@@ -16,8 +16,7 @@ _Length = Annotated[int, Field(ge=8)]
 
 
 class Features(Section):
-    """Feature-based use of a frozen model (Devlin et al. 2018, section 5.3); the defaults are its best line in table 7.
-    """
+    """Feature-based use of a frozen model (Devlin et al. 2018, section 5.3); the defaults are the best of table 7."""
 
     layers: list[int] = Field(default=[-4, -3, -2, -1], min_length=1)
     """Hidden states, as transformers counts them: 0 is the output of the embeddings, 1 that of the first layer, -1 that

@@ -29,7 +29,7 @@ class TaskModel(nn.Module):
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
         self.features: FeatureReader | None = None
         if features is not None:
-            encoder.requires_grad_(False)
+            encoder.requires_grad_(False).eval()
             self.features = FeatureReader(features, encoder.config.layers, encoder.config.hidden, generator)
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)

@@ -1,7 +1,7 @@
 """The encoded examples of a task, made once on a machine and mapped by all its trials.
 
-A folder for each (task's files, tokenizer, special tokens, length, numbers of examples), in `$XDG_CACHE_HOME/multihop`
-or `~/.cache/multihop`. It may be deleted at any time.
+A folder for each (task's files, tokenizer, special tokens, length, numbers of examples, document context), in
+`$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`. It may be deleted at any time.
 """
 
 import json
@@ -22,6 +22,7 @@ from eval.tasks.task import Example, Task, at_most, unit_hash
 
 _FORMAT = 1
 _TASK = "task.json"
+_DECIDING = ("seq_len", "max_examples", "max_dev_examples", "report_on", "document_context")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def task_inputs(
         fingerprint: of the task that `load` returns.
         both_orders: whether a pair without an order is given in both.
     """
-    chosen = settings.model_dump(mode="json", include={"seq_len", "max_examples", "max_dev_examples", "report_on"})
+    chosen = settings.model_dump(mode="json", include=set(_DECIDING))
     key = sha256_json([_FORMAT, fingerprint, tokenizer_sha256, asdict(frame), both_orders, chosen])
     folder = _cache() / key
     if not folder.is_dir():
@@ -107,8 +108,12 @@ def _make(
     temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
     temporary.mkdir(parents=True, mode=0o700)
     try:
-        for number, examples in enumerate(sets.values()):
-            encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, both_orders and task.symmetric)
+        whole = {"train": task.train, "dev": task.dev, "test": task.test or task.dev, **task.other_sets}
+        whole |= task.unlabelled
+        for number, (name, examples) in enumerate(sets.items()):
+            context = whole[name] if settings.document_context else ()
+            symmetric = both_orders and task.symmetric
+            encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, symmetric, context)
             encoded.save(temporary / str(number))
         content = {
             "task": _without_examples(task),

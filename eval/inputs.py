@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from common.keyed import key_of
 from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.document_context import around, contexts
 from eval.frames import Frame
 from eval.tasks.task import Example, Kind
 from pretrain.objectives.batch import Inputs, layout
@@ -98,7 +99,13 @@ class Encoded:
 
 
 def encode(
-    examples: Sequence[Example], kind: Kind, tokenizer: Tokenizer, frame: Frame, seq_len: int, both_orders: bool = False
+    examples: Sequence[Example],
+    kind: Kind,
+    tokenizer: Tokenizer,
+    frame: Frame,
+    seq_len: int,
+    both_orders: bool = False,
+    document_context: Sequence[Example] = (),
 ) -> Encoded:
     """Examples as tokens, truncated to `seq_len`, special tokens included.
 
@@ -107,18 +114,23 @@ def encode(
     Args:
         both_orders: give each pair in both orders, as a causal model reads texts without an order (Radford et al. 2018,
             section 3.3).
+        document_context: tagging: all sentences of the documents that the examples are from, with which their sequences
+            are filled up to `seq_len`; empty: a sequence has one sentence.
     """
-    # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
-    blank = " " if tokenizer.kind == "byte-bpe" and kind == "tagging" else ""
-    texts = [blank * (number > 0) + text for example in examples for number, text in enumerate(example.texts)]
-    ids, lengths = tokenizer.encode(texts)
-    tokens = iter(np.split(ids.astype(np.int32), np.cumsum(lengths)[:-1]))
     made = _Rows()
-    for example in examples:
-        parts = [next(tokens) for _ in example.texts]
-        if kind == "tagging":
-            made.add_sentence(parts, frame, seq_len)
-        elif len(parts) == 1:
+    if kind == "tagging":
+        sentences = _sentences(examples, tokenizer, frame)
+        sides = contexts(
+            examples,
+            document_context,
+            lambda part: [np.concatenate(words) for words in _sentences(part, tokenizer, frame)],
+        )
+        for example, words, (before, after) in zip(examples, sentences, sides, strict=True):
+            made.add_sentence(words, before, after, frame, seq_len)
+            made.close(example.targets)
+        return made.finish()
+    for example, parts in zip(examples, _tokens(examples, tokenizer), strict=True):
+        if len(parts) == 1:
             made.add(frame, parts[0][: seq_len - frame.size(1)])
         else:
             room = seq_len - frame.size(2)
@@ -130,6 +142,22 @@ def encode(
                 made.add(frame, parts[1][:kept], parts[0][: room - min(kept, len(parts[1]))])
         made.close(example.targets)
     return made.finish()
+
+
+def _tokens(examples: Sequence[Example], tokenizer: Tokenizer, blank: str = "") -> list[list[NDArray[np.int32]]]:
+    """The tokens of each text of each example; `blank` comes before all texts but an example's first."""
+    texts = [blank * (number > 0) + text for example in examples for number, text in enumerate(example.texts)]
+    ids, lengths = tokenizer.encode(texts)
+    tokens = iter(np.split(ids.astype(np.int32), np.cumsum(lengths)[:-1]))
+    return [[next(tokens) for _ in example.texts] for example in examples]
+
+
+def _sentences(examples: Sequence[Example], tokenizer: Tokenizer, frame: Frame) -> list[list[NDArray[np.int32]]]:
+    """The tokens of each word of each sentence; at least one, since a word that the tokenizer drops has a label."""
+    # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
+    sentences = _tokens(examples, tokenizer, " " if tokenizer.kind == "byte-bpe" else "")
+    unknown = np.array([frame.unknown], np.int32)
+    return [[word if len(word) else unknown for word in words] for words in sentences]
 
 
 class _Rows:
@@ -150,13 +178,20 @@ class _Rows:
         self.second_starts.append(len(ids) if second is None else sum(map(len, head)))
         self.words.append(np.empty(0, np.int64))
 
-    def add_sentence(self, words: Sequence[NDArray[np.int32]], frame: Frame, seq_len: int) -> None:
-        # A word that the tokenizer drops still has a label.
-        words = [word if len(word) else np.array([frame.unknown], np.int32) for word in words]
+    def add_sentence(
+        self,
+        words: Sequence[NDArray[np.int32]],
+        before: NDArray[np.int32],
+        after: NDArray[np.int32],
+        frame: Frame,
+        seq_len: int,
+    ) -> None:
         room = seq_len - frame.size(1)
+        own = np.concatenate(words)[:room]
+        before, after = around(before, after, room - len(own))
         starts = np.cumsum([0, *(len(word) for word in words[:-1])])
-        self.add(frame, np.concatenate(words)[:room])
-        self.words[-1] = starts[starts < room] + len(frame.before)
+        self.add(frame, np.concatenate([before, own, after]))
+        self.words[-1] = starts[starts < room] + len(frame.before) + len(before)
 
     def close(self, targets: Sequence[float]) -> None:
         self.examples.append(len(self.sequences))

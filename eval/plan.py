@@ -56,11 +56,11 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
 
 
 def _work(task: Task, settings: TrialSettings) -> float:
-    """A step forward and backward is three times as long as one forward."""
+    """A step forward and backward is three times as long as one forward; a frozen model has no backward."""
     train = _characters(task.train, settings.max_examples, settings.seq_len)
     dev = _characters(task.dev, settings.max_dev_examples, settings.seq_len)
     test = _characters(task.test or task.dev, None, settings.seq_len)
-    return settings.epochs * (3 * train + dev) + test
+    return settings.epochs * ((1 if settings.features else 3) * train + dev) + test
 
 
 def _characters(examples: Sequence[Example], limit: int | None, seq_len: int) -> float:

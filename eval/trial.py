@@ -72,7 +72,8 @@ def trial_name(row: Row) -> str:
     """What tells a row's trial apart from others of its run, for people."""
     given = row.get("hyperparameters") or {}
     settings = [f"{short} {given[key]:g}" for key, short in _IN_NAMES.items() if key in given]
-    return " ".join([row["task"], row["init"], *settings, f"seed {row['seed']}"])
+    frozen = ["frozen"] if given.get("features") else []
+    return " ".join([row["task"], row["init"], *frozen, *settings, f"seed {row['seed']}"])
 
 
 def _what(trial: Trial) -> Decides:

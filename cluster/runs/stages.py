@@ -20,11 +20,13 @@ from common.exit_codes import DONE, FAILED, STOPPED
 from common.json_lines import Row, read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
+from eval.check_settings import check_settings
 from eval.known_tasks import check_tasks
 from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.environment import MLFLOW_RUN_ID
+from pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from cluster.tracking.tracker import Tracker
@@ -64,7 +66,9 @@ def run_stages(
     Raises:
         ValueError: a mistake of the user's, found before anything is started where possible.
     """
-    check_tasks(recipe.eval, _family(recipe))
+    model = _evaluated_model(recipe)
+    check_tasks(recipe.eval, model.family)
+    check_settings(recipe.eval, model.layers)
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
@@ -191,13 +195,12 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
         train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
 
 
-def _family(recipe: Recipe) -> str:
-    """Of the model that is evaluated."""
+def _evaluated_model(recipe: Recipe) -> ModelConfig:
     if recipe.eval.checkpoint is None:
-        return recipe.model.family
+        return recipe.model
     from eval.evaluated import of_huggingface
 
-    return of_huggingface(Path(recipe.eval.checkpoint)).model.family
+    return of_huggingface(Path(recipe.eval.checkpoint)).model
 
 
 def _trials_left(run: ResolvedRun) -> "list[Trial]":

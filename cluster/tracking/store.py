@@ -178,7 +178,8 @@ def is_number(value: Any) -> bool:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(tree, dict | list) and tree:
+    # A list of plain values is one value: [-4, -3, -2, -1].
+    if (isinstance(tree, dict) and tree) or (isinstance(tree, list) and any(isinstance(i, dict | list) for i in tree)):
         items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in items:
             yield from _leaves(value, f"{path}.{key}" if path else str(key))

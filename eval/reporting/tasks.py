@@ -60,7 +60,14 @@ def reported_on(result: TaskResult) -> str:
 def settings_text(setting: Setting, result: TaskResult) -> str:
     """The hyperparameters that differ within the task's grid; all of them where the grid has one setting."""
     names = _varied(result) or list(setting.hyperparameters)
-    return ", ".join(f"{name} {_value(setting.hyperparameters.get(name))}" for name in names)
+    return ", ".join(_setting(name, setting.hyperparameters.get(name)) for name in names)
+
+
+def _setting(name: str, value: Any) -> str:
+    """A name and its value; of a section, each key below the name as in a recipe's overrides."""
+    if isinstance(value, dict):
+        return ", ".join(_setting(f"{name}.{key}", inner) for key, inner in value.items())
+    return f"{name} {_value(value)}"
 
 
 def _choices(result: TaskResult) -> list[tuple[str, Choice]]:

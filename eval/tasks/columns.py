@@ -1,7 +1,9 @@
 """CoNLL column files: one word a line with its labels, blank lines between sentences."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -93,8 +95,10 @@ def as_iob2(labels: list[str]) -> tuple[str, ...]:
 def tagged_examples(sentences: Sequence[Sentence], labels: Sequence[str]) -> tuple[Example, ...]:
     """Sentences as examples whose targets are indexes in `labels`."""
     index = {label: at for at, label in enumerate(labels)}
+    places: dict[int, count[int]] = defaultdict(count)
     return tuple(
-        Example(words, tuple(index[label] for label in line), document=document) for words, line, document in sentences
+        Example(words, tuple(index[label] for label in line), document=document, sentence=next(places[document]))
+        for words, line, document in sentences
     )
 
 

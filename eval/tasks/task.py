@@ -27,7 +27,9 @@ class Example:
     id: str = ""
     """As in the official file, for the files of predictions; empty: the file has no ids."""
     document: int = 0
-    """Tagging: sentences of one document, in their order, have the same number."""
+    """Tagging: sentences of one document, in their order, have the same number, from 1; 0: the file marks none."""
+    sentence: int = 0
+    """Tagging: the sentence's index in its document."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
     ]
     others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
     others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
+    others |= {"document_context": True, "features": {"layers": [-1]}}
     assert set(others) == set(TrialSettings.model_fields)
     other = [
         replace(TRIAL, task_fingerprint="u"),
@@ -75,6 +76,8 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
         replace(TRIAL, model={**TRIAL.model, "layers": 2}),
         *(replace(TRIAL, settings={**TRIAL.settings, name: value}) for name, value in others.items()),
     ]
+    frozen = [{"layers": [-1], "head": "linear"}, {"layers": [-2]}, {"layers": [-1], "combine": "sum"}]
+    other += [replace(TRIAL, settings={**TRIAL.settings, "features": features}) for features in frozen]
     assert {trial_key(trial) for trial in same} == {trial_key(TRIAL)}
     assert len({trial_key(trial) for trial in [TRIAL, *other]}) == len(other) + 1
 

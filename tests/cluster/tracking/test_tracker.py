@@ -79,7 +79,7 @@ def trial(key: str, seed: int = 0, status: str = "ok", value: float | None = 0.7
         "seed": seed,
         "init": "random",
         "checkpoint_step": None,
-        "hyperparameters": {"lr": 5e-5},
+        "hyperparameters": {"lr": 5e-5, "features": {"layers": [-2, -1], "head": "linear"}},
         "key": key,
         "status": status,
         "seconds": 12.5,
@@ -238,8 +238,11 @@ def test_trials_are_nested_runs_logged_once(run_dir: Path) -> None:
         "seconds": 12.5,
         "macro F1 ___": 70.5,
     }
-    assert runs["k1"].data.params["hyperparameters.lr"] == "5e-05"
-    assert runs["k1"].info.run_name == "topics random lr 5e-05 seed 0"
+    params = runs["k1"].data.params
+    assert params["hyperparameters.lr"] == "5e-05"
+    assert params["hyperparameters.features.layers"] == "[-2, -1]"
+    assert params["hyperparameters.features.head"] == "linear"
+    assert runs["k1"].info.run_name == "topics random frozen lr 5e-05 seed 0"
     assert not {"value", "accuracy"} & set(runs["k2"].data.metrics)
 
 
