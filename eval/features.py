@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from eval.config import Features
 
-_UNITS, _DEPTH = 768, 2
+UNITS, DEPTH = 768, 2
 """Of the BiLSTM: units in each direction, and layers (section 5.3)."""
 
 
@@ -29,11 +29,11 @@ class FeatureReader(nn.Module):
             self.scale = nn.Parameter(torch.ones(()))
         self.lstm: nn.LSTM | None = None
         if features.head == "bilstm":
-            self.lstm = nn.LSTM(self.width, _UNITS, _DEPTH, bidirectional=True)
-            self.width = 2 * _UNITS
+            self.lstm = nn.LSTM(self.width, UNITS, DEPTH, bidirectional=True)
+            self.width = 2 * UNITS
             for parameter in self.lstm.parameters():
                 # torch's own bound, drawn with the trial's seed.
-                nn.init.uniform_(parameter, -(_UNITS**-0.5), _UNITS**-0.5, generator=generator)
+                nn.init.uniform_(parameter, -(UNITS**-0.5), UNITS**-0.5, generator=generator)
 
     def forward(self, states: list[Tensor], cu_seqlens: Tensor) -> Tensor:
         """(N, width) of packed sequences.

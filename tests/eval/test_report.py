@@ -163,6 +163,14 @@ def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
         assert "helped on 1, did not" not in text
 
 
+def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> None:
+    features = {"layers": [-2, -1], "combine": "concat", "head": "bilstm"}
+    rows = [{**row, "hyperparameters": {"lr": 1e-3, "features": features}} for row in _rows([0.9], [0.5])]
+    write_report(_run(tmp_path / "run", rows))
+    for text in _read(tmp_path / "run")[1:]:
+        assert "lr 0.001, features.layers [-2, -1], features.combine concat, features.head bilstm" in text.replace("\\[", "[")
+
+
 def _grid_run(folder: Path) -> Path:
     """A task with two rates, two checkpoints, curves and files of predictions of 40 examples."""
     rows = []
