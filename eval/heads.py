@@ -18,9 +18,8 @@ class TaskModel(nn.Module):
     """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2).
 
     With `features` the encoder is frozen: it gets no gradient and has no dropout, and what is on top reads its hidden
-    states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens. The positions
-    that fine-tuning pools at get their meaning by it: BERT's pooler is that of sentence pairs, and the extract token of
-    causal models is new.
+    states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens: the
+    positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (`eval.frames`).
     """
 
     def __init__(self, encoder: Model, task: Task, seed: int, features: Features | None = None) -> None:

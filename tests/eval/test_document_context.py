@@ -1,6 +1,6 @@
 """Sentences among the others of their document: what is added, and what stays as without."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,18 @@ from data_prep.dataset.shards import open_dataset
 from data_prep.tokenizers.tokenizer import Tokenizer, load
 from eval.check_settings import check_settings
 from eval.config import EvalConfig, TrialSettings
+from eval.evaluated import of_run
 from eval.frames import Frame, frame_of
 from eval.input_cache import TaskInputs, task_inputs
 from eval.inputs import Encoded, encode
 from eval.known_tasks import load_task
+from eval.plan import plan_trials
+from eval.run_trial import run_trial
 from eval.tasks.columns import tagged_examples
 from eval.tasks.task import Example, Task
+from pretrain.models.config import ModelConfig
+
+Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
 # The words of a document differ from those of another.
 _WORDS = {1: ("river", "stone"), 2: ("captain", "silver"), 0: ("garden", "letter")}
@@ -118,6 +124,21 @@ def test_the_context_of_chosen_examples_is_of_all_of_their_documents(bert_data: 
     assert [len(some.sets[part]) for part in ("train", "dev", "test")] != [5, 5, 5]
     # The cache keeps them apart.
     assert _sequences(_inputs(task, bert_data, report_on="dev").sets["train"]) == _sequences(plain.sets["train"])
+
+
+@pytest.mark.usefixtures("conll")
+def test_a_trial_with_context_predicts_every_word_once(
+    bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint
+) -> None:
+    given = {"tasks": ["conll2003"], "document_context": True, "features": {"layers": [0], "head": "linear"}}
+    config = EvalConfig.model_validate({**given, "seeds": [0], "epochs": 1, "seq_len": 48, "max_examples": 40})
+    evaluated = of_run(bert, *checkpoint(bert, bert_data), 7, bert_data, open_dataset(bert_data).manifest)
+    outcome = run_trial(plan_trials(config, evaluated)[0])
+    assert outcome.row["status"] == "ok" and outcome.row["hyperparameters"]["document_context"] is True
+    assert outcome.predictions is not None
+    test = load_task("conll2003", None).test
+    assert [len(words) for words in outcome.predictions["predicted"]] == [len(e.texts) for e in test]
+    assert outcome.predictions["targets"] == [list(e.targets) for e in test]
 
 
 def test_where_documents_begin_is_part_of_a_task(tmp_path: Path) -> None:

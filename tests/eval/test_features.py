@@ -107,7 +107,7 @@ def test_states_are_combined_as_published() -> None:
     assert reader.width == 4 and len(list(reader.parameters())) == 2
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_the_lstm_and_the_means_stay_within_each_sequence(lengths: list[int]) -> None:
     reader = _reader(Features(layers=[0, 2]))

@@ -168,7 +168,9 @@ def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> Non
     rows = [{**row, "hyperparameters": {"lr": 1e-3, "features": features}} for row in _rows([0.9], [0.5])]
     write_report(_run(tmp_path / "run", rows))
     for text in _read(tmp_path / "run")[1:]:
-        assert "lr 0.001, features.layers [-2, -1], features.combine concat, features.head bilstm" in text.replace("\\[", "[")
+        assert "lr 0.001, features.layers [-2, -1], features.combine concat, features.head bilstm" in text.replace(
+            "\\[", "["
+        )
 
 
 def _grid_run(folder: Path) -> Path:
