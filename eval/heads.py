@@ -46,26 +46,27 @@ class TaskModel(nn.Module):
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        hidden = self.encoder.encode(
-            input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None
+        asked = None if self.kind == "spans" else self._asked(cu_seqlens, words)
+        state = self.encoder.encode(
+            input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None, asked=asked
         )
-        if self.kind == "spans":
-            return self._scored(hidden)
-        if self.kind == "tagging":
-            state = hidden.index_select(0, words)
-        elif self.pooling == "last":
-            state = hidden.index_select(0, cu_seqlens[1:] - 1)
-        else:
-            state = hidden.index_select(0, cu_seqlens[:-1])
-            if self.pooling == "pooler":
-                state = self.encoder.pool(state)
+        if self.kind in ("spans", "tagging"):
+            return self._scored(state)
+        if self.pooling == "pooler":
+            state = self.encoder.pool(state)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
-        if self.kind != "tagging" and len(cu_examples) - 1 < len(state):
+        if len(cu_examples) - 1 < len(state):
             # Both orders of a pair are added before the head (Radford et al. 2018, section 3.3).
             owners = torch.repeat_interleave(cu_examples.diff())
             state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
         return self._scored(state)
+
+    def _asked(self, cu_seqlens: Tensor, words: Tensor) -> Tensor:
+        """int64: the tokens that the head reads."""
+        if self.kind == "tagging":
+            return words
+        return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
 
     def _scored(self, state: Tensor) -> Tensor:
         scores: Tensor = self.head(self.dropout(state))
