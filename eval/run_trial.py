@@ -111,7 +111,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
 
         task = _planned(trial)
         parts, reported_on = selected(task, settings)
-        model = TaskModel(encoder, task, trial.seed).to(_device())
+        model = TaskModel(encoder, task, trial.seed, settings.head_dropout).to(_device())
         spans = finetune_spans(model, task, parts, tokenizer, frame, causal, settings, trial.seed)
         sizes = {name: len(part) for name, part in parts.items()}
         return task, _row(spans.value, spans.other_metrics, spans.history, sizes, reported_on), spans.predictions
@@ -123,7 +123,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
     )
     task, sets = inputs.task, inputs.sets
-    model = TaskModel(encoder, task, trial.seed).to(_device())
+    model = TaskModel(encoder, task, trial.seed, settings.head_dropout).to(_device())
     result = finetune_labelled(model, task, sets, settings, trial.seed)
     added = set(info.special_ids.values())
     predictions = predictions_of(
@@ -229,7 +229,10 @@ def _model(trial: Trial) -> "Model":
     from pretrain.checkpoint.reader import CheckpointReader
     from pretrain.models.build import build_model, draw, initialise
 
-    model = build_model(ModelConfig.model_validate(trial.model), trial.vocab_size)
+    config, dropout = ModelConfig.model_validate(trial.model), TrialSettings.model_validate(trial.settings).dropout
+    if dropout is not None:
+        config = config.model_copy(update={"dropout": dropout})
+    model = build_model(config, trial.vocab_size)
     if trial.checkpoint_dir is None:
         initialise(model, trial.seed)
         return model
