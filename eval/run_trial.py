@@ -5,6 +5,7 @@ Torch and what needs it are imported where they are used: the driver imports thi
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -94,7 +95,7 @@ def _described(trial: Trial, task: Task) -> Row:
 def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     from eval.frames import frame_of
     from eval.heads import TaskModel
-    from eval.input_cache import selected, task_inputs
+    from eval.input_cache import task_inputs
 
     tokenizer, info = open_tokenizer(trial.tokenizer_path)
     if info.sha256 != trial.tokenizer_sha256:
@@ -108,13 +109,15 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     frame, causal = frame_of(family, info.special_ids, trial.vocab_size), FAMILIES[family].causal
     if trial.task in SPANS:
         from eval.spans.finetune import finetune_spans
+        from eval.spans.inputs import span_inputs
 
-        task = _planned(trial)
-        parts, reported_on = selected(task, settings)
-        model = TaskModel(encoder, task, trial.seed, settings.head_dropout).to(_device())
-        spans = finetune_spans(model, task, parts, tokenizer, frame, causal, settings, trial.seed)
-        sizes = {name: len(part) for name, part in parts.items()}
-        return task, _row(spans.value, spans.other_metrics, spans.history, sizes, reported_on), spans.predictions
+        cut = span_inputs(
+            lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
+        )
+        model = TaskModel(encoder, cut.task, trial.seed, settings.head_dropout).to(_device())
+        spans = finetune_spans(model, cut, settings, trial.seed)
+        row = _row(spans.value, spans.other_metrics, spans.history, cut.sizes, cut.reported_on)
+        return cut.task, row, spans.predictions
 
     from eval.predictions import predictions_of
     from eval.supervised import finetune_labelled
@@ -134,14 +137,14 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
 
 
 def _row(
-    value: float, other_metrics: dict[str, float], history: "History", sizes: dict[str, int], reported_on: str
+    value: float, other_metrics: dict[str, float], history: "History", sizes: Mapping[str, int], reported_on: str
 ) -> Row:
     return {
         "value": value,
         "dev_value": history.dev_value,
         "best_epoch": history.best_epoch,
         "other_metrics": other_metrics,
-        "examples": sizes,
+        "examples": dict(sizes),
         "reported_on": reported_on,
         "curve": {"loss": history.loss_curve, "dev": history.dev_curve},
     }

@@ -205,7 +205,9 @@ def test_alberts_tasks_are_fine_tuned_as_published(name: str) -> None:
 def test_the_compact_models_have_their_grid() -> None:
     section = recipe_of("bert-mini").eval
     given = settings_of(section, TaskConfig(name="glue/mrpc"))
-    assert {(each.batch_size, each.lr) for each in given} == set(product((8, 16, 32, 64, 128), (3e-4, 1e-4, 5e-5, 3e-5)))
+    assert {(each.batch_size, each.lr) for each in given} == set(
+        product((8, 16, 32, 64, 128), (3e-4, 1e-4, 5e-5, 3e-5))
+    )
     assert {each.epochs for each in given} == {4}
 
 
