@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from common.json_lines import Row
 from eval.config import TrialSettings
 from eval.evaluated import open_tokenizer
-from eval.known_tasks import HELDOUT, SPANS, is_zero_shot, load_task
+from eval.known_tasks import HELDOUT, load_task
 from eval.tasks.task import Task
 from eval.trial import Trial, hyperparameters, trial_key
 from pretrain.models.config import ModelConfig
@@ -54,7 +54,7 @@ def run_trial(trial: Trial) -> Outcome:
     started = time.monotonic()
     torch.set_num_threads(trial.threads)
     try:
-        described, found, predictions = _zero_shot(trial) if is_zero_shot(trial.task) else _finetuned(trial)
+        described, found, predictions = _zero_shot(trial) if trial.kind == "zero-shot" else _finetuned(trial)
     except NonFiniteLossError as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
     seconds = round(time.monotonic() - started, 3)
@@ -107,7 +107,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     settings = settings.model_copy(update={"seq_len": min(settings.seq_len, encoder.config.max_positions)})
     family = encoder.config.family
     frame, causal = frame_of(family, info.special_ids, trial.vocab_size), FAMILIES[family].causal
-    if trial.task in SPANS:
+    if trial.kind == "spans":
         from eval.spans.finetune import finetune_spans
         from eval.spans.inputs import span_inputs
 
@@ -166,13 +166,19 @@ def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
         return _perplexity(trial)
     from eval.finetune import NonFiniteLossError
     from eval.zero_shot import tasks as zero_shot
+    from eval.zero_shot.perplexity import evaluate_perplexity, text_of
 
-    task, declared = _planned(trial), zero_shot.ZERO_SHOT_TASKS[trial.task]
+    task = _planned(trial)
     tokenizer, info = open_tokenizer(trial.tokenizer_path)
     model = _model(trial).to(_device()).eval()
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
-    content = declared.read(zero_shot.find(trial.task, trial.task_dir))
-    result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
+    if task.test:
+        text = text_of([example.texts[0] for example in task.test], "text", False)
+        result = evaluate_perplexity(model, tokenizer, info.special_ids, text, seq_len)
+    else:
+        declared = zero_shot.ZERO_SHOT_TASKS[trial.task]
+        content = declared.read(zero_shot.find(trial.task, trial.task_dir))
+        result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
     if not math.isfinite(result.value):
         raise NonFiniteLossError(f"the {task.metric} is {result.value}")
     row = {

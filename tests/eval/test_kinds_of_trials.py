@@ -109,6 +109,26 @@ def test_zero_shot_tasks_read_their_official_files(
     assert 0 <= first["value"] <= 1 and first["dev_value"] is None
 
 
+def test_the_perplexity_of_ones_own_text(
+    gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    lines = [f"The {WORDS[i % 4]} of the captain.\n\nIt is {WORDS[i % 3]}." for i in range(6)]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    task = tmp_path / "letters.yaml"
+    task.write_text("kind: perplexity\ntest: letters.jsonl\nfields: {text: body}\n")
+    config = _config(str(task), tmp_path, seeds=[0, 1], lr=[1e-3, 2e-3], seq_len=16)
+    evaluated = _evaluated(gpt2, gpt2_data, checkpoint)
+    rows = _rows(config, evaluated)
+    assert [row["init"] for row in rows] == ["pretrained", "random"] and rows[0]["value"] != rows[1]["value"]
+    row = rows[0]
+    assert (row["task"], row["kind"], row["metric"], row["status"]) == ("letters", "zero-shot", "perplexity", "ok")
+    assert row["hyperparameters"] == {"seq_len": 16} and row["examples"] == {"test": 12}
+    assert row["other_metrics"]["words"] == sum(len(line.split()) for line in lines)
+    assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
+    with pytest.raises(ValueError, match=r"letters\.yaml needs a causal model"):
+        check_tasks(config, "bert")
+
+
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "the river and the stone"}\n')

@@ -26,6 +26,7 @@ Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 TRIAL = Trial(
     task="bbc-topics",
     task_fingerprint="t",
+    kind="classification",
     init="pretrained",
     seed=0,
     settings=TrialSettings().model_dump(),
@@ -81,7 +82,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
 
 
 def test_a_zero_shot_key_knows_the_data_and_not_how_others_are_fine_tuned() -> None:
-    zero_shot = replace(TRIAL, task="heldout-perplexity")
+    zero_shot = replace(TRIAL, task="heldout-perplexity", kind="zero-shot")
     settings = TRIAL.settings
     assert trial_key(zero_shot) == trial_key(replace(zero_shot, settings={**settings, "lr": 1.0, "epochs": 1.0}))
     assert trial_key(zero_shot) != trial_key(replace(zero_shot, settings={**settings, "seq_len": 9}))
