@@ -46,6 +46,10 @@ class TrialSettings(Section):
     dev: the whole development set does both, as in most papers."""
 
 
+ONE_KIND = {"stride": "spans"}
+"""The kind of task that a setting matters for, of those that do not matter for every kind."""
+
+
 class Grid(Section):
     """Settings for the trials of a task. Of several values the best is chosen by the development score."""
 
