@@ -13,7 +13,8 @@ from pretrain.models.families import FAMILIES
 class TaskModel(nn.Module):
     """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2)."""
 
-    def __init__(self, encoder: Model, task: Task, seed: int) -> None:
+    def __init__(self, encoder: Model, task: Task, seed: int, dropout: float | None = None) -> None:
+        """Args: dropout: rate before the linear layer; None: the encoder's."""
         super().__init__()
         family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
@@ -21,7 +22,7 @@ class TaskModel(nn.Module):
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
         self.kind, self.has_segments, self.pooling = task.kind, family.has_segments, family.pooling
-        self.dropout = nn.Dropout(encoder.config.dropout)
+        self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
         self.head = nn.Linear(encoder.config.hidden, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
