@@ -59,6 +59,10 @@ class TrialSettings(Section):
     """Fraction of the steps over which the learning rate grows."""
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = 0.01
     """Of AdamW, for matrices only."""
+    dropout: Annotated[_Fraction | None, FINE_TUNING] = None
+    """Dropout rate of the pretrained model while it is fine-tuned; null: `model.dropout`."""
+    head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
+    """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     128 for other tasks."""
@@ -77,6 +81,10 @@ class TrialSettings(Section):
     dev: the whole development set does both, as in most papers."""
 
 
+ONE_KIND = {"stride": "spans", "document_context": "tagging"}
+"""The kind of task that a setting matters for, of those that do not matter for every kind."""
+
+
 class Grid(Section):
     """Settings for the trials of a task. Of several values the best is chosen by the development score."""
 
@@ -85,6 +93,8 @@ class Grid(Section):
     lr: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
     warmup: Annotated[_Fraction | None, FINE_TUNING] = None
     weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
+    dropout: Annotated[_Fraction | None, FINE_TUNING] = None
+    head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     seq_len: Annotated[_Length | None, FINE_TUNING | ZERO_SHOT] = None
     stride: Annotated[_Count | None, FINE_TUNING] = None
     document_context: Annotated[bool | None, FINE_TUNING] = None

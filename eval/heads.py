@@ -1,6 +1,6 @@
 """A pretrained encoder with a new head for a task."""
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,15 @@ class TaskModel(nn.Module):
     positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (`eval.frames`).
     """
 
-    def __init__(self, encoder: Model, task: Task, seed: int, features: Features | None = None) -> None:
+    def __init__(
+        self,
+        encoder: Model,
+        task: Task,
+        seed: int,
+        dropout: float | None = None,
+        features: Features | None = None,
+    ) -> None:
+        """Args: dropout: rate before the linear layer; None: the encoder's."""
         super().__init__()
         family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
@@ -34,7 +42,7 @@ class TaskModel(nn.Module):
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
         self.kind, self.has_segments, self.pooling = task.kind, family.has_segments, family.pooling
-        self.dropout = nn.Dropout(encoder.config.dropout)
+        self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
         self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
@@ -67,31 +75,37 @@ class TaskModel(nn.Module):
             choice (E, choices), -inf where an example has fewer.
         """
         given = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
-        if self.features is None:
-            hidden = self.encoder.encode(*given)
+        if self.features is not None:
+            state = self._read(self.features, given, cu_seqlens, words)
         else:
-            with torch.no_grad():
-                states = self.encoder.hidden_states(*given)
-            hidden = self.features(states, cu_seqlens)
-        if self.kind == "spans":
-            return self._scored(hidden)
-        if self.kind == "tagging":
-            state = hidden.index_select(0, words)
-        elif self.features is not None:
-            state = means(hidden, cu_seqlens)
-        elif self.pooling == "last":
-            state = hidden.index_select(0, cu_seqlens[1:] - 1)
-        else:
-            state = hidden.index_select(0, cu_seqlens[:-1])
-            if self.pooling == "pooler":
-                state = self.encoder.pool(state)
+            asked = None if self.kind == "spans" else self._asked(cu_seqlens, words)
+            state = self.encoder.encode(*given, asked=asked)
+        if self.kind in ("spans", "tagging"):
+            return self._scored(state)
+        if self.features is None and self.pooling == "pooler":
+            state = self.encoder.pool(state)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
-        if self.kind != "tagging" and len(cu_examples) - 1 < len(state):
+        if len(cu_examples) - 1 < len(state):
             # Both orders of a pair are added before the head (Radford et al. 2018, section 3.3).
             owners = torch.repeat_interleave(cu_examples.diff())
             state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
         return self._scored(state)
+
+    def _read(self, features: FeatureReader, given: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
+        """What the linear layer reads of a frozen encoder: every token, each word's first, or each sequence's mean."""
+        with torch.no_grad():
+            states = self.encoder.hidden_states(*given)
+        read: Tensor = features(states, cu_seqlens)
+        if self.kind == "spans":
+            return read
+        return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
+
+    def _asked(self, cu_seqlens: Tensor, words: Tensor) -> Tensor:
+        """int64: the tokens that the head reads."""
+        if self.kind == "tagging":
+            return words
+        return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
 
     def _scored(self, state: Tensor) -> Tensor:
         scores: Tensor = self.head(self.dropout(state))

@@ -1,20 +1,17 @@
 """The encoded examples of a task, made once on a machine and mapped by all its trials.
 
-A folder for each (task's files, tokenizer, special tokens, length, numbers of examples, document context), in
-`$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`. It may be deleted at any time.
+A folder for each (task's files, tokenizer, special tokens, length, numbers of examples, document context): see
+`eval.cached_folder`.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from common.files import sha256_json, sync
 from data_prep.tokenizers.tokenizer import Tokenizer
+from eval.cached_folder import cached_folder
 from eval.config import TrialSettings
 from eval.frames import Frame
 from eval.inputs import Encoded, encode
@@ -22,7 +19,7 @@ from eval.tasks.task import Example, Task, at_most, unit_hash
 
 _FORMAT = 1
 _TASK = "task.json"
-_DECIDING = ("seq_len", "max_examples", "max_dev_examples", "report_on", "document_context")
+_DECIDING = {"seq_len", "max_examples", "max_dev_examples", "report_on", "document_context"}
 
 
 @dataclass(frozen=True)
@@ -55,17 +52,14 @@ def task_inputs(
         fingerprint: of the task that `load` returns.
         both_orders: whether a pair without an order is given in both.
     """
-    chosen = settings.model_dump(mode="json", include=set(_DECIDING))
-    key = sha256_json([_FORMAT, fingerprint, tokenizer_sha256, asdict(frame), both_orders, chosen])
-    folder = _cache() / key
-    if not folder.is_dir():
-        _make(folder, load(), tokenizer, frame, both_orders, settings)
+    chosen = settings.model_dump(mode="json", include=_DECIDING)
+    folder = cached_folder(
+        [_FORMAT, fingerprint, tokenizer_sha256, asdict(frame), both_orders, chosen],
+        lambda new: _make(new, load(), tokenizer, frame, both_orders, settings),
+    )
     content = json.loads((folder / _TASK).read_text())
-    described = content["task"]
-    tuples = {name: tuple(described[name]) for name in ("labels", "other_metrics")}
-    empty = {name: {each: () for each in described[name]} for name in ("other_sets", "unlabelled")}
     return TaskInputs(
-        task=Task(**described | tuples | empty),
+        task=task_of(content["task"]),
         sets={name: Encoded.load(folder / directory) for name, directory in content["sets"].items()},
         ids=content["ids"],
         reported_on=content["reported_on"],
@@ -100,44 +94,33 @@ def _is_reported(example: Example) -> bool:
     return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
 
 
+def described(task: Task) -> dict[str, Any]:
+    """A task without its examples, as plain JSON values."""
+    values = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabelled={}))
+    return values | {"other_sets": list(task.other_sets), "unlabelled": list(task.unlabelled)}
+
+
+def task_of(values: dict[str, Any]) -> Task:
+    """The task that `described` gave."""
+    tuples = {name: tuple(values[name]) for name in ("labels", "other_metrics")}
+    empty = {name: {each: () for each in values[name]} for name in ("other_sets", "unlabelled")}
+    return Task(**values | tuples | empty)
+
+
 def _make(
     folder: Path, task: Task, tokenizer: Tokenizer, frame: Frame, both_orders: bool, settings: TrialSettings
 ) -> None:
-    """Encode into a folder of another name, sync and rename that: a folder that is there is whole."""
     sets, reported_on = selected(task, settings)
-    temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    temporary.mkdir(parents=True, mode=0o700)
-    try:
-        whole = {"train": task.train, "dev": task.dev, "test": task.test or task.dev, **task.other_sets}
-        whole |= task.unlabelled
-        for number, (name, examples) in enumerate(sets.items()):
-            context = whole[name] if settings.document_context else ()
-            symmetric = both_orders and task.symmetric
-            encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, symmetric, context)
-            encoded.save(temporary / str(number))
-        content = {
-            "task": _without_examples(task),
-            "sets": {name: str(number) for number, name in enumerate(sets)},
-            "ids": {name: [example.id for example in examples] for name, examples in sets.items()},
-            "reported_on": reported_on,
-        }
-        (temporary / _TASK).write_text(json.dumps(content))
-        for path in temporary.rglob("*"):
-            sync(path)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # else another trial was first
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _without_examples(task: Task) -> dict[str, Any]:
-    described = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabelled={}))
-    return described | {"other_sets": list(task.other_sets), "unlabelled": list(task.unlabelled)}
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "multihop" / "inputs"
+    whole = {"train": task.train, "dev": task.dev, "test": task.test or task.dev, **task.other_sets, **task.unlabelled}
+    for number, (name, examples) in enumerate(sets.items()):
+        context = whole[name] if settings.document_context else ()
+        symmetric = both_orders and task.symmetric
+        encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, symmetric, context)
+        encoded.save(folder / str(number))
+    content = {
+        "task": described(task),
+        "sets": {name: str(number) for number, name in enumerate(sets)},
+        "ids": {name: [example.id for example in examples] for name, examples in sets.items()},
+        "reported_on": reported_on,
+    }
+    (folder / _TASK).write_text(json.dumps(content))

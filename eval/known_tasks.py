@@ -21,8 +21,6 @@ from eval.zero_shot.tasks import ZERO_SHOT_TASKS
 from pretrain.models.families import FAMILIES
 
 HELDOUT = "heldout-perplexity"
-SPANS: tuple[str, ...] = squad.NAMES
-"""The tasks of answer spans."""
 
 
 class _Find(Protocol):
@@ -69,15 +67,15 @@ def check_tasks(config: EvalConfig, family: str) -> None:
             )
         seen.add(shown)
         if _is_own(name):
-            labelled_file.find_own(Path(name))
-            continue
-        _known(name)[0](config.data_dir)
+            needs_causal = labelled_file.find_own(Path(name)) == "perplexity"
+        else:
+            _known(name)[0](config.data_dir)
+            needs_causal = name == HELDOUT or (name in ZERO_SHOT_TASKS and ZERO_SHOT_TASKS[name].causal_only)
         if name == HELDOUT and config.checkpoint is not None:
             raise ValueError(
                 f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
                 "remove it from eval.tasks"
             )
-        needs_causal = name == HELDOUT or (name in ZERO_SHOT_TASKS and ZERO_SHOT_TASKS[name].causal_only)
         if needs_causal and not FAMILIES[family].causal:
             causal = " or ".join(known for known, declared in FAMILIES.items() if declared.causal)
             raise ValueError(
@@ -89,11 +87,6 @@ def check_tasks(config: EvalConfig, family: str) -> None:
 def located(name: str) -> str:
     """The name as a worker, which starts in another directory, finds the task by."""
     return str(Path(name).absolute()) if _is_own(name) else name
-
-
-def is_zero_shot(name: str) -> bool:
-    """Whether a task is without training."""
-    return name == HELDOUT or name in ZERO_SHOT_TASKS
 
 
 def load_task(name: str, data_dir: str | None) -> Task:

@@ -72,10 +72,10 @@ def entity_scores(predicted: list[list[str]], targets: list[list[str]]) -> tuple
     An entity is correct if its first word, last word and type all match. Undefined values are 0, as in `conlleval`:
     precision without predicted entities, recall without true ones.
     """
-    from seqeval.metrics import f1_score, precision_score, recall_score
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
-    f1, precision, recall = (
-        float(measure(targets, predicted, zero_division=0)) for measure in (f1_score, precision_score, recall_score)
+    precision, recall, f1, _ = map(
+        float, precision_recall_fscore_support(targets, predicted, average="micro", zero_division=0)
     )
     return f1, {"precision": precision, "recall": recall}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eval.config import EvalConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated
-from eval.known_tasks import is_zero_shot, load_task, located
+from eval.known_tasks import load_task, located
 from eval.tasks.task import Example, Task
 from eval.trial import Init, Trial
 
@@ -25,7 +25,8 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
     trials = []
     for asked in config.tasks:
         name = located(asked.name)
-        task, zero_shot = load_task(name, task_dir), is_zero_shot(name)
+        task = load_task(name, task_dir)
+        zero_shot = task.kind == "zero-shot"
         for settings in settings_of(config, asked, task.kind)[: 1 if zero_shot else None]:
             work = _work(task, settings)
             for seed in config.seeds[: 1 if zero_shot else None]:
@@ -35,6 +36,7 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
                         Trial(
                             task=name,
                             task_fingerprint=task.fingerprint,
+                            kind=task.kind,
                             init=init,
                             seed=seed,
                             settings=settings.model_dump(mode="json"),

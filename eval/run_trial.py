@@ -5,6 +5,7 @@ Torch and what needs it are imported where they are used: the driver imports thi
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from common.json_lines import Row
 from eval.config import TrialSettings
 from eval.evaluated import open_tokenizer
-from eval.known_tasks import HELDOUT, SPANS, is_zero_shot, load_task
+from eval.known_tasks import HELDOUT, load_task
 from eval.tasks.task import Task
 from eval.trial import Trial, hyperparameters, trial_key
 from pretrain.models.config import ModelConfig
@@ -53,7 +54,7 @@ def run_trial(trial: Trial) -> Outcome:
     started = time.monotonic()
     torch.set_num_threads(trial.threads)
     try:
-        described, found, predictions = _zero_shot(trial) if is_zero_shot(trial.task) else _finetuned(trial)
+        described, found, predictions = _zero_shot(trial) if trial.kind == "zero-shot" else _finetuned(trial)
     except NonFiniteLossError as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
     seconds = round(time.monotonic() - started, 3)
@@ -94,7 +95,7 @@ def _described(trial: Trial, task: Task) -> Row:
 def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     from eval.frames import frame_of
     from eval.heads import TaskModel
-    from eval.input_cache import selected, task_inputs
+    from eval.input_cache import task_inputs
 
     tokenizer, info = open_tokenizer(trial.tokenizer_path)
     if info.sha256 != trial.tokenizer_sha256:
@@ -107,15 +108,17 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     family = encoder.config.family
     features, causal = settings.features, FAMILIES[family].causal
     frame = frame_of(family, info.special_ids, trial.vocab_size, frozen=features is not None)
-    if trial.task in SPANS:
+    if trial.kind == "spans":
         from eval.spans.finetune import finetune_spans
+        from eval.spans.inputs import span_inputs
 
-        task = _planned(trial)
-        parts, reported_on = selected(task, settings)
-        model = TaskModel(encoder, task, trial.seed, features).to(_device())
-        spans = finetune_spans(model, task, parts, tokenizer, frame, causal, settings, trial.seed)
-        sizes = {name: len(part) for name, part in parts.items()}
-        return task, _row(spans.value, spans.other_metrics, spans.history, sizes, reported_on), spans.predictions
+        cut = span_inputs(
+            lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
+        )
+        model = TaskModel(encoder, cut.task, trial.seed, settings.head_dropout, features).to(_device())
+        spans = finetune_spans(model, cut, settings, trial.seed)
+        row = _row(spans.value, spans.other_metrics, spans.history, cut.sizes, cut.reported_on)
+        return cut.task, row, spans.predictions
 
     from eval.predictions import predictions_of
     from eval.supervised import finetune_labelled
@@ -124,7 +127,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
     )
     task, sets = inputs.task, inputs.sets
-    model = TaskModel(encoder, task, trial.seed, features).to(_device())
+    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, features).to(_device())
     result = finetune_labelled(model, task, sets, settings, trial.seed)
     added = set(info.special_ids.values())
     predictions = predictions_of(
@@ -135,14 +138,14 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
 
 
 def _row(
-    value: float, other_metrics: dict[str, float], history: "History", sizes: dict[str, int], reported_on: str
+    value: float, other_metrics: dict[str, float], history: "History", sizes: Mapping[str, int], reported_on: str
 ) -> Row:
     return {
         "value": value,
         "dev_value": history.dev_value,
         "best_epoch": history.best_epoch,
         "other_metrics": other_metrics,
-        "examples": sizes,
+        "examples": dict(sizes),
         "reported_on": reported_on,
         "curve": {"loss": history.loss_curve, "dev": history.dev_curve},
     }
@@ -164,13 +167,19 @@ def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
         return _perplexity(trial)
     from eval.finetune import NonFiniteLossError
     from eval.zero_shot import tasks as zero_shot
+    from eval.zero_shot.perplexity import evaluate_perplexity, text_of
 
-    task, declared = _planned(trial), zero_shot.ZERO_SHOT_TASKS[trial.task]
+    task = _planned(trial)
     tokenizer, info = open_tokenizer(trial.tokenizer_path)
     model = _model(trial).to(_device()).eval()
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
-    content = declared.read(zero_shot.find(trial.task, trial.task_dir))
-    result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
+    if task.test:
+        text = text_of([example.texts[0] for example in task.test], "text", False)
+        result = evaluate_perplexity(model, tokenizer, info.special_ids, text, seq_len)
+    else:
+        declared = zero_shot.ZERO_SHOT_TASKS[trial.task]
+        content = declared.read(zero_shot.find(trial.task, trial.task_dir))
+        result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
     if not math.isfinite(result.value):
         raise NonFiniteLossError(f"the {task.metric} is {result.value}")
     row = {
@@ -230,7 +239,10 @@ def _model(trial: Trial) -> "Model":
     from pretrain.checkpoint.reader import CheckpointReader
     from pretrain.models.build import build_model, draw, initialise
 
-    model = build_model(ModelConfig.model_validate(trial.model), trial.vocab_size)
+    config, dropout = ModelConfig.model_validate(trial.model), TrialSettings.model_validate(trial.settings).dropout
+    if dropout is not None:
+        config = config.model_copy(update={"dropout": dropout})
+    model = build_model(config, trial.vocab_size)
     if trial.checkpoint_dir is None:
         initialise(model, trial.seed)
         return model

@@ -7,7 +7,7 @@ from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
 from common.files import sha256_json
 from common.json_lines import Row
 from eval.config import TrialSettings
-from eval.known_tasks import is_zero_shot
+from eval.tasks.task import Kind
 from pretrain.models.config import ModelConfig
 
 Init = Literal["pretrained", "random"]
@@ -21,6 +21,8 @@ class Trial:
     task: str
     """Its name, or the path of the YAML file that describes it."""
     task_fingerprint: str
+    kind: Kind
+    """Of the task."""
     init: Init
     seed: int
     settings: dict[str, Any]
@@ -58,7 +60,7 @@ def trial_key(trial: Trial) -> str:
         "checkpoint": trial.checkpoint_sha256,
         "model": part_deciding(ModelConfig.model_validate(trial.model), _what(trial)),
         "tokenizer": trial.tokenizer_sha256,
-        "data_fingerprint": trial.data_fingerprint if is_zero_shot(trial.task) else None,
+        "data_fingerprint": trial.data_fingerprint if trial.kind == "zero-shot" else None,
     }
     return sha256_json(identity)
 
@@ -77,4 +79,4 @@ def trial_name(row: Row) -> str:
 
 
 def _what(trial: Trial) -> Decides:
-    return ZERO_SHOT if is_zero_shot(trial.task) else FINE_TUNING
+    return ZERO_SHOT if trial.kind == "zero-shot" else FINE_TUNING

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.json_lines import Row
+from eval.config import ONE_KIND
 from eval.published import published_beside
 from eval.reporting.pictures import by_pretraining_step, learning_curves
 from eval.statistics.choose import Choice, Setting
@@ -58,8 +59,10 @@ def reported_on(result: TaskResult) -> str:
 
 
 def settings_text(setting: Setting, result: TaskResult) -> str:
-    """The hyperparameters that differ within the task's grid; all of them where the grid has one setting."""
-    names = _varied(result) or list(setting.hyperparameters)
+    """The hyperparameters that differ within the task's grid; where the grid has one setting, all that matter."""
+    names = _varied(result) or [
+        name for name, value in setting.hyperparameters.items() if _matters(name, value, result)
+    ]
     return ", ".join(_setting(name, setting.hyperparameters.get(name)) for name in names)
 
 
@@ -79,6 +82,12 @@ def _varied(result: TaskResult) -> list[str]:
     settings = [setting.hyperparameters for _, choice in _choices(result) for setting in choice.grid]
     names = dict.fromkeys(name for each in settings for name in each)
     return [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
+
+
+def _matters(name: str, value: Any, result: TaskResult) -> bool:
+    if name == "report_on" and reported_on(result) == "test":
+        return False
+    return value is not None and ONE_KIND.get(name, result.kind) == result.kind
 
 
 def _grid(result: TaskResult) -> list[tuple[str, ...]]:

@@ -9,19 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_prep.tokenizers.tokenizer import Tokenizer
 from eval.config import TrialSettings
 from eval.finetune import History, finetune
-from eval.frames import Frame
 from eval.heads import TaskModel
 from eval.inputs import Encoded, batches_of_tokens
 from eval.spans.answers import Answer, answer_questions, best_threshold, predicted_texts
+from eval.spans.inputs import Questions, SpanInputs
 from eval.spans.loss import span_loss
 from eval.spans.predictions import official_files
 from eval.spans.squad_metrics import Scores, accepted_texts, score_texts
-from eval.spans.windows import Window, windows
 from eval.tasks.squad import Name
-from eval.tasks.task import Example, Task
+from eval.tasks.task import Example
 from pretrain.engine.inputs import on_device
 
 _PREDICT_TOKENS = 16_384
@@ -40,86 +38,52 @@ class FineTunedSpans:
     """As `eval.predictions.predictions_of` returns them: targets are the accepted texts, predicted the given one."""
 
 
-def finetune_spans(
-    model: TaskModel,
-    task: Task,
-    sets: dict[str, list[Example]],
-    tokenizer: Tokenizer,
-    frame: Frame,
-    causal: bool,
-    settings: TrialSettings,
-    seed: int,
-) -> FineTunedSpans:
-    """Train `model` on all windows of the training questions, then answer the questions of sets["test"].
+def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings, seed: int) -> FineTunedSpans:
+    """Train `model` on all windows of the training questions, then answer the reported questions.
 
-    Where some questions have no answer, the threshold for giving none is chosen on sets["dev"], after each epoch for
-    its score, and for the reported questions with the weights of the best epoch.
-
-    Args:
-        sets: train, dev and test.
-        causal: whether a token sees only those before it: no answer is then at the last token.
+    Where some questions have no answer, the threshold for giving none is chosen on the development questions, after
+    each epoch for its score, and for the reported questions with the weights of the best epoch.
 
     Raises:
         NonFiniteLossError: the loss of a step was infinite or NaN.
-        ValueError: `settings.seq_len` leaves no room for context.
     """
-    framed = ([*frame.before], [*frame.between], [*frame.after])
-    cut = {
-        name: windows(examples, tokenizer, framed, causal, settings.seq_len, settings.stride)
-        for name, examples in sets.items()
-    }
-    train = _encoded(cut["train"])
+    task, train, dev, test = inputs.task, inputs.train, inputs.dev, inputs.test
 
-    def answers_of(name: str) -> list[Answer]:
-        return answer_questions(sets[name], cut[name], _logits(model, _encoded(cut[name])))
+    def answers_of(questions: Questions) -> list[Answer]:
+        return answer_questions(questions.examples, questions.windows, _logits(model, questions.encoded))
 
-    def scored(name: str, answers: list[Answer], threshold: float | None) -> Scores:
-        return score_texts(cast(Name, task.name), sets[name], predicted_texts(answers, threshold))
+    def scored(questions: Questions, answers: list[Answer], threshold: float | None) -> Scores:
+        return score_texts(cast(Name, task.name), questions.examples, predicted_texts(answers, threshold))
 
     def threshold_of(answers: list[Answer]) -> float | None:
-        if all(example.targets for example in sets["dev"]):
+        if all(example.targets for example in dev.examples):
             return None
         odds = np.array([answer.null_odds for answer in answers])
-        none = score_texts(cast(Name, task.name), sets["dev"], [""] * len(answers)).f1
-        return best_threshold(odds, scored("dev", answers, None).f1, none)
+        none = score_texts(cast(Name, task.name), dev.examples, [""] * len(answers)).f1
+        return best_threshold(odds, scored(dev, answers, None).f1, none)
 
     def dev_score() -> float:
-        answers = answers_of("dev")
-        return float(scored("dev", answers, threshold_of(answers)).f1.mean())
+        answers = answers_of(dev)
+        return float(scored(dev, answers, threshold_of(answers)).f1.mean())
 
     history = finetune(model, train.lengths, lambda batch: _loss(model, train, batch), dev_score, settings, seed)
-    threshold = threshold_of(answers_of("dev"))
-    answers = answers_of("test")
-    found = scored("test", answers, threshold)
+    threshold = threshold_of(answers_of(dev))
+    answers = answers_of(test)
+    found = scored(test, answers, threshold)
     others = found.means()
     value = others.pop(task.metric)
     if threshold is not None:
         others["no-answer threshold"] = threshold
     texts = predicted_texts(answers, threshold)
     predictions = {
-        "ids": [example.id for example in sets["test"]],
+        "ids": [example.id for example in test.examples],
         "predicted": texts,
-        "targets": [accepted_texts(example) for example in sets["test"]],
+        "targets": [accepted_texts(example) for example in test.examples],
         "statistics": np.stack([found.f1, np.ones_like(found.f1)], 1).tolist(),
-        "files": official_files(sets["test"], answers, threshold),
-        "errors": _worst(sets["test"], texts, found.f1),
+        "files": official_files(test.examples, answers, threshold),
+        "errors": _worst(test.examples, texts, found.f1),
     }
     return FineTunedSpans(value, others, history, predictions)
-
-
-def _encoded(cut: Sequence[Window]) -> Encoded:
-    """Each window as an example, whose targets are the positions of the answer's first and last token."""
-    nothing = np.zeros(len(cut) + 1, np.int64)
-    return Encoded(
-        ids=np.concatenate([window.ids for window in cut]).astype(np.int32),
-        cu_seqlens=np.cumsum([0, *(len(window.ids) for window in cut)]),
-        second_starts=np.array([window.second_starts for window in cut], np.int32),
-        cu_examples=np.arange(len(cut) + 1),
-        words=np.empty(0, np.int32),
-        cu_words=nothing,
-        targets=np.array([position for window in cut for position in (window.start, window.end)], np.float64),
-        cu_targets=2 * np.arange(len(cut) + 1),
-    )
 
 
 def _loss(model: TaskModel, examples: Encoded, batch: NDArray[np.int64]) -> Tensor:

@@ -5,6 +5,7 @@ Devlin et al. 2018, section 4.2, and the `run_squad.py` published with it (googl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +26,13 @@ class Window:
 
     example: int
     """Index of the example."""
-    ids: NDArray[np.int64]
+    ids: NDArray[np.integer[Any]]
     """(T,): the question and the part of the context within the frame."""
     second_starts: int
     """Index of the first token of the context. Segment 1 begins with it."""
-    starts: NDArray[np.int64]
+    starts: NDArray[np.integer[Any]]
     """(C,): where the word of each context token begins in the context, in characters."""
-    ends: NDArray[np.int64]
+    ends: NDArray[np.integer[Any]]
     """(C,): where it ends, exclusive."""
     has_max_context: NDArray[np.bool_]
     """(C,): whether no other window has the token with more context. True in exactly one window for each token."""

@@ -1,4 +1,4 @@
-"""One's own task: labelled files of a common format, described by a YAML file after which the task is named.
+"""One's own task: files of a common format, described by a YAML file after which the task is named.
 
     kind: classification            # regression, tagging or choice
     train: train.csv                # relative to the YAML file
@@ -8,6 +8,9 @@
 A pair has `text: [premise, hypothesis]`. A choice has `choices: [first, second]`, the fields with the continuations of
 `text`, and a label that is the number of the right one, from 0, or its name in `labels`. Tagging reads column files:
 `fields: {words: 0, labels: -1, scheme: IOB2}`.
+
+    kind: perplexity
+    test: novel.txt                 # or .jsonl, a document a line, with fields: {text: body}
 """
 
 from collections.abc import Sequence
@@ -15,12 +18,22 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from common.config import Section
 from common.user_file import read_given_text
 from eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
-from eval.tasks.table_files import Rows, class_index, columns_of, csv_rows, finite_number, json_rows, tsv_rows
+from eval.tasks.table_files import (
+    Rows,
+    class_index,
+    columns_of,
+    csv_rows,
+    finite_number,
+    json_rows,
+    text_lines,
+    tsv_rows,
+)
 from eval.tasks.task import Example, Task, split_of
 
 _Format = Literal["csv", "tsv", "jsonl", "conll"]
@@ -51,7 +64,7 @@ class _Fields(Section):
 
 
 class _OwnTask(Section):
-    """The YAML file."""
+    """The YAML file of labelled files."""
 
     kind: Literal["classification", "regression", "tagging", "choice"]
     format: _Format | None = None
@@ -92,17 +105,44 @@ class _OwnTask(Section):
         return ("accuracy",) if no_entities else _METRICS[self.kind]
 
 
-def find_own(path: Path) -> Path:
-    """The path of a task's YAML file, if it is valid and the files that it names exist.
+class _TextField(Section):
+    """Where a line has its document."""
+
+    text: str
+
+
+class _OwnText(Section):
+    """The YAML file of a text whose perplexity is measured."""
+
+    kind: Literal["perplexity"]
+    test: str
+    fields: _TextField | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (Path(self.test).suffix == ".jsonl") != (self.fields is not None):
+            raise ValueError(
+                "a .jsonl file needs fields, for instance {text: body}, and a file of another extension is one plain "
+                "text without fields"
+            )
+        return self
+
+
+_OWN: TypeAdapter[_OwnTask | _OwnText] = TypeAdapter(Annotated[_OwnTask | _OwnText, Field(discriminator="kind")])
+
+
+def find_own(path: Path) -> str:
+    """The kind that a task's YAML file says, if it is valid and the files that it names exist.
 
     Raises:
         ValueError: it is missing or not valid, or one of its files is missing.
     """
     own = _parse(path)
-    for part in filter(None, (own.train, own.dev, own.test)):
+    parts = (own.test,) if isinstance(own, _OwnText) else (own.train, own.dev, own.test)
+    for part in filter(None, parts):
         if not (path.parent / part).is_file():
             raise ValueError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
-    return path
+    return own.kind
 
 
 def read_own(path: Path) -> Task:
@@ -110,10 +150,20 @@ def read_own(path: Path) -> Task:
     a tenth of the training file, and two tenths as test set if that is not named either.
 
     Raises:
-        ValueError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, or has a label that the
-            training file does not have. The message names the file and line.
+        ValueError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, has a blank document, or
+            has a label that the training file does not have. The message names the file and line.
     """
-    own = _parse(find_own(path))
+    find_own(path)
+    own = _parse(path)
+    if isinstance(own, _OwnText):
+        return Task(
+            name=path.stem,
+            kind="zero-shot",
+            metric="perplexity",
+            higher_is_better=False,
+            source=f"The text that {path.name} names.",
+            test=_documents(path.parent / own.test, own),
+        )
     train, labels = _read_training(path.parent / own.train, own)
     of_two = own.metric in ("F1", "Matthews")
     if own.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
@@ -148,20 +198,42 @@ def read_own(path: Path) -> Task:
     )
 
 
-def _parse(path: Path) -> _OwnTask:
+def _parse(path: Path) -> _OwnTask | _OwnText:
     text = read_given_text(path, str(path), "a task's YAML file")
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     try:
-        return _OwnTask.model_validate(content)
+        return _OWN.validate_python(content)
     except ValidationError as error:
-        mistakes = [
-            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}".lstrip(": ")
-            for each in error.errors()
-        ]
+        mistakes = [_mistake(each) for each in error.errors()]
         raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the file") from None
+
+
+def _mistake(error: ErrorDetails) -> str:
+    if error["type"] == "union_tag_invalid":
+        return f"kind: Input should be {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
+    # The first part of the place is the kind.
+    key = ".".join(str(part) for part in error["loc"][1:])
+    return f"{key}: {error['msg'].removeprefix('Value error, ')}".lstrip(": ")
+
+
+def _documents(path: Path, own: _OwnText) -> tuple[Example, ...]:
+    r"""The documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
+    if own.fields is None:
+        text = "\n".join(line for _, line in text_lines(path))
+        if not text.strip():
+            raise ValueError(f"{path} has no text; write some")
+        return (Example((text,)),)
+    found = []
+    for number, (text,) in json_rows(path, [own.fields.text]):
+        if not text.strip():
+            raise ValueError(f"{path}, line {number}: {own.fields.text} has no text; leave the line out")
+        found.append(Example((text,)))
+    if not found:
+        raise ValueError(f"{path} has no documents; write one a line")
+    return tuple(found)
 
 
 def _read_training(path: Path, own: _OwnTask) -> tuple[tuple[Example, ...], tuple[str, ...]]:

@@ -19,7 +19,7 @@ class Example:
 
     texts: tuple[str, ...]
     """Classification and regression: the text, or the two texts of a pair. Tagging: the words of the sentence. Choice:
-    the context, then each continuation. Spans: the question, then the context."""
+    the context, then each continuation. Spans: the question, then the context. Zero-shot: a document."""
     targets: tuple[float, ...] = ()
     """The index of the class or of the right continuation; the score; the index of each word's label; for spans the
     start and the end (exclusive) of each accepted answer in characters of the context, none if there is no answer.
@@ -57,7 +57,7 @@ class Task:
     unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Official test sets without labels, by the name of the leaderboard's file of predictions."""
     files_sha256: str = ""
-    """For a zero-shot task, whose examples are read where it is evaluated."""
+    """For a zero-shot task by name, whose examples are read where it is evaluated."""
     notes: str = ""
     """How the official files were changed, with counts; empty: not at all."""
 

@@ -5,7 +5,9 @@ by the official number of words, whatever the model's tokens are, and by the byt
 section 3.1).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,14 +34,16 @@ _LARGEST_EXPONENT = 700
 
 @dataclass(frozen=True)
 class Text:
-    """A text in blocks: each line that is not blank, with the line ends before it."""
+    """Documents in blocks: each line that is not blank, with the line ends before it."""
 
     blocks: tuple[str, ...]
     """What the model reads. Together they are the text, and their tokens the text's: they end before whitespace."""
+    documents: tuple[int, ...]
+    """The number of blocks of each document."""
     words: tuple[int, ...]
     """Of the official text, by the convention, in each block."""
     bytes: int
-    """Of the official file."""
+    """Of the official text in UTF-8."""
     convention: Convention
     detokenized: bool
 
@@ -54,7 +58,24 @@ def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) 
     Raises:
         ValueError: the file is missing, empty or not UTF-8.
     """
-    text = read_text(path)
+    return text_of([read_text(path)], convention, detokenized)
+
+
+def text_of(documents: Sequence[str], convention: Convention, detokenized: bool) -> Text:
+    """Documents, none of which is blank. See `read_perplexity_text`."""
+    parts = [_blocks(document, convention, detokenized) for document in documents]
+    return Text(
+        blocks=tuple(chain.from_iterable(blocks for blocks, _ in parts)),
+        documents=tuple(len(blocks) for blocks, _ in parts),
+        words=tuple(chain.from_iterable(words for _, words in parts)),
+        bytes=sum(len(document.encode()) for document in documents),
+        convention=convention,
+        detokenized=detokenized,
+    )
+
+
+def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[str], list[int]]:
+    """The blocks of a document, and the words of each."""
     blocks: list[str] = []
     words: list[int] = []
     gap, gap_words = "", 0
@@ -73,7 +94,7 @@ def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) 
             gap_words += line_end
     blocks[-1] += gap
     words[-1] += gap_words
-    return Text(tuple(blocks), tuple(words), len(text.encode()), convention, detokenized)
+    return blocks, words
 
 
 def evaluate_perplexity(
@@ -87,7 +108,7 @@ def evaluate_perplexity(
 ) -> ZeroShotResult:
     """The perplexity per word by the text's convention; other metrics per token and per byte, bits per byte, counts.
 
-    The text is one sequence after an end token, read in overlapping windows.
+    Each document is one sequence after an end token, read in overlapping windows.
 
     Args:
         special_ids: of the run's tokenizer, with end.
@@ -106,11 +127,15 @@ def evaluate_perplexity(
     if not 1 <= stride <= seq_len:
         raise ValueError(f"a stride of {stride} leaves out tokens of windows of {seq_len}; give 1 to {seq_len}")
     encoded = encode_each(tokenizer, text.blocks)
-    ids = np.array([special_ids["end"], *(i for block in encoded for i in block)], np.int64)
-    if len(ids) == 1:
+    rest = iter(encoded)
+    documents = [
+        np.array([special_ids["end"], *chain.from_iterable(islice(rest, count))], np.int64) for count in text.documents
+    ]
+    if not any(encoded):
         raise ValueError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
     block_of = np.repeat(np.arange(len(encoded)), list(map(len, encoded)))
-    answers = predict(model, windows(ids, seq_len, stride), batch_tokens)
+    queries = chain.from_iterable(windows(ids, seq_len, stride) for ids in documents)
+    answers = predict(model, queries, batch_tokens)
     losses = -np.concatenate([each.log_probabilities for each in answers])
     statistics = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)
     total, words = statistics.sum(0).tolist()
@@ -119,9 +144,11 @@ def evaluate_perplexity(
             f"the text has {words:,.0f} words in {text.bytes:,} bytes, too few for a perplexity per word; words are "
             "separated by whitespace"
         )
-    counted = "words" if text.convention == "text" else "words and line ends"
+    own = text.convention == "text"
+    counted = "words" if own else "words and line ends"
+    read = "" if own else f"{'de-tokenised' if text.detokenized else 'official'} text, "
     other_metrics = {
-        f"{'de-tokenised' if text.detokenized else 'official'} text, perplexity per token": exp(total / len(losses)),
+        f"{read}perplexity per token": exp(total / len(losses)),
         "perplexity per byte": exp(total / text.bytes),
         "bits per byte": total / text.bytes / log(2),
         counted: words,
@@ -129,5 +156,5 @@ def evaluate_perplexity(
         "bytes": float(text.bytes),
     }
     if "unk" in special_ids:
-        other_metrics["unknown tokens"] = float((ids == special_ids["unk"]).sum())
+        other_metrics["unknown tokens"] = float(sum((ids == special_ids["unk"]).sum() for ids in documents))
     return ZeroShotResult(exp(total / words), other_metrics, statistics)

@@ -25,13 +25,15 @@ def model_flops(model: ModelConfig, vocab_size: int, lengths: NDArray[np.int64],
 
     Args:
         lengths: int64 (S,), tokens of each sequence.
-        predicted: for how many tokens logits are computed.
+        predicted: for how many tokens logits are computed; the last layer is left out where nothing reads it.
     """
     family, hidden = FAMILIES[model.family], model.hidden
     tokens, pairs = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
-    projections = tokens * (4 * hidden**2 + 2 * hidden * model.intermediate)
+    last_tokens = tokens if family.causal else predicted + len(lengths)
+    inputs, outputs = 3 * hidden**2, hidden**2 + 2 * hidden * model.intermediate
+    projections = model.layers * tokens * inputs + ((model.layers - 1) * tokens + last_tokens) * outputs
     # Under a causal mask a token attends to half of the others.
     attention = 2 * pairs * hidden * (0.5 if family.causal else 1.0)
     head = predicted * model.embedding * (vocab_size + (0 if family.causal else hidden))
     widen = tokens * model.embedding * hidden if family.factorized_embedding else 0.0
-    return 3 * 2 * (model.layers * (projections + attention) + head + widen)
+    return 3 * 2 * (projections + model.layers * attention + head + widen)

@@ -50,7 +50,7 @@ def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureRead
 def _model(config: ModelConfig, data: Path, task: Task, features: Features | None, seed: int = 0) -> TaskModel:
     encoder = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
     initialise(encoder, seed)
-    return TaskModel(encoder, task, seed, features)
+    return TaskModel(encoder, task, seed, features=features)
 
 
 def _encoded(task: Task, data: Path, family: str, seq_len: int = 32) -> dict[str, Encoded]:

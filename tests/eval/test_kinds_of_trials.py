@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_answer_spans(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint
         _squad(tmp_path / "squad", name, count)
     config = _config("squad2", tmp_path, epochs=12, seq_len=80, report_on="dev")
     positions = bert.model_copy(update={"max_positions": 96})
-    trial = plan_trials(config, _evaluated(positions, bert_data, checkpoint))[0]
+    trial, other = plan_trials(config, _evaluated(positions, bert_data, checkpoint))
     outcome = run_trial(trial)
     row, found = outcome.row, outcome.predictions
     assert row["status"] == "ok" and row["metric"] == "SQuAD F1" and row["reported_on"] == "dev"
@@ -84,6 +85,8 @@ def test_answer_spans(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint
     write_predictions(tmp_path / "predictions", row["key"], found)
     official = json.loads((tmp_path / "predictions" / row["key"] / "predictions.json").read_text())
     assert list(official) == found["ids"] and list(official.values()) == found["predicted"]
+    shutil.rmtree(tmp_path / "squad")  # both starts share what was encoded
+    assert run_trial(replace(other, settings={**other.settings, "epochs": 1.0})).row["status"] == "ok"
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -104,6 +107,26 @@ def test_zero_shot_tasks_read_their_official_files(
     assert (first["init"], second["init"]) == ("pretrained", "random")
     assert (first["metric"], first["status"], first["kind"]) == ("accuracy", "ok", "zero-shot")
     assert 0 <= first["value"] <= 1 and first["dev_value"] is None
+
+
+def test_the_perplexity_of_ones_own_text(
+    gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    lines = [f"The {WORDS[i % 4]} of the captain.\n\nIt is {WORDS[i % 3]}." for i in range(6)]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    task = tmp_path / "letters.yaml"
+    task.write_text("kind: perplexity\ntest: letters.jsonl\nfields: {text: body}\n")
+    config = _config(str(task), tmp_path, seeds=[0, 1], lr=[1e-3, 2e-3], seq_len=16)
+    evaluated = _evaluated(gpt2, gpt2_data, checkpoint)
+    rows = _rows(config, evaluated)
+    assert [row["init"] for row in rows] == ["pretrained", "random"] and rows[0]["value"] != rows[1]["value"]
+    row = rows[0]
+    assert (row["task"], row["kind"], row["metric"], row["status"]) == ("letters", "zero-shot", "perplexity", "ok")
+    assert row["hyperparameters"] == {"seq_len": 16} and row["examples"] == {"test": 12}
+    assert row["other_metrics"]["words"] == sum(len(line.split()) for line in lines)
+    assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
+    with pytest.raises(ValueError, match=r"letters\.yaml needs a causal model"):
+        check_tasks(config, "bert")
 
 
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -387,6 +387,27 @@ def test_a_run_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "where", "shown"),
+    [
+        ("classification", "test", "lr 5e-05, dropout 0.0"),
+        ("classification", "dev", "lr 5e-05, dropout 0.0, report_on dev"),
+        ("spans", "dev", "lr 5e-05, dropout 0.0, stride 128, report_on dev"),
+    ],
+)
+def test_settings_that_do_not_matter_for_a_task_are_not_shown(
+    tmp_path: Path, kind: str, where: str, shown: str
+) -> None:
+    given = {"lr": 5e-5, "dropout": 0.0, "head_dropout": None, "stride": 128, "max_examples": None, "report_on": "dev"}
+    rows = [
+        {**_row("t", init, 0, 0.5), "kind": kind, "reported_on": where, "hyperparameters": given}
+        for init in ("pretrained", "random")
+    ]
+    run = _run(tmp_path / "run", rows, {**RECIPE, "eval": {"tasks": [{"name": "t"}], "seeds": [0]}})
+    write_report(run)
+    assert f"- settings, pretrained: {shown}\n" in _read(run)[2].replace("\\", "")
+
+
 def test_settings_and_durations_in_words() -> None:
     assert as_pairs({"a": {"b": [1, 2]}, "c": [{"d": None}], "e": "x", "f": {}}) == [
         ("a.b", "[1, 2]"), ("c[0].d", "null"), ("e", "x"), ("f", "{}"),

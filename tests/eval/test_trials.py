@@ -26,6 +26,7 @@ Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 TRIAL = Trial(
     task="bbc-topics",
     task_fingerprint="t",
+    kind="classification",
     init="pretrained",
     seed=0,
     settings=TrialSettings().model_dump(),
@@ -64,6 +65,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
         Trial(**json.loads(json.dumps(asdict(TRIAL)))),
     ]
     others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
+    others |= {"dropout": 0.5, "head_dropout": 0.5}
     others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
     others |= {"document_context": True, "features": {"layers": [-1]}}
     assert set(others) == set(TrialSettings.model_fields)
@@ -83,7 +85,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
 
 
 def test_a_zero_shot_key_knows_the_data_and_not_how_others_are_fine_tuned() -> None:
-    zero_shot = replace(TRIAL, task="heldout-perplexity")
+    zero_shot = replace(TRIAL, task="heldout-perplexity", kind="zero-shot")
     settings = TRIAL.settings
     assert trial_key(zero_shot) == trial_key(replace(zero_shot, settings={**settings, "lr": 1.0, "epochs": 1.0}))
     assert trial_key(zero_shot) != trial_key(replace(zero_shot, settings={**settings, "seq_len": 9}))
@@ -205,6 +207,21 @@ def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: P
     assert others["unigram perplexity"] < others["uniform perplexity"] == pieces
     # Random weights predict next to nothing.
     assert pieces / 2 < row["value"] < 2 * pieces
+
+
+@pytest.mark.usefixtures("bbc")
+def test_dropout_is_that_of_fine_tuning(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
+    def losses(model_dropout: float, **settings: float) -> list[Any]:
+        config = EvalConfig.model_validate(
+            {"tasks": ["bbc-topics"], "epochs": 1, "seq_len": 16, "max_examples": 32, "batch_size": 8, **settings}
+        )
+        model = bert.model_copy(update={"dropout": model_dropout})
+        return list(run_trial(_plan(config, model, (str(tmp_path), "c"), bert_data)[1]).row["curve"]["loss"])
+
+    assert losses(0.4) == losses(0.1, dropout=0.4) == losses(0.0, dropout=0.4, head_dropout=0.4)
+    without = losses(0.4, dropout=0.0)
+    assert without == losses(0.0) == losses(0.0, head_dropout=0.0)
+    assert len({str(each) for each in (losses(0.4), without, losses(0.0, head_dropout=0.4))}) == 3
 
 
 @pytest.mark.usefixtures("bbc")

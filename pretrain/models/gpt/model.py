@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, embed
+from pretrain.models.common.blocks import PostNormLayer, embed, through
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -34,14 +34,13 @@ class GPT(Model):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
+        asked: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (N, H) of packed sequences; see `Model.encode`."""
+        """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "GPT has no segments"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
-        for layer in self.layers:
-            x = layer(x, sequences)
-        return x
+        return through(self.layers, x, sequences, asked)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of hidden states (M, H)."""

@@ -2,11 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from itertools import product
+from math import ceil
 from pathlib import Path
 
 import pytest
 
 from cluster.runs.recipe import Recipe, load_recipe
+from eval.config import TaskConfig, settings_of
 from pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
 from pretrain.models.build import outline_model
 from pretrain.optim.schedule import learning_rate
@@ -61,6 +64,7 @@ def gpt2(parameters: float, within: float, lr: float) -> Published:
 
 
 PUBLISHED = {
+    "bert-mini": Published(11.3e6, 0.05e6, 30_522, 1_000_000, 256_000_000, BERT_PIECES, BERT_RATES),
     "bert-base": Published(110e6, 0.5e6, 30_522, 1_000_000, 256_000_000, BERT_PIECES, BERT_RATES),
     "bert-large": Published(340e6, 5e6, 30_522, 1_000_000, 256_000_000, BERT_PIECES, BERT_RATES),
     "bert-large-lamb": Published(
@@ -102,6 +106,23 @@ PUBLISHED = {
     ),
 }
 NAMES = list(PUBLISHED)
+
+# Lan et al. 2020, table 14: learning rate, batch size, dropout of ALBERT and of the classifier, training steps, warm-up
+# steps and maximum length; then the training examples of the official files.
+ALBERT_TASKS = {
+    "glue/cola": (1e-5, 16, 0.0, 0.1, 5_336, 320, 512, 8_551),
+    "glue/stsb": (2e-5, 16, 0.0, 0.1, 3_598, 214, 512, 5_749),
+    "glue/sst2": (1e-5, 32, 0.0, 0.1, 20_935, 1_256, 512, 67_349),
+    "glue/mnli": (3e-5, 128, 0.0, 0.1, 10_000, 1_000, 512, 392_702),
+    "glue/qnli": (1e-5, 32, 0.0, 0.1, 33_112, 1_986, 512, 104_743),
+    "glue/qqp": (5e-5, 128, 0.1, 0.1, 14_000, 1_000, 512, 363_846),
+    "glue/rte": (3e-5, 32, 0.1, 0.1, 800, 200, 512, 2_490),
+    "glue/mrpc": (2e-5, 32, 0.0, 0.1, 800, 200, 512, 3_668),
+    "glue/wnli": (2e-5, 16, 0.1, 0.1, 2_000, 250, 512, 635),
+    "squad1": (5e-5, 48, 0.0, 0.1, 3_649, 365, 384, 87_599),
+    "squad2": (3e-5, 48, 0.0, 0.1, 8_144, 814, 512, 130_319),
+    "race": (2e-5, 32, 0.1, 0.1, 12_000, 1_000, 512, 87_866),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +184,31 @@ def test_lamb_changes_batch_and_length_together_and_warms_up_twice() -> None:
     share = samples_before(phases, first_of_second) / samples_before(phases, total_steps(phases))
     assert share == pytest.approx(0.9, abs=5e-4)
     assert learning_rate(phases, first_of_second) == pytest.approx(4e-3 / 200)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("albert")])
+def test_alberts_tasks_are_fine_tuned_as_published(name: str) -> None:
+    section = recipe_of(name).eval
+    found = {}
+    for task in section.tasks:
+        (given,) = settings_of(section, task)
+        examples = ALBERT_TASKS[task.name][-1]
+        if task.name.startswith("squad"):  # the published steps count questions
+            steps = int(given.epochs * examples / given.batch_size)
+        else:
+            steps = round(given.epochs * ceil(examples / given.batch_size))
+        rates = (given.lr, given.batch_size, given.dropout, given.head_dropout)
+        found[task.name] = (*rates, steps, round(given.warmup * steps), given.seq_len, examples)
+    assert found == ALBERT_TASKS
+
+
+def test_the_compact_models_have_their_grid() -> None:
+    section = recipe_of("bert-mini").eval
+    given = settings_of(section, TaskConfig(name="glue/mrpc"))
+    assert {(each.batch_size, each.lr) for each in given} == set(
+        product((8, 16, 32, 64, 128), (3e-4, 1e-4, 5e-5, 3e-5))
+    )
+    assert {each.epochs for each in given} == {4}
 
 
 def test_the_table_tells_of_every_recipe_its_steps_batches_and_parameters() -> None:

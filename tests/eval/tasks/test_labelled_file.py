@@ -35,7 +35,8 @@ def test_classes_are_the_sorted_labels_of_the_training_file(tmp_path: Path) -> N
         dev_jsonl='{"said": "e", "mood": "odd", "more": [1]}\n\n{"mood": "bad", "said": "f"}\n',
         test_tsv='mood\tsaid\ngood\t"g\n',
     )
-    task = read_own(find_own(path))
+    assert find_own(path) == "classification"
+    task = read_own(path)
     assert (task.name, task.kind, task.metric, task.labels) == (
         "task",
         "classification",
@@ -118,7 +119,7 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "parsing"}, r"kind: Input should be 'classification', 'regression'"),
+        ({"kind": "parsing"}, r"yaml: kind: Input should be 'classification', .*, 'perplexity', got 'parsing'"),
         ({"trian": "x"}, "trian: Extra inputs are not permitted"),
         ({"fields": {"text": "said"}}, "fields of classification are text, label, got text"),
         ({"fields": {"text": None, "label": "mood"}}, "fields of classification are text, label"),
@@ -154,6 +155,50 @@ def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str
         "other_jsonl": '{"said": "a"}\n', "list_jsonl": "[1]\n", "file_dat": table, "words_conll": "a O\n",
     }  # fmt: skip
     path = _task(tmp_path, {**_CLASSES, "dev": "dev.csv", **change}, **files)
+    with pytest.raises(ValueError, match=message):
+        read_own(path)
+
+
+def test_a_text_is_one_document_and_lines_of_json_are_several(tmp_path: Path) -> None:
+    plain = {"kind": "perplexity", "test": "novel.txt"}
+    path = _task(tmp_path, plain, novel_txt="One  é\n\n two.\n", reviews_jsonl='{"body": "a\\nb"}\n\n{"body": "c "}\n')
+    (tmp_path / "windows.txt").write_bytes("\ufeffOne  é\r\n\r\n two.\r\n".encode())
+    assert find_own(path) == "perplexity"
+    task = read_own(path)
+    assert (task.name, task.kind, task.metric, task.higher_is_better) == ("task", "zero-shot", "perplexity", False)
+    assert task.test == (Example(("One  é\n\n two.",)),) and not task.train and not task.dev
+    assert read_own(_task(tmp_path, {**plain, "test": "windows.txt"})).fingerprint == task.fingerprint
+    lines = {**plain, "test": "reviews.jsonl", "fields": {"text": "body"}}
+    assert read_own(_task(tmp_path, lines)).test == (Example(("a\nb",)), Example(("c ",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": "good.txt"}, "yaml: train: Extra inputs are not permitted"),
+        ({"metric": "accuracy"}, "yaml: metric: Extra inputs are not permitted"),
+        ({"test": None}, "yaml: test: Input should be a valid string"),
+        ({"test": "missing.txt"}, r"names .*missing\.txt, which is missing"),
+        ({"fields": {"text": "body"}}, r"a \.jsonl file needs fields"),
+        ({"test": "good.jsonl"}, r"a \.jsonl file needs fields"),
+        ({"test": "good.jsonl", "fields": {"text": "body", "label": "mood"}}, "yaml: fields.label: Extra inputs"),
+        ({"test": "good.jsonl", "fields": {"text": ["a", "b"]}}, "yaml: fields.text: Input should be a valid string"),
+        ({"test": "good.jsonl", "fields": {"text": "text"}}, r"good\.jsonl, line 1: expected an object .* in text"),
+        ({"test": "some.jsonl", "fields": {"text": "body"}}, r"some\.jsonl, line 3: expected an object .* in body"),
+        ({"test": "blank.jsonl", "fields": {"text": "body"}}, r"blank\.jsonl, line 2: body has no text"),
+        ({"test": "none.jsonl", "fields": {"text": "body"}}, r"none\.jsonl has no documents"),
+        ({"test": "empty.txt"}, r"empty\.txt is empty"),
+        ({"test": "blank.txt"}, r"blank\.txt has no text"),
+        ({"test": "latin.txt"}, r"latin\.txt, line 2: byte 3 of the line is not UTF-8"),
+    ],
+)
+def test_mistakes_in_a_text_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    files = {
+        "good_txt": "a b\n", "good_jsonl": '{"body": "a"}\n', "some_jsonl": '{"body": "a"}\n\n{"text": "a"}\n',
+        "blank_jsonl": '{"body": "a"}\n{"body": " \\n"}\n', "none_jsonl": "\n", "empty_txt": "", "blank_txt": "\n \n",
+    }  # fmt: skip
+    path = _task(tmp_path, {"kind": "perplexity", "test": "good.txt", **change}, **files)
+    (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
     with pytest.raises(ValueError, match=message):
         read_own(path)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer
 
-from eval.zero_shot.perplexity import Convention, evaluate_perplexity, read_perplexity_text
+from eval.zero_shot.perplexity import Convention, evaluate_perplexity, read_perplexity_text, text_of
 from eval.zero_shot.windows import windows
 
 WIKITEXT = """\x20
@@ -42,13 +42,16 @@ def _write(tmp_path: Path, text: str) -> Path:
 
 def test_a_text_within_one_window_by_the_definition(causal: Scorer, tmp_path: Path) -> None:
     content = "The captain of the river\n\n\nfound her letter. \n"
-    for convention, words, counted in (("text", 8, "words"), ("ptb", 12, "words and line ends")):
+    for convention, words, counted, read in (
+        ("text", 8, "words", ""),
+        ("ptb", 12, "words and line ends", "official text, "),
+    ):
         text = read_perplexity_text(_write(tmp_path, content), convention, False)
         result = evaluate_perplexity(*causal, text, 160)
         loss, tokens = -causal.likelihood("", content), len(causal.tokenizer.encode([content])[0])
         other = result.other_metrics
         assert result.value == pytest.approx(exp(loss / words), rel=1e-4)
-        assert other["official text, perplexity per token"] == pytest.approx(exp(loss / tokens), rel=1e-4)
+        assert other[f"{read}perplexity per token"] == pytest.approx(exp(loss / tokens), rel=1e-4)
         assert other["perplexity per byte"] == pytest.approx(exp(loss / len(content)), rel=1e-4)
         assert other["bits per byte"] == pytest.approx(loss / len(content) / log(2), rel=1e-4)
         assert (other[counted], other["tokens"], other["bytes"]) == (words, tokens, len(content))
@@ -69,6 +72,17 @@ def test_a_long_text_is_read_in_windows_whatever_the_batches(causal: Scorer, tmp
     assert result.other_metrics["tokens"] == len(ids) - 1
     assert result.statistics[:, 0].sum() == pytest.approx(loss, rel=1e-4)
     assert result.statistics[:, 1].tolist() == [8] * 20
+
+
+def test_each_document_follows_an_end_token(causal: Scorer) -> None:
+    documents = ["The captain\nof the river", "found her letter.", " The letter of the captain is silver.\n" * 9]
+    together = evaluate_perplexity(*causal, text_of(documents, "text", False), 50, 20)
+    alone = [evaluate_perplexity(*causal, text_of([each], "text", False), 50, 20) for each in documents]
+    assert together.statistics == pytest.approx(np.concatenate([each.statistics for each in alone]), rel=1e-4)
+    for name in ("words", "tokens", "bytes"):
+        assert together.other_metrics[name] == sum(each.other_metrics[name] for each in alone)
+    total, words = together.statistics.sum(0)
+    assert together.value == pytest.approx(exp(total / words)) and words == sum(len(each.split()) for each in documents)
 
 
 def test_wikitext_counts_official_words_and_reads_natural_text(causal: Scorer, tmp_path: Path) -> None:

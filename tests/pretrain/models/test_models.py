@@ -82,6 +82,23 @@ def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: lis
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15)
+@given(lengths=Lengths, data=st.data())
+def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[int], data: st.DataObject) -> None:
+    model, total = rough(family).double(), sum(lengths)
+    asked = torch.tensor(data.draw(st.lists(st.integers(0, total - 1), max_size=9), label="asked"), dtype=torch.int64)
+    ids = torch.randint(0, 100, (total,), generator=torch.Generator().manual_seed(total))
+    together = model.encode(ids, **where(lengths)).index_select(0, asked)
+    alone = model.encode(ids, **where(lengths), asked=asked)
+    torch.testing.assert_close(alone, together)
+    weights = [parameter for name, parameter in model.named_parameters() if name.startswith(("word.", "layers."))]
+    expected, found = (torch.autograd.grad((each**3).sum(), weights, allow_unused=True) for each in (together, alone))
+    for one, other in zip(found, expected, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_who_sees_what(family: str) -> None:
     model, ids = rough(family), torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()

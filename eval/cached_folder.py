@@ -1,0 +1,45 @@
+"""Folders that are made once on a machine and mapped by all its trials.
+
+They are in `$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`, and may be deleted at any time.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from common.files import sha256_json, sync
+
+
+def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
+    """The folder of an identity, made if it is not there.
+
+    It is made under another name, synced and renamed: a folder that is there is whole.
+
+    Args:
+        identity: everything that decides the content, as JSON values.
+        make: writes the files into an empty folder.
+    """
+    folder = _cache() / sha256_json(identity)
+    if folder.is_dir():
+        return folder
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    temporary.mkdir(parents=True, mode=0o700)
+    try:
+        make(temporary)
+        for path in temporary.rglob("*"):
+            sync(path)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # else another trial was first
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "multihop" / "inputs"
