@@ -64,7 +64,8 @@ def run_stages(
     Raises:
         ValueError: a mistake of the user's, found before anything is started where possible.
     """
-    check_tasks(recipe.eval, _family(recipe))
+    if "eval" in wanted:
+        check_tasks(recipe.eval, _family(recipe))
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
