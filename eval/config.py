@@ -7,6 +7,8 @@ from pydantic import Field, field_validator
 
 from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
 
+Init = Literal["pretrained", "random"]
+"""What a trial starts from: a checkpoint, or random weights."""
 ReportOn = Literal["half", "dev"]
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
@@ -65,7 +67,7 @@ class TrialSettings(Section):
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
-    128 for other tasks."""
+    1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
     stride: Annotated[_Count, FINE_TUNING] = 128
     """Answer spans: tokens from the start of a window of a long context to the start of the next one."""
     document_context: Annotated[bool, FINE_TUNING] = False
@@ -137,6 +139,8 @@ class EvalConfig(Grid):
     tasks: Annotated[list[TaskConfig], NOTHING] = Field(default=[])
     """Names of tasks, or mappings of a name and what is set for this task alone."""
     seeds: Annotated[list[int], NOTHING] = Field(default=[0, 1, 2], min_length=1)
+    starts: Annotated[list[Init], NOTHING] = Field(default=["pretrained", "random"], min_length=1)
+    """Random weights cost as much as the checkpoint again, and show what pretraining is worth."""
     data_dir: Annotated[str | None, NOTHING] = None
     """Directory with the official files of those tasks that no installed package contains; null:
     `share/multihop` in the Python environment, where `make demo` puts them."""
@@ -154,7 +158,7 @@ class EvalConfig(Grid):
     def _a_name_is_enough(cls, tasks: Any) -> Any:
         return [{"name": each} if isinstance(each, str) else each for each in tasks] if _is_list(tasks) else tasks
 
-    @field_validator("tasks", "seeds")
+    @field_validator("tasks", "seeds", "starts")
     @classmethod
     def _no_duplicates(cls, values: list[Any]) -> list[Any]:
         names = [each.name if isinstance(each, TaskConfig) else each for each in values]
@@ -169,8 +173,12 @@ def _is_list(value: Any) -> bool:
 
 
 def usual_seq_len(kind: str | None) -> int:
-    """What `seq_len: null` stands for with a kind of task (Devlin et al. 2018, A.3, and the code published with it)."""
-    return 384 if kind == "spans" else _DEFAULT.seq_len
+    """What `seq_len: null` stands for with a kind of task.
+
+    As in the code published with Devlin et al. 2018, and GPT-2's context (Radford et al. 2019, section 2.3), of which a
+    model uses as much as it has positions.
+    """
+    return {"spans": 384, "zero-shot": 1024}.get(kind or "", _DEFAULT.seq_len)
 
 
 def settings_of(config: EvalConfig, task: TaskConfig, kind: str | None = None) -> list[TrialSettings]:

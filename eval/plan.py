@@ -7,13 +7,11 @@ from eval.config import EvalConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated
 from eval.known_tasks import load_task, located
 from eval.tasks.task import Example, Task
-from eval.trial import Init, Trial
-
-_INITS: tuple[Init, ...] = ("pretrained", "random")
+from eval.trial import Trial
 
 
 def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
-    """Each task with each of its settings and seeds, from the checkpoint and from random weights.
+    """Each task with each of its settings and seeds, from each start.
 
     A zero-shot task, which trains nothing, is run with the first seed only.
 
@@ -30,7 +28,7 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
         for settings in settings_of(config, asked, task.kind)[: 1 if zero_shot else None]:
             work = _work(task, settings)
             for seed in config.seeds[: 1 if zero_shot else None]:
-                for init in _INITS:
+                for init in config.starts:
                     pretrained = init == "pretrained"
                     trials.append(
                         Trial(

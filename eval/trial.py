@@ -1,16 +1,15 @@
 """A trial, (task, model, settings, seed), and the key that identifies it. One row of results.jsonl comes of it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
 from common.files import sha256_json
 from common.json_lines import Row
-from eval.config import TrialSettings
+from eval.config import Init, TrialSettings
 from eval.tasks.task import Kind
 from pretrain.models.config import ModelConfig
 
-Init = Literal["pretrained", "random"]
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
 
 

@@ -66,9 +66,10 @@ def run_stages(
     Raises:
         ValueError: a mistake of the user's, found before anything is started where possible.
     """
-    model = _evaluated_model(recipe)
-    check_tasks(recipe.eval, model.family)
-    check_settings(recipe.eval, model.layers)
+    if "eval" in wanted:
+        model = _evaluated_model(recipe)
+        check_tasks(recipe.eval, model.family)
+        check_settings(recipe.eval, model.layers)
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name

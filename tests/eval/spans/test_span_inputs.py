@@ -73,7 +73,7 @@ def test_the_windows_are_those_that_were_cut_and_a_second_trial_cuts_none(
             for window, other in zip(questions.windows, wanted, strict=True):
                 for field in fields(Window):
                     assert np.array_equal(getattr(window, field.name), getattr(other, field.name)), field.name
-            assert isinstance(questions.encoded.ids, np.memmap)
+            assert isinstance(questions.encoded.ids.base, np.memmap)
     inputs(settings.model_copy(update={"lr": 1.0}), known=True)
     assert len([*(cache / "multihop" / "inputs").iterdir()]) == 1
 
