@@ -20,11 +20,11 @@ gpt2: $(VENV)/demo.done
 	$(BIN)/multihop run recipes/demo-gpt2.yaml $(OVERRIDES)
 
 test: lint $(VENV)/demo.done
-	$(BIN)/pytest
+	PYTHONFAULTHANDLER=1 $(BIN)/pytest
 
 # Hundreds of kills, every byte flipped, every combination of ranks, stages and precisions: prints its tables.
 test-long: $(VENV)/dev.done
-	$(BIN)/pytest -m long -s
+	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m long -s
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .
