@@ -98,10 +98,10 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
             return
         new = [step for step in steps if step > seen]
         if not new:
-            is_trained_now = seems_held(folder)
-            if not is_trained_now and not said:
+            at_work = seems_held(folder)
+            if not at_work and not said:
                 console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
-            said = not is_trained_now
+            said = not at_work
             time.sleep(_POLL_S)
             continue
         seen = new[-1]
@@ -136,7 +136,7 @@ def _evaluate(run: ResolvedRun) -> None:
         if row.get("retry", False) and open_folder(location).size(MANIFEST) is None:
             raise _CheckpointGoneError
 
-    console.print(f"step {run.step}: {len(trials)} trials, of which those without a result are run")
+    console.print(f"step {run.step}: runs what is left of {len(trials)} trials")
     try:
         run_left(trials, run.recipe.eval, run.results, lambda row: None, check_there)
     except _CheckpointGoneError:

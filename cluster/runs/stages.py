@@ -202,6 +202,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     if not run.recipe.eval.tasks:
         return 0
     with held_when_free(run.results.parent):
+        tracker.look_again()
         tracker.log_trials(final(read_rows(run.results)))
         with seconds.of("eval"):
             return run_left(

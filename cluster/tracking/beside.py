@@ -21,7 +21,7 @@ def log_beside(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> bool:
         uri: the recipe's tracking.uri.
 
     Returns:
-        Whether MLflow has all of them; False, with a warning, if it is unreachable or has no run of the driver yet.
+        Whether MLflow has all of them; False if it is unreachable (with a warning), or the driver has no run there yet.
     """
     where = store_uri(run_dir.parent, uri)
     try:

@@ -127,10 +127,7 @@ class Tracker:
 
     @contextmanager
     def follow_metrics(self) -> Iterator[None]:
-        """Log metrics.jsonl while the block runs. Afterwards MLflow has all of it, unless it is unreachable.
-
-        What MLflow has is then read again: another process may have logged trials meanwhile (`log_beside`).
-        """
+        """Log metrics.jsonl while the block runs. Afterwards MLflow has all of it, unless it is unreachable."""
         stop = threading.Event()
 
         def follow() -> None:
@@ -145,6 +142,10 @@ class Tracker:
             stop.set()
             follower.join()
             self._log_now()
+
+    def look_again(self) -> None:
+        """Read again what MLflow has, before anything else is logged: another process has logged (`log_beside`)."""
+        with self._lock:
             self._logged = None
 
     def log_trials(self, rows: list[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.checkpoint.verify import newest_step
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
-STEPS = 40
+STEPS = 80
 FOLLOW = ("eval", "../recipe.yaml", "--runs", "../runs", "--follow")
 
 
@@ -30,10 +30,11 @@ def workplace(texts: Path, tmp_path: Path) -> Path:
 
 
 def train_a_part(workplace: Path) -> int:
-    """Train until there is a checkpoint, and stop; returns its step."""
+    """Train until there is another checkpoint, and stop; returns the newest one's step."""
     checkpoints = str(workplace / "runs" / "run" / "checkpoints")
+    before = newest_step(checkpoints) or 0
     command = begin(workplace, "train", "recipe.yaml")
-    wait_for(lambda: newest_step(checkpoints), workplace, command)
+    wait_for(lambda: (newest_step(checkpoints) or 0) > before, workplace, command)
     command.send_signal(signal.SIGINT)
     ended(workplace, command, 75)
     step = newest_step(checkpoints)
