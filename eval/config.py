@@ -120,6 +120,9 @@ class TaskConfig(Grid):
 
     name: Annotated[str, NOTHING]
     """The name of a task, or the path of a YAML file that describes one's own."""
+    start_from: Annotated[str | None, FINE_TUNING] = None
+    """Another task of `eval.tasks`: trials begin with the encoder that its trial of the same start and seed was
+    fine-tuned to, at that task's chosen settings (Liu et al. 2019, section 5.1); null: with the start's own weights."""
 
 
 _DEFAULT = TrialSettings()

@@ -60,7 +60,7 @@ def check_tasks(config: EvalConfig, family: str) -> None:
     """
     seen: set[str] = set()
     for name in (task.name for task in config.tasks):
-        shown = Path(name).stem if _is_own(name) else name
+        shown = shown_name(name)
         if shown in seen or (_is_own(name) and shown in _TASKS):
             raise ValueError(
                 f"{name} in eval.tasks describes a task named {shown}, and there is another; rename the file"
@@ -87,6 +87,17 @@ def check_tasks(config: EvalConfig, family: str) -> None:
 def located(name: str) -> str:
     """The name as a worker, which starts in another directory, finds the task by."""
     return str(Path(name).absolute()) if _is_own(name) else name
+
+
+def shown_name(name: str) -> str:
+    """The name of a task in rows: of one's own task, the name of its file."""
+    return Path(name).stem if _is_own(name) else name
+
+
+def is_zero_shot(name: str) -> bool:
+    """Whether a task is without training."""
+    own_text = _is_own(name) and labelled_file.find_own(Path(name)) == "perplexity"
+    return own_text or name == HELDOUT or name in ZERO_SHOT_TASKS
 
 
 def load_task(name: str, data_dir: str | None) -> Task:

@@ -10,21 +10,28 @@ from eval.tasks.task import Example, Task
 from eval.trial import Trial
 
 
-def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
+def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | None = None) -> list[Trial]:
     """Each task with each of its settings and seeds, from each start.
 
-    A zero-shot task, which trains nothing, is run with the first seed only.
+    A zero-shot task, which trains nothing, is run with the first seed only. Trials with `start_from` are given their
+    source by `eval.start_from` once it is known.
+
+    Args:
+        weights_dir: for the weights of tasks that others start from, on a file system that all workers share.
 
     Raises:
         ValueError: a task is unknown or its files are missing.
     """
     # Workers start in another directory.
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
+    sources = {asked.start_from for asked in config.tasks}
     trials = []
     for asked in config.tasks:
         name = located(asked.name)
         task = load_task(name, task_dir)
         zero_shot = task.kind == "zero-shot"
+        shares = asked.start_from is not None or asked.name in sources
+        assert weights_dir is not None or not shares
         for settings in settings_of(config, asked, task.kind)[: 1 if zero_shot else None]:
             work = _work(task, settings)
             for seed in config.seeds[: 1 if zero_shot else None]:
@@ -50,6 +57,8 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
                             task_dir=task_dir,
                             threads=config.cpus,
                             work=work,
+                            start_from=located(asked.start_from) if asked.start_from is not None else None,
+                            weights_dir=str(weights_dir) if shares else None,
                         )
                     )
     return trials

@@ -29,16 +29,21 @@ _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
 
 
-def write_report(run_dir: Path) -> None:
+def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
     Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/results.jsonl, eval/predictions/ and
     data/manifest.json.
 
+    Args:
+        recipe: instead of recipe.json.
+        summary: instead of summary.json.
+
     Raises:
         ValueError: recipe.json or summary.json is missing, or a file is damaged.
     """
-    recipe, summary = _read_json(run_dir / "recipe.json"), _read_json(run_dir / "summary.json")
+    recipe = _read_json(run_dir / "recipe.json") if recipe is None else recipe
+    summary = _read_json(run_dir / "summary.json") if summary is None else summary
     curves = read_curves(read_rows(run_dir / "metrics.jsonl"), summary)
     facts = {
         "name": recipe.get("name", run_dir.name),

@@ -3,6 +3,7 @@
 Torch and what needs it are imported where they are used: the driver imports this to send trials to workers.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping
@@ -11,12 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.files import make_folder, replacing, sha256_file
 from common.json_lines import Row
 from eval.config import TrialSettings
 from eval.evaluated import open_tokenizer
-from eval.known_tasks import HELDOUT, load_task
+from eval.known_tasks import HELDOUT, load_task, shown_name
 from eval.tasks.task import Task
-from eval.trial import Trial, hyperparameters, trial_key
+from eval.trial import Trial, hyperparameters, trial_key, weights_file
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from data_prep.dataset.shards import TokenDataset
     from eval.finetune import History
+    from eval.heads import TaskModel
     from pretrain.checkpoint.manifest import CheckpointManifest
     from pretrain.models.common.model import Model
 
@@ -89,12 +92,12 @@ def _described(trial: Trial, task: Task) -> Row:
         "labels": list(task.labels),
         "source": task.source,
         "notes": task.notes,
+        **({"start_from": shown_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
     }
 
 
 def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     from eval.frames import frame_of
-    from eval.heads import TaskModel
     from eval.input_cache import task_inputs
 
     tokenizer, info = open_tokenizer(trial.tokenizer_path)
@@ -115,10 +118,10 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         cut = span_inputs(
             lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
         )
-        model = TaskModel(encoder, cut.task, trial.seed, settings.head_dropout, features).to(_device())
+        model = _with_head(encoder, cut.task, trial, settings)
         spans = finetune_spans(model, cut, settings, trial.seed)
         row = _row(spans.value, spans.other_metrics, spans.history, cut.sizes, cut.reported_on)
-        return cut.task, row, spans.predictions
+        return cut.task, row | _keep_weights(trial, model), spans.predictions
 
     from eval.predictions import predictions_of
     from eval.supervised import finetune_labelled
@@ -127,14 +130,53 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
     )
     task, sets = inputs.task, inputs.sets
-    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, features).to(_device())
+    model = _with_head(encoder, task, trial, settings)
     result = finetune_labelled(model, task, sets, settings, trial.seed)
     added = set(info.special_ids.values())
     predictions = predictions_of(
         task, inputs, result, lambda ids: tokenizer.decode([i for i in ids if i not in added and i < info.vocab_size])
     )
     sizes = {name: len(part) for name, part in sets.items()}
-    return task, _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on), predictions
+    row = _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on)
+    return task, row | _keep_weights(trial, model), predictions
+
+
+def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettings) -> "TaskModel":
+    """The encoder with a new head; with the weights of the source's trial if it starts from one.
+
+    Raises:
+        ValueError: those weights are missing or damaged.
+    """
+    from eval.heads import TaskModel
+
+    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, settings.features)
+    if trial.source_key is not None:
+        from safetensors.torch import load
+
+        assert trial.weights_dir is not None and trial.start_from is not None
+        path = weights_file(trial.weights_dir, trial.source_key)
+        content = path.read_bytes() if path.exists() else None
+        if content is None or hashlib.sha256(content).hexdigest() != trial.source_sha256:
+            raise ValueError(
+                f"{path}, the weights of {shown_name(trial.start_from)} that the trial starts from, is "
+                f"{'missing' if content is None else 'damaged'}; rerun the same command to have them trained again"
+            )
+        model.encoder.load_state_dict(load(content))
+    return model.to(_device())
+
+
+def _keep_weights(trial: Trial, model: "TaskModel") -> Row:
+    """Keep the encoder's weights, if other trials may start from them; returns what the row says of them."""
+    if trial.weights_dir is None or trial.start_from is not None:
+        return {}
+    from safetensors.torch import save_file
+
+    path = weights_file(trial.weights_dir, trial_key(trial))
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in model.encoder.state_dict().items()}, temporary)
+        sha256 = sha256_file(temporary)
+    return {"weights_sha256": sha256}
 
 
 def _row(

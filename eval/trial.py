@@ -1,6 +1,7 @@
 """A trial, (task, model, settings, seed), and the key that identifies it. One row of results.jsonl comes of it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
@@ -47,6 +48,15 @@ class Trial:
     """CPU threads for torch; not part of the key."""
     work: float
     """How long it takes, in characters read, relative to other trials; not part of the key."""
+    start_from: str | None = None
+    """The task, as `task` names it, whose fine-tuned weights it begins with; None: with the start's own."""
+    source_key: str | None = None
+    """The key of that task's trial; None while it is not chosen, and without `start_from`."""
+    source_sha256: str | None = None
+    """Of the file with that trial's weights."""
+    weights_dir: str | None = None
+    """Where the weights are that other trials begin with; not part of the key. A trial without `start_from` writes its
+    own there; None: nothing begins with them."""
 
 
 def trial_key(trial: Trial) -> str:
@@ -61,7 +71,15 @@ def trial_key(trial: Trial) -> str:
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind == "zero-shot" else None,
     }
+    if trial.start_from is not None:
+        assert trial.source_key is not None, "eval.start_from chooses it first"
+        identity["source"] = trial.source_key
     return sha256_json(identity)
+
+
+def weights_file(weights_dir: str, key: str) -> Path:
+    """Where the weights of a trial with this key are."""
+    return Path(weights_dir) / f"{key}.safetensors"
 
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:

@@ -109,9 +109,13 @@ def evaluate(
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Evaluate each new checkpoint of a run that another process trains."),
+    ] = False,
 ) -> None:
     """Evaluate a pretrained model on the recipe's tasks, and write the report. Skips trials that have their result."""
-    _run(recipe, overrides, runs, address, allow_change, verify, ("eval",))
+    _run(recipe, overrides, runs, address, allow_change, verify, ("eval",), follow)
 
 
 @app.command()
@@ -239,15 +243,21 @@ def _run(
     allowed: list[str] | None,
     verify: bool,
     wanted: tuple[str, ...],
+    following: bool = False,
 ) -> None:
     from cluster.ray.gang import TrainingFailed
     from cluster.ray.map import WorkerDiedError
+    from cluster.runs.follow import follow
     from cluster.runs.recipe import load_recipe
     from cluster.runs.stages import run_stages
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
     try:
-        code = run_stages(load_recipe(recipe, given), runs, wanted, allowed or (), verify)
+        loaded = load_recipe(recipe, given)
+        if following:
+            code = follow(loaded, runs, allowed or (), verify)
+        else:
+            code = run_stages(loaded, runs, wanted, allowed or (), verify)
     except KeyboardInterrupt:
         print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
         code = STOPPED

@@ -4,23 +4,26 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from cluster.console import console
 from cluster.runs.recipe import Recipe, validate_recipe
 from common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from common.json_lines import append_row
 from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
 
 _LOCK, _HOLDER = ".lock", ".holder"
+_POLL_S = 1.0
 _MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
 """What a start creates before its ranks start."""
-_WRITTEN_INTO = ("eval", "index", "logs", ".ray-train")
+_WRITTEN_INTO = ("eval", "eval/weights", "index", "logs", ".ray-train")
 
 
 class InUseError(ValueError):
@@ -76,6 +79,39 @@ def held(folder: Path) -> Iterator[None]:
             holder.unlink(missing_ok=True)
 
 
+@contextmanager
+def held_when_free(folder: Path) -> Iterator[None]:
+    """`held`, once nobody else holds it; the folder is created if it does not exist."""
+    make_folder(folder)
+    with ExitStack() as stack:
+        printed = ""
+        while True:
+            try:
+                stack.enter_context(held(folder))
+                break
+            except InUseError as error:
+                if str(error) != printed:
+                    printed = str(error)
+                    console.print(f"waiting   {printed}")
+                time.sleep(_POLL_S)
+        yield
+
+
+def seems_held(folder: Path) -> bool:
+    """Whether a process holds the folder, by what the holder wrote: a look at the lock itself could get in its way.
+
+    A holder on another host is taken to be alive; one on this host is looked for.
+    """
+    import psutil
+
+    try:
+        with open_regular(folder / _HOLDER) as file:
+            noted = re.fullmatch(r"process (\d{1,9}) on (.+)\n", file.read(200).decode(errors="replace"))
+    except OSError:
+        return False
+    return noted is None or noted[2] != socket.gethostname() or psutil.pid_exists(int(noted[1]))
+
+
 def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
     """Record that the change of a key was allowed; the ranks read it before they resume."""
     append_row(run_dir / CHANGES, {"key": key, "changed": changed, "time": time.time()})
@@ -118,6 +154,21 @@ def _who(holder: Path) -> str:
     return "".join(letter for letter in text if letter.isprintable()) or "another process"
 
 
+def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> list[Difference]:
+    """The differences from the recipe that a run was started with, in keys that the user has allowed to change.
+
+    Raises:
+        ValueError: it differs in keys that are not allowed.
+    """
+    path = run_dir / "recipe.json"
+    # A recipe.json of an older version lacks newer keys, which have their defaults.
+    advice = "restore it from a copy, or set name=… for a new run"
+    then = validate_recipe(read_json_object(path, advice=advice), str(path)).model_dump(mode="json")
+    changed = binding_differences(then, recipe.model_dump(mode="json"), Recipe)
+    check_allowed(changed, Recipe, allowed, str(run_dir))
+    return changed
+
+
 def _check_links(run_dir: Path) -> None:
     """The run's folder, its data and its checkpoints may be links; files that are appended to may not."""
     for name in _WRITTEN_INTO:
@@ -150,12 +201,7 @@ def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:
 def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
     path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
     if path.exists():
-        # A recipe.json of an older version lacks newer keys, which have their defaults.
-        advice = "restore it from a copy, or set name=… for a new run"
-        then = validate_recipe(read_json_object(path, advice=advice), str(path)).model_dump(mode="json")
-        changed = binding_differences(then, now, Recipe)
-        check_allowed(changed, Recipe, allowed, str(run_dir))
-        for entry in changed:
+        for entry in check_recipe(run_dir, recipe, allowed):
             note_change(run_dir, entry[0], [entry])
     content = json.dumps(now, indent=1).encode() + b"\n"
     if not path.exists() or path.read_bytes() != content:

@@ -1,15 +1,11 @@
 """The data set of a run: found or prepared in the store that runs share, and linked to."""
 
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.console import console
 from cluster.ray.map import map_on_ray
-from cluster.runs.folder import InUseError, held
-from common.files import make_folder
+from cluster.runs.folder import held_when_free
 from common.mapping import ReportProgress
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.dataset.find import find_whole
@@ -17,8 +13,6 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
 from data_prep.pipeline.prepare import prepare
 from data_prep.reading.sources import InputFile
-
-_POLL_S = 1.0
 
 
 def provide(
@@ -55,7 +49,7 @@ def provide(
     work = work_of(store)
     if not place.is_symlink() and place.exists():
         if inputs is None:
-            with _waiting_for(store):
+            with held_when_free(store):
                 inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
         manifest = find_whole(place, inputs.identity, map_on_ray, report, full)
         if manifest is None:
@@ -69,7 +63,7 @@ def provide(
         manifest = find_whole(folder, inputs.identity, map_on_ray, report, full)
         if manifest is not None:
             return folder, manifest
-    with _waiting_for(store):
+    with held_when_free(store):
         inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
         folder = store / inputs.identity[:16]
         return folder, prepare(data, tokenizer, folder, map_on_ray, report, work, inputs)
@@ -89,21 +83,3 @@ def link(place: Path, folder: Path) -> None:
 def work_of(store: Path) -> Path:
     """Where the stages of all data sets in `store` keep their outputs."""
     return store / "work"
-
-
-@contextmanager
-def _waiting_for(store: Path) -> Iterator[None]:
-    """Hold `store`, once nobody else does."""
-    make_folder(store)
-    with ExitStack() as stack:
-        printed = ""
-        while True:
-            try:
-                stack.enter_context(held(store))
-                break
-            except InUseError as error:
-                if str(error) != printed:
-                    printed = str(error)
-                    console.print(f"waiting   {printed}")
-                time.sleep(_POLL_S)
-        yield

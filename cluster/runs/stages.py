@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.console import console, progress_line
 from cluster.ray.session import check_answers, ray_session
-from cluster.runs.folder import opened
+from cluster.runs.evaluated import check_evaluation, planned_trials
+from cluster.runs.folder import held_when_free, opened
 from cluster.runs.prepared import link, provide
 from cluster.runs.recipe import Recipe
 from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
@@ -17,20 +18,15 @@ from cluster.runs.summary import environment, read_summary, write_summary
 from cluster.tracking.store import store_uri
 from cluster.tracking.tracker import is_behind, open_run
 from common.exit_codes import DONE, FAILED, STOPPED
-from common.json_lines import Row, read_rows
+from common.json_lines import read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
-from eval.check_settings import check_settings
-from eval.known_tasks import check_tasks
-from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.environment import MLFLOW_RUN_ID
-from pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from cluster.tracking.tracker import Tracker
-    from eval.trial import Trial
 
 STAGES = ("prep", "train", "eval")
 
@@ -67,9 +63,7 @@ def run_stages(
         ValueError: a mistake of the user's, found before anything is started where possible.
     """
     if "eval" in wanted:
-        model = _evaluated_model(recipe)
-        check_tasks(recipe.eval, model.family)
-        check_settings(recipe.eval, model.layers)
+        check_evaluation(recipe)
     store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
@@ -95,9 +89,15 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
         return run.data is None
     if stage == "train":
         return not run.is_trained
-    if not (run.folder / "report.html").exists() or is_behind(run.folder):
+    finished = read_summary(run.folder).get("status") == "done"  # the report of a follower is not the last one
+    if not (finished and (run.folder / "report.html").exists()) or is_behind(run.folder):
         return True
-    return (run.data is None and run.recipe.eval.checkpoint is None) or bool(_trials_left(run))
+    if run.data is None and run.recipe.eval.checkpoint is None:
+        return True
+    from eval.start_from import next_wave
+
+    wave = next_wave(planned_trials(run), read_rows(run.results))
+    return bool(wave.trials or wave.failed)
 
 
 def _run_left(
@@ -196,63 +196,19 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
         train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
 
 
-def _evaluated_model(recipe: Recipe) -> ModelConfig:
-    if recipe.eval.checkpoint is None:
-        return recipe.model
-    from eval.evaluated import of_huggingface
-
-    return of_huggingface(Path(recipe.eval.checkpoint)).model
-
-
-def _trials_left(run: ResolvedRun) -> "list[Trial]":
-    from cluster.runs.trials import trials_left
-    from eval.evaluated import of_huggingface, of_run
-    from eval.plan import plan_trials
-
-    recipe, saved = run.recipe, run.checkpoint
-    if recipe.eval.checkpoint is not None:
-        evaluated = of_huggingface(Path(recipe.eval.checkpoint))
-    else:
-        assert saved is not None and run.is_trained and run.data is not None
-        location = folder_of_step(run.checkpoints, saved.step)
-        data = run.data_folder.absolute()
-        evaluated = of_run(recipe.model, location, saved.content_hash(), saved.step, data, run.data)
-    return trials_left(plan_trials(recipe.eval, evaluated), run.results)
-
-
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
-    from cluster.runs.trials import run_trials
-    from eval.trial import trial_name
+    from cluster.runs.trials import final, run_left
 
-    left = _trials_left(run)
-    tracker.log_trials(_final(read_rows(run.results)))
-    if not left:
+    if not run.recipe.eval.tasks:
         return 0
-    done, to_retry = 0, 0
-    with seconds.of("eval"), progress_line("fine-tune") as line:
-        line.update(0, len(left))
-
-        def show(row: dict[str, Any]) -> None:
-            nonlocal done, to_retry
-            done += 1
-            to_retry += row.get("retry", False)
-            tracker.log_trials(_final([row]))
-            name = trial_name(row)
-            if row["status"] != "ok":
-                console.print(f"trial {name} failed: {row['error']}", markup=False)
-            value = f"{row['metric']} {row['value']:.3f}" if row["status"] == "ok" else "failed"
-            line.update(done, len(left), f"{name}: {value}")
-
-        run_trials(left, run.recipe.eval, run.results, show)
-    if to_retry:
-        console.print(f"{to_retry} of {len(left)} trials failed; rerun the same command to try them again")
-    return to_retry
-
-
-def _final(rows: Sequence[Row]) -> list[Row]:
-    """Without trials that are tried again: MLflow has one nested run for each."""
-    return [row for row in rows if not row.get("retry", False)]
+    with held_when_free(run.results.parent):
+        tracker.look_again()
+        tracker.log_trials(final(read_rows(run.results)))
+        with seconds.of("eval"):
+            return run_left(
+                planned_trials(run), run.recipe.eval, run.results, lambda row: tracker.log_trials(final([row]))
+            )
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:

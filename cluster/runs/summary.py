@@ -36,6 +36,13 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
+    """Write `summarise` into the run's folder."""
+    write_atomically(
+        run_dir / "summary.json", json.dumps(summarise(run_dir, status, stages), indent=1).encode() + b"\n"
+    )
+
+
+def summarise(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str, Any]:
     """Summarise metrics.jsonl and starts.jsonl.
 
     Args:
@@ -48,7 +55,7 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
     last = logged[max(logged)] if logged else {}
     last_heldout = evaluated[max(evaluated)] if evaluated else {}
     starts = read_rows(run_dir / "starts.jsonl")
-    summary = {
+    return {
         "status": status,
         "steps": last.get("step", 0),
         "tokens": last.get("tokens", 0),
@@ -66,7 +73,6 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
         "restarts": max(0, len(starts) - 1),
         "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),
     }
-    write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
 
 
 def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:

@@ -1,24 +1,75 @@
-"""Trials as Ray tasks. A trial that has its row in results.jsonl is skipped."""
+"""Trials as Ray tasks, and all that are left of a model's trials."""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cluster.console import console, progress_line
 from cluster.ray.map import Resources, WorkerDiedError, map_on_ray
 from common.json_lines import Row, append_row, read_rows
 from eval.config import EvalConfig
 from eval.predictions import write_predictions
 from eval.run_trial import Outcome, failed_row, run_trial
-from eval.trial import Trial, trial_key
+from eval.start_from import next_wave, remove_torn, remove_unneeded
+from eval.trial import Trial, trial_key, trial_name
+
+OnRow = Callable[[Row], None]
 
 
-def trials_left(trials: Sequence[Trial], results: Path) -> list[Trial]:
-    """Those without a row in results.jsonl, and those that failed for a reason outside of them."""
-    standing = {row["key"] for row in read_rows(results) if not row.get("retry", False)}
-    return [trial for trial in trials if trial_key(trial) not in standing]
+def weights_dir(results: Path) -> Path:
+    """For the weights that trials of other tasks start from."""
+    return results.absolute().parent / "weights"
 
 
-def run_trials(trials: Sequence[Trial], config: EvalConfig, results: Path, on_row: Callable[[Row], None]) -> None:
+def run_left(
+    trials: Sequence[Trial], config: EvalConfig, results: Path, on_row: OnRow, before_row: OnRow = lambda row: None
+) -> int:
+    """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
+
+    Args:
+        on_row: is given each row when it is on the disk.
+        before_row: is given it before, and may raise to end all trials.
+
+    Returns:
+        How many failed for a reason that a rerun may not meet again.
+    """
+    done, total, to_retry, tried = 0, 0, 0, set[str]()
+    weights = weights_dir(results)
+    remove_torn(weights)
+    with progress_line("fine-tune") as line:
+
+        def show(row: Row) -> None:
+            nonlocal done, to_retry
+            done += 1
+            to_retry += row.get("retry", False)
+            on_row(row)
+            name = trial_name(row)
+            if row["status"] != "ok":
+                console.print(f"trial {name} failed: {row['error']}", markup=False)
+            value = f"{row['metric']} {row['value']:.3f}" if row["status"] == "ok" else "failed"
+            line.update(done, total, f"{name}: {value}")
+
+        while True:
+            rows = read_rows(results)
+            remove_unneeded(weights, trials, rows, tried)
+            wave = next_wave(trials, rows, tried)
+            if not (wave.trials or wave.failed):
+                break
+            total += len(wave.trials) + len(wave.failed)
+            line.update(done, total)
+            for row in wave.failed:
+                append_row(results, row)
+                show(row)
+            run_trials(wave.trials, config, results, show, before_row)
+            tried |= {trial_key(trial) for trial in wave.trials} | {row["key"] for row in wave.failed}
+    if to_retry:
+        console.print(f"{to_retry} of {total} trials failed; rerun the same command to try them again")
+    return to_retry
+
+
+def run_trials(
+    trials: Sequence[Trial], config: EvalConfig, results: Path, on_row: OnRow, before_row: OnRow = lambda row: None
+) -> None:
     """Run trials on the Ray that the caller has started, the longest first.
 
     Each row, and the predictions behind it, is on disk before `on_row` is given it. A trial that fails, or whose worker
@@ -26,11 +77,21 @@ def run_trials(trials: Sequence[Trial], config: EvalConfig, results: Path, on_ro
     """
     memory = (config.memory_gb or 0) * 1e9
     ordered = sorted(trials, key=lambda trial: -trial.work)
+    succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
     for outcome in map_on_ray(_attempt, ordered, _name, Resources(config.cpus, config.gpus, memory), _died):
+        row = outcome.row
+        before_row(row)
         if outcome.predictions is not None:
-            write_predictions(results.parent / "predictions", outcome.row["key"], outcome.predictions)
-        append_row(results, outcome.row)
-        on_row(outcome.row)
+            write_predictions(results.parent / "predictions", row["key"], outcome.predictions)
+        # One that ran again for its weights alone keeps the result that it has.
+        if not (row.get("retry", False) and row["key"] in succeeded):
+            append_row(results, row)
+        on_row(row)
+
+
+def final(rows: Sequence[Row]) -> list[Row]:
+    """Without trials that are tried again: MLflow has one nested run for each."""
+    return [row for row in rows if not row.get("retry", False)]
 
 
 def _attempt(trial: Trial) -> Outcome:

@@ -94,6 +94,13 @@ def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "It
             return
 
 
+def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[set[str], dict[str, Run]]":
+    """The keys of the trials that are logged under `parent`, and by key the runs of those that are partly logged."""
+    nested = {run.data.tags[TRIAL_TAG]: run for run in search(client, experiment, PARENT_TAG, parent)}
+    begun = {key: run for key, run in nested.items() if run.info.status == "RUNNING"}
+    return set(nested) - set(begun), begun
+
+
 def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> None:
     """Log the leaves of `tree` under dotted keys. MLflow parameters are immutable, so existing ones are left alone."""
     from mlflow.entities import Param
@@ -153,7 +160,7 @@ def log_trial(
     started = now - round(1000 * row["seconds"])
     run = begun or client.create_run(experiment, start_time=started, tags=tags, run_name=name)
     run_id = run.info.run_id
-    described = ("task", "kind", "metric", "init", "seed", "checkpoint_step", "hyperparameters")
+    described = ("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters")
     log_params(client, run_id, {key: row[key] for key in described if key in row})
     if row.get("error"):
         client.set_tag(run_id, "error", row["error"][:_VALUE_LENGTH])

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.tracking.store import (
-    PARENT_TAG,
     TOKEN_TAG,
-    TRIAL_TAG,
     connect,
     experiment_id,
     is_number,
@@ -27,6 +25,7 @@ from cluster.tracking.store import (
     log_tags,
     log_trial,
     metric_name,
+    nested_runs,
     point,
     search,
     steps_of,
@@ -69,7 +68,7 @@ def open_run(
 def is_behind(run_dir: Path) -> bool:
     """Whether MLflow lacks part of a tracked run; the run's next start catches up."""
     try:
-        state = _read_state(run_dir)
+        state = read_state(run_dir)
     except ValueError:
         return True
     return bool(state) and not state["complete"]
@@ -103,7 +102,7 @@ class Tracker:
         self._wait_s, self._not_before = 0.0, 0.0
         self._state: dict[str, Any] = {}
         try:
-            self._state = _read_state(run_dir)
+            self._state = read_state(run_dir)
         except ValueError as error:
             log.warning("%s", error)
         self._client: MlflowClient | None = None
@@ -143,6 +142,11 @@ class Tracker:
             stop.set()
             follower.join()
             self._log_now()
+
+    def look_again(self) -> None:
+        """Read again what MLflow has, before anything else is logged: another process has logged (`log_beside`)."""
+        with self._lock:
+            self._logged = None
 
     def log_trials(self, rows: list[dict[str, Any]]) -> None:
         """Log rows of results.jsonl as nested runs; a key is logged only once."""
@@ -231,9 +235,8 @@ class Tracker:
         return run_id
 
     def _look_up(self, client: "MlflowClient") -> _Logged:
-        nested = {run.data.tags[TRIAL_TAG]: run for run in search(client, self._experiment_id, PARENT_TAG, self.run_id)}
-        begun = {key: run for key, run in nested.items() if run.info.status == "RUNNING"}
-        return _Logged(steps_of(client, self.run_id), set(nested) - set(begun), begun, self._follow())
+        finished, begun = nested_runs(client, self._experiment_id, self.run_id)
+        return _Logged(steps_of(client, self.run_id), finished, begun, self._follow())
 
     def _follow(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
@@ -256,8 +259,12 @@ class Tracker:
         write_atomically(self._run_dir / "tracking.json", json.dumps(self._state, indent=1).encode() + b"\n", 0o600)
 
 
-def _read_state(run_dir: Path) -> dict[str, Any]:
-    """Raises ValueError if the file is damaged."""
+def read_state(run_dir: Path) -> dict[str, Any]:
+    """What tracking.json says: uri (redacted), experiment, token, run_id, complete; empty before the first start.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     advice = "a new MLflow run is created, with all rows from the first one"
     try:
         state = read_json_object(run_dir / "tracking.json", advice=advice)

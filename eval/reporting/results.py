@@ -66,6 +66,12 @@ def helped(found: Sequence[Verdict], tasks: Sequence[str]) -> str:
     return f"Of {total}, pretraining {' and '.join(parts)}."
 
 
+def _start(result: TaskResult) -> str:
+    """Empty if trials begin with the start's own weights."""
+    source = result.first.get("start_from")
+    return f"trials start from the weights that were fine-tuned on {source}" if source else ""
+
+
 def _line(result: TaskResult) -> dict[str, str]:
     """The cells of a result's row in the table."""
     best, starts = result.best, (result.pretrained, result.random)
@@ -83,5 +89,5 @@ def _line(result: TaskResult) -> dict[str, str]:
         + "+".join(str(choice.chosen.failed if choice else 0) for choice in starts),
         "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
         "source": str(result.first["source"]),
-        "notes": str(result.first["notes"]),
+        "notes": "; ".join(note for note in (str(result.first["notes"]), _start(result)) if note),
     }

@@ -57,7 +57,8 @@ def task_names(section: dict[str, Any]) -> list[str]:
 def asked_rows(rows: Sequence[Row], section: dict[str, Any]) -> list[Row]:
     """The rows of trials that a recipe's `eval` section asks for, in the order of its tasks, grids and seeds.
 
-    The last row of a trial counts. A hyperparameter that the section does not have may have any value.
+    The last row of a trial counts. A hyperparameter that the section does not have may have any value. Of trials that
+    start from another task's, those count whose source was run with the settings that are chosen for that task.
     """
     tasks = {item["name"]: item for item in map(_named, section.get("tasks") or [])}
     seeds = section.get("seeds") or []
@@ -66,6 +67,9 @@ def asked_rows(rows: Sequence[Row], section: dict[str, Any]) -> list[Row]:
         if row["task"] not in tasks or row["seed"] not in seeds:
             continue
         own = tasks[row["task"]]
+        start_from = own.get("start_from")
+        if row.get("start_from") != (start_from and _named(start_from)["name"]):
+            continue
         settings = row.get("hyperparameters") or {}
         grid = {name: own[name] for name in settings if own.get(name) is not None}
         grid = {name: section[name] for name in settings if name in section} | grid
@@ -74,9 +78,25 @@ def asked_rows(rows: Sequence[Row], section: dict[str, Any]) -> list[Row]:
         lists = {name: values if isinstance(values, list) else [values] for name, values in grid.items()}
         if all(settings[name] in lists[name] for name in lists):
             at = [values.index(settings[name]) for name, values in lists.items()]
-            trial = canonical_json([row["task"], row["init"], row.get("checkpoint_step"), settings, row["seed"]])
+            start = _start_of(row)
+            trial = canonical_json([*start, settings, row["seed"], row.get("source_key")])
             places[trial] = [list(tasks).index(row["task"]), *at, seeds.index(row["seed"])], row
-    return [row for _, row in sorted(places.values(), key=lambda found: found[0])]
+    return _from_chosen([row for _, row in sorted(places.values(), key=lambda found: found[0])])
+
+
+def _from_chosen(rows: list[Row]) -> list[Row]:
+    """Without trials that start from a trial whose settings are not chosen for its task."""
+    first = [row for row in rows if "source_key" not in row]
+    if len(first) == len(rows):
+        return rows
+    found = choose(first)
+    settings = [(row, found[_start_of(row)].chosen.hyperparameters) for row in first]
+    chosen = {row["key"] for row, best in settings if (row.get("hyperparameters") or {}) == best}
+    return [row for row in rows if "source_key" not in row or row["source_key"] in chosen]
+
+
+def _start_of(row: Row) -> Start:
+    return Start(row["task"], row["init"], row.get("checkpoint_step"))
 
 
 def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
@@ -91,7 +111,7 @@ def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
     """
     starts: dict[Start, dict[bytes, list[Row]]] = {}
     for row in rows:
-        settings = starts.setdefault(Start(row["task"], row["init"], row.get("checkpoint_step")), {})
+        settings = starts.setdefault(_start_of(row), {})
         settings.setdefault(canonical_json(row.get("hyperparameters") or {}), []).append(row)
     found = {}
     for start, settings in starts.items():

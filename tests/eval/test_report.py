@@ -152,6 +152,19 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
 
 
+def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:
+    tasks = [{"name": "bbc-topics", "start_from": "conll2003"}, "conll2003"]
+    rows = _rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
+    for row in rows[:6]:
+        row |= {"start_from": "conll2003", "source_key": f"conll2003{row['init']}{row['seed']}"}
+    run = _run(tmp_path / "run", rows, {**RECIPE, "eval": {**RECIPE["eval"], "tasks": tasks}})
+    write_report(run)
+    parsed, html, markdown = _read(run)
+    assert parsed.tables["results"][1][6] == "3+3 / 0+0"
+    sentence = "bbc-topics: Some source. 3 dropped; trials start from the weights that were fine-tuned on conll2003."
+    assert sentence in html and sentence in markdown
+
+
 def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _rows([0.5, 0.52, 0.48], [0.8, 0.9, 0.85]), heldout_mlm_loss=6.95)
     write_report(run)

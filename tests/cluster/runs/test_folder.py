@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.runs.compare import compare
-from cluster.runs.folder import held, opened
+from cluster.runs.folder import held, opened, seems_held
 from cluster.runs.recipe import Recipe, load_recipe
 from cluster.runs.summary import read_summary
 from common.json_lines import append_row, read_rows
@@ -101,6 +101,19 @@ def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tm
             pass
         assert another() == ""
     assert another() == "in\n" and not (tmp_path / ".holder").exists()
+
+
+def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: Path) -> None:
+    assert not seems_held(tmp_path)
+    with held(tmp_path):
+        assert seems_held(tmp_path)
+    assert not seems_held(tmp_path)
+    code = "import os; from pathlib import Path; from cluster.runs.folder import held\n"
+    code += f"with held(Path({str(tmp_path)!r})): os._exit(1)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert (tmp_path / ".holder").exists() and not seems_held(tmp_path), "its holder was killed"
+    (tmp_path / ".holder").write_text("process 1 on another-host\n")
+    assert seems_held(tmp_path)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from provided import provided
 
-from cluster.runs import prepared as prep
+from cluster.runs import folder
 from cluster.runs.folder import held
 from cluster.runs.prepared import link
 from data_prep.config import DataConfig, Source, TokenizerConfig
@@ -91,7 +91,7 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
 
 
 def test_runs_that_share_data_start_together_and_who_writes_is_waited_for(tmp_path, own_texts, monkeypatch, capsys):
-    monkeypatch.setattr(prep, "_POLL_S", 0.01)
+    monkeypatch.setattr(folder, "_POLL_S", 0.01)
     store, place = tmp_path / "store", tmp_path / "run" / "data"
     found = provided(own_texts, TOKENIZER, store, place)
     with held(store):

@@ -6,31 +6,42 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runs.trials import run_trials, trials_left
+from cluster.runs.trials import run_left, run_trials, weights_dir
 from common.json_lines import read_rows
 from data_prep.dataset.shards import open_dataset
 from eval.config import EvalConfig
 from eval.evaluated import of_run
 from eval.plan import plan_trials
+from eval.start_from import next_wave
 from eval.trial import Trial, trial_key
 from pretrain.models.config import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
 
+def _own(folder: Path, name: str) -> str:
+    """A task of one's own."""
+    words = ("river", "stone", "letter", "garden")
+    (folder / f"{name}.csv").write_text("what,how\n" + "".join(f"{words[i % 4]} {i},{i % 2}\n" for i in range(80)))
+    (folder / f"{name}.yaml").write_text(f"kind: classification\ntrain: {name}.csv\nfields: {{text: what, label: how}}")
+    return str(folder / f"{name}.yaml")
+
+
+def _random(config: EvalConfig, data: Path, results: Path) -> list[Trial]:
+    """The trials of random weights."""
+    sizes = {"layers": 1, "hidden": 32, "heads": 2, "max_positions": 64}
+    model = ModelConfig.model_validate({"family": "bert", **sizes})
+    evaluated = of_run(model, str(results), "c", 7, data, open_dataset(data).manifest)
+    return [t for t in plan_trials(config, evaluated, weights_dir(results)) if t.init == "random"]
+
+
 @pytest.fixture
 def trials(bert_data: Path, tmp_path: Path) -> tuple[EvalConfig, list[Trial]]:
     """Trials of random weights on a task of one's own."""
-    words = ("river", "stone", "letter", "garden")
-    (tmp_path / "own.csv").write_text("what,how\n" + "".join(f"{words[i % 4]} {i},{i % 2}\n" for i in range(80)))
-    (tmp_path / "own.yaml").write_text("kind: classification\ntrain: own.csv\nfields: {text: what, label: how}\n")
-    sizes = {"layers": 1, "hidden": 32, "heads": 2, "max_positions": 64}
-    model = ModelConfig.model_validate({"family": "bert", **sizes})
     config = EvalConfig.model_validate(
-        {"tasks": [str(tmp_path / "own.yaml")], "seeds": [0], "epochs": [1, 3], "lr": [1e-3, 1e30], "batch_size": 8}
+        {"tasks": [_own(tmp_path, "own")], "seeds": [0], "epochs": [1, 3], "lr": [1e-3, 1e30], "batch_size": 8}
     )
-    evaluated = of_run(model, str(tmp_path), "c", 7, bert_data, open_dataset(bert_data).manifest)
-    return config, [trial for trial in plan_trials(config, evaluated) if trial.init == "random"]
+    return config, _random(config, bert_data, tmp_path / "eval" / "results.jsonl")
 
 
 def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
@@ -49,5 +60,40 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
         assert path.exists() == (row["status"] == "ok")
         assert row["status"] == "ok" or row["error"]
     # One that diverged would diverge again; one whose machine lacked a file is tried again.
-    assert [trial_key(trial) for trial in trials_left([*planned, elsewhere], results)] == [trial_key(elsewhere)]
+    left = next_wave([*planned, elsewhere], rows)
+    assert [trial_key(trial) for trial in left.trials] == [trial_key(elsewhere)] and not left.failed
+    assert not next_wave([*planned, elsewhere], rows, {trial_key(elsewhere)}).trials
     assert max(trial.work for trial in planned) == planned[-1].work > planned[0].work
+
+
+def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(
+    bert_data: Path, tmp_path: Path
+) -> None:
+    large, small = _own(tmp_path, "large"), _own(tmp_path, "small")
+    config = EvalConfig.model_validate(
+        {
+            "tasks": [{"name": small, "start_from": large}, {"name": large, "lr": [1e-3, 1e30]}],
+            "seeds": [0], "epochs": 1, "lr": 1e-3, "batch_size": 8,
+        }
+    )  # fmt: skip
+    results = tmp_path / "eval" / "results.jsonl"
+    planned = _random(config, bert_data, results)
+    seen: list[str] = []
+
+    def evaluate() -> list[str]:
+        seen.clear()
+        assert run_left(planned, config, results, lambda row: seen.append(row["task"])) == 0
+        return seen
+
+    assert evaluate() == ["large", "large", "small"]
+    rows = read_rows(results)
+    chosen = next(row for row in rows if row["task"] == "large" and row["status"] == "ok")
+    assert rows[-1]["status"] == "ok" and rows[-1]["source_key"] == chosen["key"]
+    assert not list(weights_dir(results).iterdir()), "weights that nothing will start from are removed"
+    assert evaluate() == []
+    # Its weights are gone, so what it starts from runs again, with the same result.
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    assert evaluate() == ["large", "small"]
+    again = read_rows(results)
+    timeless = [{**row, "seconds": 0} for row in (chosen, rows[-1], *again[-2:])]
+    assert timeless[:2] == timeless[2:]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cluster.tracking.beside import log_beside
 from cluster.tracking.store import connect, store_uri
 from cluster.tracking.tracker import Tracker, is_behind, open_run
 
@@ -257,6 +258,24 @@ def test_a_half_logged_trial_is_completed(run_dir: Path) -> None:
     assert run.info.run_id == begun.info.run_id
     assert run.info.status == "FINISHED"
     assert run.data.metrics["accuracy"] == 0.75
+
+
+def test_trials_logged_beside_the_driver_are_logged_once_and_leave_its_run_alone(run_dir: Path) -> None:
+    assert not log_beside(run_dir, None, [trial("k1")]), "there is no run of the driver yet"
+    tracker, client = start(run_dir), client_of(run_dir)
+    append(run_dir, row(1, 5.0))
+    before, note = client.get_run(tracker.run_id).to_dictionary(), (run_dir / "tracking.json").read_bytes()
+    for rows in ([trial("k1")], [trial("k1"), trial("k2", seed=1)]):
+        assert log_beside(run_dir, None, rows)
+    assert not log_beside(run_dir, "http://127.0.0.1:1", [trial("k4")])
+    assert client.get_run(tracker.run_id).to_dictionary() == before
+    assert (run_dir / "tracking.json").read_bytes() == note
+    tracker.look_again()
+    tracker.log_trials([trial("k1"), trial("k2", seed=1), trial("k3", seed=2)])
+    tracker.close("done")
+    assert {run.info.status for run in trials_of(client, tracker.run_id).values()} == {"FINISHED"}
+    assert set(trials_of(client, tracker.run_id)) == {"k1", "k2", "k3"}
+    assert history(client, tracker.run_id, "loss") == [(1, 5.0)]
 
 
 def test_existing_artifacts_are_logged(run_dir: Path) -> None:

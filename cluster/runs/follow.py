@@ -1,0 +1,170 @@
+"""Evaluating the checkpoints of a pretraining while another process makes them.
+
+wait until the training has started
+until the checkpoint of the last step is committed:
+    wait for a checkpoint that is newer than the last one evaluated, and take the newest
+    run its trials that have no row, write the report, log the trials
+evaluate the last checkpoint as `multihop eval` does, once the training has let go of the run
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.console import console
+from cluster.ray.session import check_answers, ray_session
+from cluster.runs.evaluated import check_evaluation, planned_trials
+from cluster.runs.folder import InUseError, check_recipe, held, seems_held
+from cluster.runs.recipe import Recipe
+from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
+from cluster.runs.stages import run_stages
+from cluster.runs.summary import read_summary, summarise
+from cluster.tracking.beside import log_beside
+from cluster.tracking.store import store_uri
+from common.files import make_folder
+from common.json_lines import Row, read_rows
+from common.storage import open_folder
+from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import list_steps
+from pretrain.data.phases import total_steps
+from pretrain.run.files import checkpoints_of
+
+_POLL_S = 1.0
+
+
+class _CheckpointGoneError(Exception):
+    """Retention removed the checkpoint while it was evaluated."""
+
+
+def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify: bool = False) -> int:
+    """Evaluate each checkpoint of a run that another process trains, then the last one; returns the exit code.
+
+    Only the lock on the run's `eval` folder is held meanwhile, and of the run's files only those of the evaluation and
+    the report are written. Where several checkpoints are new, the newest is evaluated and the others are skipped.
+
+    Args:
+        allowed, full_verify: as for `run_stages`.
+
+    Raises:
+        ValueError: a mistake of the user's, found before anything is started where possible; another process
+            evaluates the run.
+    """
+    if recipe.eval.checkpoint is not None:
+        raise ValueError(
+            f"--follow evaluates the checkpoints of the run, and eval.checkpoint={recipe.eval.checkpoint} is another "
+            "model; remove one of them"
+        )
+    check_evaluation(recipe)
+    store_uri(runs, recipe.tracking.uri)
+    check_answers(recipe.cluster.address)
+    folder = runs / recipe.name
+    _wait_for_start(folder)
+    check_recipe(folder, recipe, allowed)
+    if not _is_trained(folder, recipe) and recipe.eval.tasks:
+        make_folder(folder / "eval")
+        with held(folder / "eval"), ray_session(recipe.cluster.address, 1):
+            _follow(folder, recipe, runs)
+    printed = ""
+    while True:
+        try:
+            return run_stages(recipe, runs, ("eval",), allowed, full_verify)
+        except InUseError as error:
+            if str(error) != printed:
+                printed = str(error)
+                console.print(f"waiting   {printed}")
+            time.sleep(_POLL_S)
+
+
+def _is_trained(folder: Path, recipe: Recipe) -> bool:
+    return total_steps(recipe.phases) in list_steps(checkpoints_of(folder, recipe))
+
+
+def _wait_for_start(folder: Path) -> None:
+    said = False
+    while not (folder / "recipe.json").exists():
+        if not said:
+            console.print(f"waiting   {folder} does not exist yet; start its training with `multihop train`")
+            said = True
+        time.sleep(_POLL_S)
+
+
+def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
+    """Until the checkpoint of the last step is committed."""
+    place, last, seen, said = checkpoints_of(folder, recipe), total_steps(recipe.phases), -1, False
+    while True:
+        steps = list_steps(place)
+        if last in steps:
+            return
+        new = [step for step in steps if step > seen]
+        if not new:
+            at_work = seems_held(folder)
+            if not at_work and not said:
+                console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
+            said = not at_work
+            time.sleep(_POLL_S)
+            continue
+        seen = new[-1]
+        _say_skipped(new[:-1], read_rows(folder / "eval" / "results.jsonl"))
+        try:
+            saved = read_checkpoint_manifest(folder_of_step(place, seen))
+        except ValueError as error:
+            console.print(f"{error}; skipped")
+            continue
+        run = replace(resolve(recipe, folder, store_of(recipe, runs), False), checkpoint=saved)
+        if run.data is None:
+            raise ValueError(f"the texts of {folder} changed since its training started; restore the texts")
+        check_data_unchanged(run, run.data, ())
+        _evaluate(run)
+
+
+def _say_skipped(steps: Sequence[int], rows: Sequence[Row]) -> None:
+    evaluated = {row.get("checkpoint_step") for row in rows}
+    if skipped := [step for step in steps if step not in evaluated]:
+        named = f"step {skipped[0]}" if len(skipped) == 1 else f"steps {', '.join(map(str, skipped))}"
+        console.print(f"skipped   {named}: a newer checkpoint is there")
+
+
+def _evaluate(run: ResolvedRun) -> None:
+    """Run what is left of the trials of `run.checkpoint`; write the report and log the trials."""
+    from cluster.runs.trials import final, run_left
+    from eval.report import write_report
+
+    location, trials = folder_of_step(run.checkpoints, run.step), planned_trials(run)
+
+    def check_there(row: Row) -> None:
+        if row.get("retry", False) and open_folder(location).size(MANIFEST) is None:
+            raise _CheckpointGoneError
+
+    console.print(f"step {run.step}: runs what is left of {len(trials)} trials")
+    try:
+        run_left(trials, run.recipe.eval, run.results, lambda row: None, check_there)
+    except _CheckpointGoneError:
+        console.print(
+            f"step {run.step}: its checkpoint was removed while it was evaluated; the newest is next. Raise "
+            f"checkpoint.keep={run.recipe.checkpoint.keep} to keep checkpoints longer"
+        )
+    rows, resolved = read_rows(run.results), run.recipe.model_dump(mode="json")
+    for line in _scores(rows, resolved["eval"], run.step):
+        console.print(f"step {run.step}: {line}", markup=False)
+    summary = summarise(run.folder, "running", read_summary(run.folder).get("stages", {}))
+    write_report(run.folder, resolved, summary)
+    log_beside(run.folder, run.recipe.tracking.uri, final(rows))
+
+
+def _scores(rows: Sequence[Row], section: dict[str, object], step: int) -> list[str]:
+    """A line for each task with a result of this checkpoint."""
+    from eval.statistics.choose import asked_rows, choose
+    from eval.statistics.words import spread
+
+    chosen = choose(asked_rows(rows, section))
+    medians = {
+        (start.task, start.init): f"{choice.chosen.rows[0]['metric']} {spread(choice.chosen.values)}"
+        for start, choice in chosen.items()
+        if choice.chosen.rows and start.checkpoint_step in (None, step)
+    }
+    return [
+        f"{task} {score}, random weights {medians.get((task, 'random'), 'none')}"
+        for (task, init), score in medians.items()
+        if init == "pretrained"
+    ]
