@@ -134,7 +134,7 @@ def _verdict(result: TaskResult, p: float | None) -> Verdict:
     ours, theirs, found = result.values("pretrained"), result.values("random"), result.difference
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
-        return Verdict("inconclusive", f"No trial {missing} pretraining succeeded.")
+        return Verdict("inconclusive", f"There is no result {missing} pretraining to judge by.")
     numbers = f"{result.metric} {show(median(ours))} with pretraining, {show(median(theirs))} without"
     if result.unigram is not None:
         return _beside_unigram(result, numbers)

@@ -12,9 +12,10 @@ from s3_endpoint import bucket, s3, s3_server
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline.prepare import prepare
 
-# What a busy machine makes slow is no failure.
 __all__ = ["bucket", "s3", "s3_server"]
+pytest_plugins = ["leave"]
 
+# What a busy machine makes slow is no failure.
 settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("multihop")
 

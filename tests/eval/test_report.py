@@ -271,7 +271,7 @@ def test_failed_and_missing_trials_are_told(tmp_path: Path) -> None:
     assert parsed.tables["results"][1][3:7] == ["0.890 [0.880 to 0.900]", "none", "none", "2+0 / 1+3"]
     for text in (html, markdown):
         assert text.count("the loss became nan") == 4
-        assert "No trial without pretraining succeeded" in text
+        assert "There is no result without pretraining" in text
         assert "No trial has finished yet for: conll2003." in text
 
 
