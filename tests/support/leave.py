@@ -1,7 +1,7 @@
 """How the test process ends: with the tests' own exit status, and not in the tear-down of native libraries.
 
-Arrow's S3 client, gloo and Ray's core worker keep threads of their own. One of them crashed the interpreter while it was
-torn down, in a run whose tests had all passed.
+Arrow's S3 client, gloo and Ray's core worker keep threads of their own. The interpreter crashed while it was torn down,
+in a run whose tests had all passed.
 """
 
 import atexit
