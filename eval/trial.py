@@ -92,7 +92,8 @@ def trial_name(row: Row) -> str:
     given = row.get("hyperparameters") or {}
     settings = [f"{short} {given[key]:g}" for key, short in _IN_NAMES.items() if key in given]
     frozen = ["frozen"] if given.get("features") else []
-    return " ".join([row["task"], row["init"], *frozen, *settings, f"seed {row['seed']}"])
+    # MLflow shows the first forty characters of it.
+    return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
 
 
 def _what(trial: Trial) -> Decides:

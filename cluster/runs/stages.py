@@ -213,8 +213,10 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     from eval.report import write_report
+    from eval.statistics.scores import median_scores
 
     write_report(run.folder)
+    tracker.log_scores(median_scores(read_rows(run.results), run.recipe.eval.model_dump(mode="json")))
     names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
     tracker.log_artifacts([run.folder / name for name in names])
     _print_report_path(run)

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,17 @@ def steps_of(client: "MlflowClient", run_id: str) -> dict[str, set[int]]:
     """The logged steps of each metric of a run."""
     names = client.get_run(run_id).data.metrics
     return {name: {point.step for point in client.get_metric_history(run_id, name)} for name in names}
+
+
+def log_new_points(client: "MlflowClient", run_id: str, scores: Sequence[tuple[str, int, float]]) -> None:
+    """Log (name, step, value), but for those whose last logged value at that step is the same."""
+    there: dict[tuple[str, int], float] = {}
+    for name in {metric_name(name) for name, _, _ in scores}:
+        history = client.get_metric_history(run_id, name)
+        there |= {(name, old.step): old.value for old in sorted(history, key=lambda old: old.timestamp)}
+    now = time.time()
+    new = [each for each in scores if there.get((metric_name(each[0]), each[1])) != each[2]]
+    log_points(client, run_id, [point(name, value, step, now) for name, step, value in new])
 
 
 def point(key: str, value: float, step: int, unix_seconds: float) -> "Metric":

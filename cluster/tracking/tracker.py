@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from cluster.tracking.store import (
     connect,
     experiment_id,
     is_number,
+    log_new_points,
     log_params,
     log_points,
     log_tags,
@@ -109,6 +110,7 @@ class Tracker:
         self._experiment_id = ""
         self._logged: _Logged | None = None
         self._rows: list[dict[str, Any]] = []
+        self._scores: list[tuple[str, int, float]] = []
         self._artifacts: list[Path] = []
 
     def begin(self) -> None:
@@ -151,6 +153,11 @@ class Tracker:
     def log_trials(self, rows: list[dict[str, Any]]) -> None:
         """Log rows of results.jsonl as nested runs; a key is logged only once."""
         self._rows += rows
+        self._log_if_due()
+
+    def log_scores(self, scores: Iterable[tuple[str, int, float]]) -> None:
+        """Log (name, step, value) as metrics of the run. A value that MLflow has already is not logged again."""
+        self._scores += scores
         self._log_if_due()
 
     def log_artifacts(self, paths: list[Path]) -> None:
@@ -206,6 +213,9 @@ class Tracker:
                 log_trial(client, self._experiment_id, self.run_id, row, self._logged.begun.get(row["key"]))
                 self._logged.finished.add(row["key"])
             self._rows.pop(0)
+        if self._scores:
+            log_new_points(client, self.run_id, self._scores)
+            self._scores.clear()
         while self._artifacts:
             client.log_artifact(self.run_id, str(self._artifacts[0]))
             self._artifacts.pop(0)

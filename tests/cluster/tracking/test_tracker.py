@@ -243,8 +243,20 @@ def test_trials_are_nested_runs_logged_once(run_dir: Path) -> None:
     assert params["hyperparameters.lr"] == "5e-05"
     assert params["hyperparameters.features.layers"] == "[-2, -1]"
     assert params["hyperparameters.features.head"] == "linear"
-    assert runs["k1"].info.run_name == "topics random frozen lr 5e-05 seed 0"
+    assert runs["k1"].info.run_name == "topics random seed 0 frozen lr 5e-05"
     assert not {"value", "accuracy"} & set(runs["k2"].data.metrics)
+
+
+def test_scores_are_metrics_of_the_run_logged_when_they_change(run_dir: Path) -> None:
+    tracker, client = start(run_dir), client_of(run_dir)
+    tracker.log_scores([("topics accuracy", 10, 0.5), ("topics accuracy", 20, 0.75), ("topics macro F1 (%)", 0, 1.0)])
+    tracker.close("done")
+    again = start(run_dir)
+    again.log_scores([("topics accuracy", 10, 0.5), ("topics accuracy", 20, 0.625)])
+    again.close("done")
+    history = client.get_metric_history(tracker.run_id, "topics accuracy")
+    assert [(point.step, point.value) for point in history] == [(10, 0.5), (20, 0.75), (20, 0.625)]
+    assert client.get_run(tracker.run_id).data.metrics == {"topics accuracy": 0.625, "topics macro F1 ___": 1.0}
 
 
 def test_a_half_logged_trial_is_completed(run_dir: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from eval.statistics.choose import Start, asked_rows, choose, task_names
+from eval.statistics.scores import median_scores
 
 Section = dict[str, Any]
 
@@ -32,6 +33,19 @@ def test_the_development_score_alone_chooses_and_each_start_for_itself() -> None
     assert theirs.chosen.hyperparameters["lr"] == 1e-4
     assert [setting.hyperparameters["lr"] for setting in ours.grid] == [3e-4, 1e-4]
     assert sorted(ours.chosen.values) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_task_has_one_score_for_each_start_and_checkpoint() -> None:
+    rows = [
+        row(lr, seed, dev, metric="F1", checkpoint_step=step)
+        for step, best in ((10, 0.5), (20, 0.75))
+        for lr, dev in ((3e-4, best), (1e-4, 0.1))
+        for seed in range(3)
+    ]
+    rows += [row(3e-4, seed, dev, "random", metric="F1") for seed, dev in enumerate((None, None, 0.25))]
+    rows += [row(3e-4, 0, None, "random", task="failed", metric="F1")]
+    asked = section(tasks=["t", "failed"])
+    assert list(median_scores(rows, asked)) == [("t F1", 10, 0.5), ("t F1", 20, 0.25), ("t F1 random", 0, 0.75)]
 
 
 def test_where_less_is_better_the_least_wins() -> None:
