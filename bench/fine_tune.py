@@ -1,6 +1,6 @@
 """Seconds and scores of fine-tuning a published model on a task: ours, and Hugging Face's Trainer.
 
-    python bench/eval.py --model DIR --data-dir DIR --task glue/sst2 --max-examples 2000
+    python bench/fine_tune.py --model DIR --data-dir DIR --task glue/sst2 --max-examples 2000
 
 All start from the same weights and use the same examples, batch size, learning rate, schedule, epochs, seeds and
 threads. Peers take turns, one trial each, in a process of their own that has imported its libraries. A trial is timed
@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import eval_peers
-from eval_peers import PEERS
+import fine_tune_peers
+from fine_tune_peers import PEERS
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
@@ -41,7 +41,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     }
     processes = {
         name: subprocess.Popen(
-            [sys.executable, eval_peers.__file__, name, json.dumps(case)],
+            [sys.executable, fine_tune_peers.__file__, name, json.dumps(case)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if arguments.verbose else subprocess.DEVNULL,
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--max-dev-examples", type=int, default=500)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--verbose", action="store_true", help="show the peers' output")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/eval.json"))
+    parser.add_argument("--json", type=Path, default=Path("bench/results/fine_tune.json"))
     arguments = parser.parse_args()
 
     found = measure(arguments)

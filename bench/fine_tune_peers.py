@@ -1,4 +1,4 @@
-"""The peers of bench/eval.py, each a process: `eval_peers.py NAME CASE` fine-tunes once per seed it reads."""
+"""The peers of bench/fine_tune.py, each a process: `fine_tune_peers.py NAME CASE` fine-tunes once per seed it reads."""
 
 import json
 import os
