@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.dataset.manifest import Manifest
+from data_prep.tokenizers.export import EXPORTED_MODEL
 from pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from data_prep.tokenizers.info import TokenizerInfo
     from data_prep.tokenizers.tokenizer import Tokenizer
 
-_TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+_TOKENIZER_FILES = (
+    EXPORTED_MODEL,
+    "tokenizer.json",
+    "spiece.model",
+    "vocab.txt",
+    "vocab.json",
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,11 @@ def of_huggingface(folder: Path) -> Evaluated:
             f"eval.checkpoint={folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
             "with its tokenizer"
         )
+    if tokenizer.name == "spiece.model" and _lowercases(tokenizer):
+        raise ValueError(
+            f"eval.checkpoint={folder}: spiece.model is of a model that lower-cases texts and removes accents before "
+            "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
+        )
     info = open_tokenizer(str(tokenizer))[1]
     if info.vocab_size > vocab_size:
         raise ValueError(
@@ -93,13 +105,18 @@ def open_tokenizer(path: str) -> "tuple[Tokenizer, TokenizerInfo]":
     Raises:
         ValueError: the file is not a tokenizer that we read.
     """
-    from common.files import read_json_object
     from data_prep.tokenizers.existing import adopt
     from data_prep.tokenizers.tokenizer import describe, parse
 
-    config = Path(path).with_name("tokenizer_config.json")
-    lowercase = True
-    if path.endswith(".txt") and config.exists():
-        lowercase = bool(read_json_object(config, advice="copy the model again").get("do_lower_case", True))
-    content = adopt(path, lowercase)
+    content = adopt(path, not path.endswith(".txt") or _lowercases(Path(path)))
     return parse(content), describe(content, hashlib.sha256(content).hexdigest())
+
+
+def _lowercases(tokenizer: Path) -> bool:
+    """Whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says no."""
+    from common.files import read_json_object
+
+    config = tokenizer.with_name("tokenizer_config.json")
+    return not config.exists() or bool(
+        read_json_object(config, advice="copy the model again").get("do_lower_case", True)
+    )

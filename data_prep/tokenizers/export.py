@@ -23,6 +23,8 @@ from data_prep.tokenizers.info import TokenizerInfo
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+EXPORTED_MODEL = "sentencepiece.model"
+"""A name that no published model has: files of other names may need preprocessing that they do not describe."""
 _BLANK = "\u2581"
 # Characters that continue a grapheme: marks, joiners, and letters that count as marks.
 _BREAKS = r"(?!\A)(?=[\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{0E33}\x{0EB3}])"
@@ -41,7 +43,8 @@ _ROLES = {
 
 
 def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_positions: int, out: Path) -> None:
-    """Write OUT/tokenizer.json and OUT/tokenizer_config.json.
+    """Write OUT/tokenizer.json and OUT/tokenizer_config.json, and a SentencePiece model also as it is, for ourselves:
+    OUT/sentencepiece.model.
 
     With the special tokens pad, unk, cls, sep and mask a text becomes `[CLS] text [SEP]` and a pair
     `[CLS] text [SEP] other [SEP]`; with end and unk nothing is added.
@@ -55,7 +58,8 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
         ValueError: the model was not trained by `multihop prep` and splits or normalises differently, or the package
             tokenizers is not installed.
     """
-    tokenizer = build_tokenizer(model.read_bytes(), info.special_ids, has_segments)
+    content = model.read_bytes()
+    tokenizer = build_tokenizer(content, info.special_ids, has_segments)
     tokens = {name: tokenizer.id_to_token(number) for name, number in info.special_ids.items()}
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_segments else ["input_ids", "attention_mask"]
     config = {
@@ -67,6 +71,8 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
     }
     write_atomically(out / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
     write_atomically(out / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+    if not content.startswith(b"{"):
+        write_atomically(out / EXPORTED_MODEL, content)
 
 
 def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":

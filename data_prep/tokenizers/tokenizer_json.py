@@ -27,6 +27,8 @@ def parse_json(content: bytes) -> WordPiece | ByteBPE:
 
 def _parse(tree: dict[str, Any]) -> WordPiece | ByteBPE:
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
+    if model.get("type") == "Unigram":
+        raise ValueError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
     tokens = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
     lowercase = normalizer.get("lowercase")
     if (

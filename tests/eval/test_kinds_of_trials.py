@@ -11,6 +11,7 @@ import pytest
 
 from common.json_lines import Row
 from data_prep.dataset.shards import open_dataset
+from data_prep.tokenizers.export import export_tokenizer
 from eval.config import EvalConfig
 from eval.evaluated import Evaluated, of_huggingface, of_run
 from eval.known_tasks import check_tasks
@@ -145,8 +146,19 @@ def published(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, tmp_pa
     """The model of `checkpoint` as Hugging Face's files, with its tokenizer."""
     info, folder = open_dataset(bert_data).manifest.tokenizer, tmp_path / "published"
     export_model(checkpoint(bert, bert_data)[0], bert, info.vocab_size, info.special_ids, folder)
-    shutil.copy(bert_data / info.file, folder / "spiece.model")
+    export_tokenizer(bert_data / info.file, info, True, bert.max_positions, folder)
     return folder
+
+
+def test_a_tokenizer_that_needs_more_than_its_file_is_refused(published: Path) -> None:
+    (published / "sentencepiece.model").rename(published / "spiece.model")
+    with pytest.raises(ValueError, match="unigram kind; give the SentencePiece"):
+        of_huggingface(published)
+    (published / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="lower-cases texts"):
+        of_huggingface(published)
+    (published / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert of_huggingface(published).tokenizer_path.endswith("spiece.model")
 
 
 @pytest.mark.usefixtures("bbc")
@@ -172,8 +184,9 @@ def test_weights_that_changed_since_the_plan_are_refused(published: Path, tmp_pa
 
 
 def test_a_model_without_its_tokenizer_is_refused(published: Path) -> None:
-    (published / "spiece.model").unlink()
-    with pytest.raises(ValueError, match=r"has no tokenizer; expected one of tokenizer\.json, spiece\.model"):
+    for name in ("sentencepiece.model", "tokenizer.json"):
+        (published / name).unlink()
+    with pytest.raises(ValueError, match=r"has no tokenizer; expected one of sentencepiece\.model, tokenizer\.json"):
         of_huggingface(published)
 
 
