@@ -78,8 +78,8 @@ class TaskModel(nn.Module):
         if self.features is not None:
             state = self._read(self.features, given, cu_seqlens, words)
         else:
-            asked = None if self.kind == "spans" else self._asked(cu_seqlens, words)
-            state = self.encoder.encode(*given, asked=asked)
+            token_indices = None if self.kind == "spans" else self._read_tokens(cu_seqlens, words)
+            state = self.encoder.encode(*given, token_indices=token_indices)
         if self.kind in ("spans", "tagging"):
             return self._scored(state)
         if self.features is None and self.pooling == "pooler":
@@ -101,7 +101,7 @@ class TaskModel(nn.Module):
             return read
         return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
 
-    def _asked(self, cu_seqlens: Tensor, words: Tensor) -> Tensor:
+    def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor:
         """int64: the tokens that the head reads."""
         if self.kind == "tagging":
             return words

@@ -7,9 +7,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -19,6 +20,7 @@ from common.files import check_own, make_folder, open_regular, read_json_object,
 from common.json_lines import append_row
 from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
 
+_Result = TypeVar("_Result")
 _LOCK, _HOLDER = ".lock", ".holder"
 _POLL_S = 1.0
 _MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
@@ -79,21 +81,25 @@ def held(folder: Path) -> Iterator[None]:
             holder.unlink(missing_ok=True)
 
 
+def when_free(attempt: Callable[[], _Result]) -> _Result:
+    """What `attempt` returns, tried again for as long as another process holds what it needs."""
+    printed = ""
+    while True:
+        try:
+            return attempt()
+        except InUseError as error:
+            if str(error) != printed:
+                printed = str(error)
+                console.print(f"waiting   {printed}")
+            time.sleep(_POLL_S)
+
+
 @contextmanager
 def held_when_free(folder: Path) -> Iterator[None]:
     """`held`, once nobody else holds it; the folder is created if it does not exist."""
     make_folder(folder)
     with ExitStack() as stack:
-        printed = ""
-        while True:
-            try:
-                stack.enter_context(held(folder))
-                break
-            except InUseError as error:
-                if str(error) != printed:
-                    printed = str(error)
-                    console.print(f"waiting   {printed}")
-                time.sleep(_POLL_S)
+        when_free(lambda: stack.enter_context(held(folder)))
         yield
 
 

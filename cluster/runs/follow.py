@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster.console import console
 from cluster.ray.session import check_answers, ray_session
 from cluster.runs.evaluated import check_evaluation, planned_trials
-from cluster.runs.folder import InUseError, check_recipe, held, seems_held
+from cluster.runs.folder import check_recipe, held, seems_held, when_free
 from cluster.runs.recipe import Recipe
 from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from cluster.runs.stages import run_stages
@@ -65,15 +65,7 @@ def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify:
         make_folder(folder / "eval")
         with held(folder / "eval"), ray_session(recipe.cluster.address, 1):
             _follow(folder, recipe, runs)
-    printed = ""
-    while True:
-        try:
-            return run_stages(recipe, runs, ("eval",), allowed, full_verify)
-        except InUseError as error:
-            if str(error) != printed:
-                printed = str(error)
-                console.print(f"waiting   {printed}")
-            time.sleep(_POLL_S)
+    return when_free(lambda: run_stages(recipe, runs, ("eval",), allowed, full_verify))
 
 
 def _is_trained(folder: Path, recipe: Recipe) -> bool:

@@ -182,7 +182,7 @@ def _predict(model: "Model", batch: list[Query]) -> list[Prediction]:
     log_probabilities, greedy = [], []
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden = model.encode(**on_device(inputs, device), asked=torch.from_numpy(at).to(device))
+        hidden = model.encode(**on_device(inputs, device), token_indices=torch.from_numpy(at).to(device))
         wanted = torch.from_numpy(targets).to(device)[:, None]
         for first in range(0, len(at), rows):
             part = slice(first, first + rows)

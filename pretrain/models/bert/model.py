@@ -4,7 +4,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, embed, through
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -41,14 +41,14 @@ class Bert(Model):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
-        asked: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         segment = self.segment.weight[0] if segments is None else self.segment(segments)
         x = embed(self.word, input_ids, tied) + self.position(positions) + segment
         x = self.dropout(self.embedding_norm(x))
-        return through(self.layers, x, sequences, asked)
+        return apply_layers(self.layers, x, sequences, token_indices)
 
     def pool(self, first: Tensor) -> Tensor:
         """(S, H) -> (S, H): the first token's state of each sequence through a dense layer and a tanh."""
@@ -81,8 +81,10 @@ class Bert(Model):
             masked_ids: int64 (M,), the original tokens there.
             is_random_next: int64 (S,), 1 where the second segment does not follow the first; None: mlm alone.
         """
-        asked = cat([masked_at, cu_seqlens[:-1]])
-        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, segments, tied=True, asked=asked)
+        token_indices = cat([masked_at, cu_seqlens[:-1]])
+        hidden = self.encode(
+            input_ids, positions, cu_seqlens, max_seqlen, segments, tied=True, token_indices=token_indices
+        )
         masked = self.lm_head_transform(hidden[: len(masked_at)])
         mlm = vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)
         pairs = self.next_sentence(self.pool(hidden[len(masked_at) :])).float()

@@ -21,12 +21,12 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden, config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
 
-    def forward(self, x: Tensor, sequences: Sequences, asked: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) where M tokens are asked for."""
+    def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
+        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
         query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
         dropout = self.dropout if self.training else 0.0
         attended = attend(query, key, value, sequences, self.causal, dropout).flatten(1)
-        return self.output(rows(attended, asked))
+        return self.output(select_tokens(attended, token_indices))
 
 
 class FeedForward(nn.Module):
@@ -54,9 +54,11 @@ class PostNormLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, sequences: Sequences, asked: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) where M tokens are asked for."""
-        x = self.attention_norm(rows(x, asked) + self.dropout(self.attention(x, sequences, asked)))
+    def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
+        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
+        x = self.attention_norm(
+            select_tokens(x, token_indices) + self.dropout(self.attention(x, sequences, token_indices))
+        )
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
@@ -71,27 +73,30 @@ class PreNormLayer(nn.Module):
         self.feed_forward = FeedForward(config, approximate)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, sequences: Sequences, asked: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) where M tokens are asked for."""
-        x = rows(x, asked) + self.dropout(self.attention(self.attention_norm(x), sequences, asked))
+    def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
+        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
+        x = select_tokens(x, token_indices) + self.dropout(
+            self.attention(self.attention_norm(x), sequences, token_indices)
+        )
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
-def rows(x: Tensor, asked: Tensor | None) -> Tensor:
-    """(N, H) -> (M, H): those at `asked`, int64 (M,); None: all."""
-    return x if asked is None else x.index_select(0, asked)
+def select_tokens(x: Tensor, token_indices: Tensor | None) -> Tensor:
+    """(N, H) -> (M, H): the rows at `token_indices`, int64 (M,); None: all."""
+    return x if token_indices is None else x.index_select(0, token_indices)
 
 
-def through(layers: Iterable[nn.Module], x: Tensor, sequences: Sequences, asked: Tensor | None) -> Tensor:
-    """x (N, H) through all layers: (N, H), or (M, H) of the tokens at `asked`, int64 (M,).
+def apply_layers(layers: Iterable[nn.Module], x: Tensor, sequences: Sequences, token_indices: Tensor | None) -> Tensor:
+    """x (N, H) through all layers: (N, H), or (M, H) of the tokens at `token_indices`, int64 (M,).
 
-    All that comes after the attention of the last layer is computed for these alone: with 15 % of the tokens masked, or
-    one token of a text classified, that is two thirds of the layer which nobody would read.
+    What follows the attention of the last layer is computed for these tokens only. It is three quarters of
+    its matrix products but for the attention scores, and few of its outputs are used where 15 % of the tokens are
+    masked, or one token represents a text.
     """
     *inner, last = layers
     for layer in inner:
         x = layer(x, sequences)
-    hidden: Tensor = last(x, sequences, asked)
+    hidden: Tensor = last(x, sequences, token_indices)
     return hidden
 
 

@@ -25,9 +25,9 @@ class Model(nn.Module):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
-        asked: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (N, H), or (M, H) where M tokens are asked for. Attention stays within each sequence.
+        """Hidden states (N, H), or (M, H) of the tokens at `token_indices`. Attention stays within each sequence.
 
         Args:
             input_ids: int64 (N,).
@@ -36,7 +36,7 @@ class Model(nn.Module):
             max_seqlen: the length of the longest sequence.
             segments: int64 (N,), 0 or 1, where the family has segments; None: all 0.
             tied: whether the word embedding also gets a gradient from the output projection.
-            asked: int64 (M,), the tokens whose states are wanted, in this order; None: all.
+            token_indices: int64 (M,), the tokens whose states are wanted, in this order; None: all.
         """
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, embed, through
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -34,13 +34,13 @@ class GPT(Model):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
-        asked: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "GPT has no segments"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
-        return through(self.layers, x, sequences, asked)
+        return apply_layers(self.layers, x, sequences, token_indices)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of hidden states (M, H)."""

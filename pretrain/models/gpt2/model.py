@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PreNormLayer, embed, through
+from pretrain.models.common.blocks import PreNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -35,13 +35,13 @@ class GPT2(Model):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
-        asked: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "GPT-2 has no segments"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
-        return self.final_norm(through(self.layers, x, sequences, asked))
+        return self.final_norm(apply_layers(self.layers, x, sequences, token_indices))
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of hidden states (M, H)."""

@@ -4,7 +4,7 @@ from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, embed, through
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -38,14 +38,14 @@ class Roberta(Model):
         max_seqlen: int,
         segments: Tensor | None = None,
         tied: bool = False,
-        asked: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "RoBERTa has no segments"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         x = embed(self.word, input_ids, tied) + self.position(positions)
         x = self.dropout(self.embedding_norm(x))
-        return through(self.layers, x, sequences, asked)
+        return apply_layers(self.layers, x, sequences, token_indices)
 
     def lm_head_transform(self, hidden: Tensor) -> Tensor:
         """(M, H) -> (M, H): what the output projection is applied to."""
@@ -71,6 +71,6 @@ class Roberta(Model):
             masked_at: int64 (M,), which of the N tokens to predict.
             masked_ids: int64 (M,), the original tokens there.
         """
-        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True, asked=masked_at)
+        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True, token_indices=masked_at)
         masked = self.lm_head_transform(hidden)
         return {"mlm": vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)}

@@ -89,7 +89,7 @@ def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[i
     asked = torch.tensor(data.draw(st.lists(st.integers(0, total - 1), max_size=9), label="asked"), dtype=torch.int64)
     ids = torch.randint(0, 100, (total,), generator=torch.Generator().manual_seed(total))
     together = model.encode(ids, **where(lengths)).index_select(0, asked)
-    alone = model.encode(ids, **where(lengths), asked=asked)
+    alone = model.encode(ids, **where(lengths), token_indices=asked)
     torch.testing.assert_close(alone, together)
     weights = [parameter for name, parameter in model.named_parameters() if name.startswith(("word.", "layers."))]
     expected, found = (torch.autograd.grad((each**3).sum(), weights, allow_unused=True) for each in (together, alone))
