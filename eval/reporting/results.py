@@ -20,7 +20,7 @@ _METHOD = (
     "the number of tasks. All trials share one pretrained model: another seed of the pretraining is not covered."
 )
 _ONE_START = (
-    "With eval.starts: [{}] alone there is nothing to compare with, so the report does not say whether pretraining helped."
+    "With eval.starts: [{}] alone there is nothing to compare with: the report does not say whether pretraining helped."
 )
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
@@ -48,7 +48,7 @@ def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
     found = verdicts(results) if len(starts) > 1 else []
     return {
         "helped": helped(found, tasks) if len(starts) > 1 or not tasks else _ONE_START.format(starts[0]),
-        "verdicts": list(zip(results, found)) if found else [],
+        "verdicts": list(zip(results, found, strict=True)) if found else [],
         "method": _METHOD,
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "results": [_line(result) for result in results],
