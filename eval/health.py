@@ -19,7 +19,7 @@ _STEPS = 200
 _NO_GAIN, _STANDSTILL = 0.02, 0.01
 _HIGH_COSINE, _LOW_RANK = 0.5, 0.2
 _ADVICE = (
-    "try a half or a quarter of phases[].lr, a longer phases[].warmup, a smaller phases[].batch_size with more steps, "
+    "try a longer phases[].warmup, a half or a quarter of phases[].lr, a smaller phases[].batch_size with more steps, "
     "or a second value of 0.98 in optimizer.betas"
 )
 
@@ -47,7 +47,7 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
                 f" its held-out loss went from {_beside(gains[0])} to {_beside(gains[-1])} that of a model which knows "
                 "token frequencies alone"
             )
-    if all(row["hidden_cosine"] > _HIGH_COSINE and row["hidden_rank"] < _LOW_RANK for row in newest):
+    if all(_collapsed(row) for row in newest):
         found.append(
             f"its last hidden states have collapsed: at step {now['step']:,} the mean cosine between different tokens "
             f"is {now['hidden_cosine']:.2f}, and the effective rank {now['hidden_rank']:.0%} of what it can be"
@@ -56,6 +56,12 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
         return None
     sentence = "; ".join([*found, _ADVICE])
     return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _collapsed(row: Row) -> bool:
+    """States that differ in few directions may still be opposite to one another: their mean cosine is then low."""
+    alike = row["hidden_cosine"] > _HIGH_COSINE or row["unigram_gain"] < _NO_GAIN
+    return bool(row["hidden_rank"] < _LOW_RANK and alike)
 
 
 def _beside(gain: float) -> str:

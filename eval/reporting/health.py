@@ -19,8 +19,9 @@ _MEANINGS = {
     "same weight, 0: one token gets all",
 }
 _NOTE = (
-    "The last three are measured on a sixteenth of the held-out samples. A cosine above 0.5 together with a rank below "
-    "0.2, three times in a row, is called a collapse; other values are not good or bad in themselves."
+    "The last three are measured on a sixteenth of the held-out samples. A rank below 0.2 is called a collapse if, "
+    "three times in a row, the cosine is above 0.5 or the gain below 0.02. A small model that learns may have a low "
+    "rank, too."
 )
 
 
