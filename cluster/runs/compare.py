@@ -10,6 +10,7 @@ from cluster.runs.summary import read_summary
 from common.files import read_json_object, replacing
 from common.json_lines import Row, read_rows
 from common.redaction import shown
+from eval.health import HEALTH
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PARTS, REFERENCES, by_step, heldout
 from eval.statistics.choose import Choice, asked_rows, choose
 from eval.statistics.difference import Difference, holm
@@ -19,7 +20,7 @@ from pretrain.run.changes import flatten
 
 _SUMMARY = (
     *("status", "steps", "tokens", "train_loss", *PARTS, *(heldout(name) for name in (LOSS, *PARTS)), *REFERENCES),
-    *("tokens_per_s", "mfu"),
+    *(*HEALTH, "tokens_per_s", "mfu"),
 )
 _METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "

@@ -63,15 +63,39 @@ def by_pretraining_step(name: str, title: str, points: Mapping[int, Sequence[flo
     return _svg(figure, name, title)
 
 
+def side_by_side(name: str, title: str, panels: Mapping[str, Points]) -> str:
+    """A panel for each value, by the step of pretraining; `panels`: the (step, value) points by the value's name."""
+    figure = _empty_figure((2.2 * len(panels), 1.9))
+    for axes, (label, points) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _style(axes, "", "step of pretraining")
+        axes.set_title(label, color=_INK, fontsize=9)
+        steps, values = zip(*_thinned(points), strict=True)
+        axes.plot(steps, values, color=_SECOND, marker="o" * (len(steps) <= _FEW), markersize=3, linewidth=1.4)
+        axes.margins(x=0.04, y=0.1)
+        axes.locator_params(axis="x", nbins=3)
+    return _svg(figure, name, title)
+
+
 def _figure(title: str, below: str) -> tuple["Figure", "Axes"]:
+    figure = _empty_figure((4.4, 2.5))
+    axes = figure.subplots()
+    _style(axes, title, below)
+    return figure, axes
+
+
+def _empty_figure(size: tuple[float, float]) -> "Figure":
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(4.4, 2.5), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasSVG(figure)
     figure.patch.set_alpha(0)
-    axes = figure.subplots()
+    return figure
+
+
+def _style(axes: "Axes", title: str, below: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.patch.set_alpha(0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(title, color=_INK, fontsize=9)
@@ -81,7 +105,6 @@ def _figure(title: str, below: str) -> tuple["Figure", "Axes"]:
     axes.spines[["left", "bottom"]].set_color(_INK)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
 def _svg(figure: "Figure", name: str, title: str) -> str:
