@@ -1,0 +1,61 @@
+"""Reports as HTML and as Markdown, from templates."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from common.redaction import shown
+
+_PACKAGE = Path(__file__).parents[1]
+# An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
+_MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
+
+
+def render(template: Path, facts: dict[str, Any]) -> bytes:
+    """A page from a template, NAME.html.jinja or NAME.md.jinja, which may include others of the package.
+
+    Facts are shown literally: no markup in them has a meaning in either format.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    html = template.name.endswith(".html.jinja")
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, _PACKAGE]),
+        autoescape=html,
+        finalize=None if html else _as_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=html,
+    )
+    environment.filters |= {"duration": duration, "cells": _cells}
+    return environment.get_template(template.name).render(facts).encode()
+
+
+def _cells(values: Iterable[Any]) -> Any:
+    """One line of a Markdown table."""
+    from markupsafe import Markup
+
+    return Markup(f"| {' | '.join(map(_as_markdown, values))} |")
+
+
+def _as_markdown(value: Any) -> str:
+    """Escape `value` into one line of Markdown that renders literally, without HTML, links or table cells.
+
+    File names, errors and recipe values are untrusted: somebody other than the reader may have chosen them.
+    """
+    if hasattr(value, "__html__"):  # made by `_cells`
+        return str(value)
+    text = " ".join(shown(str(value)).split())
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, entity)
+    return _MARKDOWN_AT_THE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `4 min 5 s`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
