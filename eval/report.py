@@ -20,7 +20,6 @@ from pretrain.run.changes import flatten
 Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
-_HERE = Path(__file__).parent
 _LISTED_FILES = 50
 _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
 
@@ -58,8 +57,8 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
     facts["picture"] = base64.b64encode(picture).decode() if picture else None
     if picture:
         write_atomically(run_dir / "loss.png", picture)
-    write_atomically(run_dir / "report.md", render(_HERE / "report.md.jinja", facts))
-    write_atomically(run_dir / "report.html", render(_HERE / "report.html.jinja", facts))
+    write_atomically(run_dir / "report.md", render("report.md.jinja", facts))
+    write_atomically(run_dir / "report.html", render("report.html.jinja", facts))
 
 
 def read_curves(rows: list[Row], summary: Facts) -> list[Curve]:

@@ -13,23 +13,24 @@ _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 
 
-def render(template: Path, facts: dict[str, Any]) -> bytes:
-    """A page from a template, NAME.html.jinja or NAME.md.jinja, which may include others of the package.
+def render(template: str, facts: dict[str, Any]) -> bytes:
+    """A page from a template, with facts that are shown literally: no markup in them has a meaning.
 
-    Facts are shown literally: no markup in them has a meaning in either format.
+    Args:
+        template: the path of a .html.jinja or .md.jinja in this package.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    html = template.name.endswith(".html.jinja")
+    html = template.endswith(".html.jinja")
     environment = Environment(
-        loader=FileSystemLoader([template.parent, _PACKAGE]),
+        loader=FileSystemLoader(_PACKAGE),
         autoescape=html,
         finalize=None if html else _as_markdown,
         undefined=StrictUndefined,
         trim_blocks=html,
     )
     environment.filters |= {"duration": duration, "cells": _cells}
-    return environment.get_template(template.name).render(facts).encode()
+    return environment.get_template(template).render(facts).encode()
 
 
 def _cells(values: Iterable[Any]) -> Any:
