@@ -17,6 +17,9 @@ class Frame:
     after: tuple[int, ...]
     unknown: int
     """Stands for a word of which the tokenizer leaves nothing."""
+    reads_last: bool = False
+    """Tagging: a word is labelled at its last token, the first one that has seen the whole word in a causal model;
+    else at its first (Devlin et al. 2018, section 5.3)."""
 
     def size(self, texts: int) -> int:
         """How many tokens it adds to one or two texts."""
@@ -40,9 +43,10 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
     declared = FAMILIES[family]
     if declared.causal and frozen:
         end = special_ids["end"]
-        return Frame((end,), (end,), (end,), special_ids.get("unk", end))
+        return Frame((end,), (end,), (end,), special_ids.get("unk", end), reads_last=True)
     if declared.causal:
-        return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), special_ids.get("unk", vocab_size + 1))
+        unknown = special_ids.get("unk", vocab_size + 1)
+        return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
     if "cls" not in special_ids:
         raise ValueError(
             f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "

@@ -31,8 +31,8 @@ class Encoded:
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
-    """(W,), where in its sequence each word's first token is (Devlin et al. 2018, section 5.3), without the words that
-    were cut off; empty unless tagging."""
+    """(W,), where in its sequence the token is at which each word is labelled (`Frame.reads_last`), without the words
+    that were cut off; empty unless tagging."""
     cu_words: NDArray[np.int64]
     """(S + 1,), cumulative numbers of words."""
     targets: NDArray[np.float64]
@@ -64,7 +64,7 @@ class Encoded:
 
         Returns:
             input_ids, segments: int64 (N,); cu_seqlens, positions, max_seqlen: see `layout`; words: int64 (W,), where
-            each word's first token is among the N; cu_examples: int64 (examples + 1,).
+            each word is labelled among the N; cu_examples: int64 (examples + 1,).
         """
         sequences = np.concatenate([np.arange(self.cu_examples[i], self.cu_examples[i + 1]) for i in batch])
         starts, stops = self.cu_seqlens[sequences], self.cu_seqlens[sequences + 1]
@@ -191,9 +191,10 @@ class _Rows:
         room = seq_len - frame.size(1)
         own = np.concatenate(words)[:room]
         before, after = around(before, after, room - len(own))
-        starts = np.cumsum([0, *(len(word) for word in words[:-1])])
+        ends = np.cumsum([len(word) for word in words])
+        read = ends - 1 if frame.reads_last else np.concatenate([[0], ends[:-1]])
         self.add(frame, np.concatenate([before, own, after]))
-        self.words[-1] = starts[starts < room] + len(frame.before) + len(before)
+        self.words[-1] = read[read < room] + len(frame.before) + len(before)
 
     def close(self, targets: Sequence[float]) -> None:
         self.examples.append(len(self.sequences))

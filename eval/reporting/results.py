@@ -19,6 +19,9 @@ _METHOD = (
     "test examples and the spread over the seeds (Student's t). A verdict needs p ≤ 0.05 after Holm's correction for "
     "the number of tasks. All trials share one pretrained model: another seed of the pretraining is not covered."
 )
+_ONE_START = (
+    "With eval.starts: [{}] alone there is nothing to compare with: the report does not say whether pretraining helped."
+)
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
     "seeds. Difference: of the means, with its 95 % interval. Trials: pretrained + random weights, at the chosen "
@@ -41,10 +44,11 @@ def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
     tasks = task_names(section)
     rows = asked_rows(rows, section)
     results = task_results(rows, run_dir)
-    found = verdicts(results)
+    starts = section.get("starts", ["pretrained", "random"])
+    found = verdicts(results) if len(starts) > 1 else []
     return {
-        "helped": helped(found, tasks),
-        "verdicts": list(zip(results, found, strict=True)),
+        "helped": helped(found, tasks) if len(starts) > 1 or not tasks else _ONE_START.format(starts[0]),
+        "verdicts": list(zip(results, found, strict=True)) if found else [],
         "method": _METHOD,
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "results": [_line(result) for result in results],

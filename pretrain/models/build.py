@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from importlib import import_module
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.keyed import key_of
@@ -32,9 +34,20 @@ def initialise(model: Model, seed: int) -> None:
         draw(model.config, name, parameter, seed)
 
 
-def first_weights(config: ModelConfig, seed: int) -> Callable[[str, Tensor], None]:
-    """`draw` for a model of this recipe."""
-    return lambda name, parameter: draw(config, name, parameter, seed)
+def first_weights(config: ModelConfig, seed: int, unigram: NDArray[np.float64]) -> Callable[[str, Tensor], None]:
+    """`draw` for a model of this recipe, and the bias of its output layer as `model.output_bias` says.
+
+    Args:
+        unigram: float64 (V,), the log of each token's frequency.
+    """
+
+    @torch.no_grad()
+    def fill(name: str, parameter: Tensor) -> None:
+        draw(config, name, parameter, seed)
+        if name == "word_bias" and config.output_bias == "unigram":
+            parameter.copy_(torch.from_numpy(unigram))
+
+    return fill
 
 
 @torch.no_grad()

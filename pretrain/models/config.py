@@ -1,6 +1,6 @@
 """The recipe's `model` section."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,6 +26,9 @@ class ModelConfig(Section):
     """The longest sequence, in tokens."""
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout rate after the embeddings, of the attention weights, and after every block's projections."""
+    output_bias: Annotated[Literal["zeros", "unigram"], UPDATES] = "zeros"
+    """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
+    text, so that training begins at the unigram model's loss and its first steps are not spent on learning it."""
     init_from: Annotated[str | None, UPDATES] = None
     """Where to take the initial weights from: a run's directory (its newest checkpoint), a checkpoint, or a directory
     with Hugging Face's config.json and model.safetensors; null: random initialisation."""
@@ -50,6 +53,16 @@ class ModelConfig(Section):
         if family not in FAMILIES:
             raise ValueError(f"unknown family {family!r}; known are {', '.join(FAMILIES)}")
         return family
+
+    @model_validator(mode="after")
+    def _has_the_bias(self) -> "ModelConfig":
+        if self.output_bias != "zeros" and not FAMILIES[self.family].has_output_bias:
+            having = " or ".join(name for name, family in FAMILIES.items() if family.has_output_bias)
+            raise ValueError(
+                f"output_bias={self.output_bias}: family={self.family} has no bias in its output layer; remove it, or "
+                f"set family={having}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "ModelConfig":

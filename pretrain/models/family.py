@@ -23,6 +23,8 @@ class Family:
     """Whether it has segment embeddings (token types)."""
     pair_separators: int = 1
     """Separator tokens between the two texts of a pair that it is fine-tuned on."""
+    has_output_bias: bool = False
+    """Whether the output layer over the vocabulary has a bias, which is named `word_bias`."""
     factorized_embedding: bool = False
     """Whether `model.embedding` may differ from `model.hidden`: a projection lies between the two."""
     truncated_normal: bool = False

@@ -14,11 +14,13 @@ from pretrain.checkpoint.reader import CheckpointReader
 from pretrain.checkpoint.restore import check_fits, restore
 from pretrain.checkpoint.train_state import TrainState
 from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import Model, draw, first_weights, outline_model
 from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
 from pretrain.run.files import checkpoints_of, read_config
+from pretrain.run.reference_losses import unigram_log_probabilities
 
 log = logging.getLogger("multihop")
 
@@ -38,16 +40,18 @@ class Start:
 
 
 def start_engine(
-    config: TrainingConfig, run_dir: Path, data: Manifest, ranks: Ranks, micro_batch: int, resume_from: int
+    config: TrainingConfig, run_dir: Path, batches: BatchMaker, ranks: Ranks, micro_batch: int, resume_from: int
 ) -> Start:
     """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
 
     Raises:
         ValueError: the recipe or the data changed without permission, or `model.init_from` does not fit.
     """
+    data = batches.data.manifest
     model = outline_model(config.model, data.tokenizer.vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        engine = Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed))
+        unigram = unigram_log_probabilities(batches.token_counts)
+        engine = Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed, unigram))
         return Start(engine, TrainState(), None)
     own = resume_from >= 0
     if not own and is_huggingface(Path(config.model.init_from or "")):

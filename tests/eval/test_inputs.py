@@ -95,7 +95,7 @@ def test_a_choice_is_a_pair_for_each_continuation_and_a_pair_without_order_both_
     assert both.cu_examples.tolist() == [0, 2] and _ids(both, 1) == _ids(turned)
 
 
-def test_each_word_starts_at_its_first_token(bert_data: Path) -> None:
+def test_a_word_is_labelled_at_its_first_token(bert_data: Path) -> None:
     tokenizer, frame = _open(bert_data, "bert")
     words = ("Captain", "harbour", " ", "xyzzy", "stone")
     encoded = encode([Example(words, (1, 2, 3, 4, 5))], "tagging", tokenizer, frame, 100)
@@ -108,6 +108,19 @@ def test_each_word_starts_at_its_first_token(bert_data: Path) -> None:
     assert cut.labels_of([0]).tolist() == [1, 2, 3, 4, 5][: len(cut.words)]
 
 
+@given(seq_len=st.integers(8, 30))
+def test_a_causal_model_labels_a_word_at_its_last_token(bert_data: Path, seq_len: int) -> None:
+    tokenizer, _ = _open(bert_data, "bert")
+    frame = frame_of("gpt2", {"end": 3}, 1000)
+    words = ("Captain", "harbour", " ", "xyzzy", "stone")
+    tokens = [tokenizer.encode([word])[0].tolist() or [frame.unknown] for word in words]
+    encoded = encode([Example(words, (1, 2, 3, 4, 5))], "tagging", tokenizer, frame, seq_len)
+    ends = np.cumsum([len(word) for word in tokens])
+    whole = ends[ends <= seq_len - 2]  # a start and an extract token
+    assert encoded.words.tolist() == whole.tolist() and max(map(len, tokens)) > 1
+    assert [encoded.ids[at] for at in encoded.words] == [word[-1] for word in tokens[: len(whole)]]
+
+
 def test_a_word_of_a_byte_bpe_has_its_blank_before_it() -> None:
     tokens = [*gpt2_letters().values(), "lo", "Ġlo", "Ġlom", "Ġlomi", "mi", "<|endoftext|>"]
     merges = [["l", "o"], ["Ġ", "lo"], ["m", "i"], ["Ġlo", "mi"], ["Ġlo", "m"]]
@@ -115,7 +128,7 @@ def test_a_word_of_a_byte_bpe_has_its_blank_before_it() -> None:
     frame = frame_of("gpt2", {"end": 261}, 262)
     encoded = encode([Example(("lo", "lomi", "", "mi"), (1, 2, 3, 4))], "tagging", tokenizer, frame, 100)
     spelled = [tokenizer.id_to_token(i) for i in _ids(encoded)[1:-1]]
-    assert spelled == ["lo", "Ġlomi", "Ġ", "Ġ", "mi"] and encoded.words.tolist() == [1, 2, 3, 4]
+    assert spelled == ["lo", "Ġlomi", "Ġ", "Ġ", "mi"] and encoded.words.tolist() == [1, 2, 3, 5]
     empty = encode([Example(("",), (0,))], "classification", tokenizer, frame, 100)
     assert _ids(empty) == [262, 264]
 

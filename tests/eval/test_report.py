@@ -177,6 +177,16 @@ def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
         assert "helped on 1, did not" not in text
 
 
+def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "eval": {**RECIPE["eval"], "starts": ["pretrained"]}}
+    rows = [row for row in _rows([0.5, 0.52, 0.51], []) if row["init"] == "pretrained"]
+    write_report(_run(tmp_path, rows, recipe))
+    _, html, markdown = _read(tmp_path)
+    for text in (html, markdown):
+        assert "eval.starts: [pretrained]" in text.replace("\\", "") and "inconclusive" not in text
+        assert "Did pretraining help?" not in text and "conll2003" in text
+
+
 def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> None:
     features = {"layers": [-2, -1], "combine": "concat", "head": "bilstm"}
     rows = [{**row, "hyperparameters": {"lr": 1e-3, "features": features}} for row in _rows([0.9], [0.5])]

@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="pooler",
     objectives=("mlm+sop", "mlm"),
     auto_class="AutoModelForPreTraining",
+    has_output_bias=True,
     has_segments=True,
     factorized_embedding=True,
     truncated_normal=True,  # `truncated_normal_initializer` in the published code

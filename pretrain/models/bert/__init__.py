@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="pooler",
     objectives=("mlm+nsp", "mlm"),
     auto_class="AutoModelForPreTraining",
+    has_output_bias=True,
     has_segments=True,
     truncated_normal=True,  # `truncated_normal_initializer` in the published code
     presets={

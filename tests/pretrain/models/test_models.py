@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
+from pretrain.models.build import build_model, first_weights, initialise
 from pretrain.models.common.attention import Sequences, attend
 from pretrain.models.common.dropout import Dropout, keep_mask, kept_share
 from pretrain.models.common.vocabulary import vocabulary_loss
@@ -61,6 +61,29 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
     # Cut at two deviations, a normal distribution has 0.88 of its deviation.
     expected = 0.0176 if family in ("bert", "albert") else 0.02
     assert abs(one.get_parameter("word.weight").std().item() - expected) < 0.001
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> None:
+    described = {"family": family, **SIZES, "output_bias": "unigram"}
+    if not FAMILIES[family].has_output_bias:
+        with pytest.raises(ValueError, match=f"output_bias=unigram: family={family} has no bias in its output layer"):
+            ModelConfig.model_validate(described)
+        return
+    config = ModelConfig.model_validate(described)
+    frequencies = np.random.default_rng(0).dirichlet(np.full(100, 0.5)) + 1e-6
+    unigram = np.log(frequencies / frequencies.sum())
+    model: Any = build_model(config, 100)
+    fill = first_weights(config, 1, unigram)
+    for name, parameter in model.named_parameters():
+        fill(name, parameter)
+    hidden = model.encode(torch.arange(40), **where([40]))
+    predicted = model.lm_head(hidden).log_softmax(-1)
+    assert (predicted - torch.from_numpy(unigram)).abs().max() < 0.5
+    zeros = ModelConfig.model_validate({**described, "output_bias": "zeros"})
+    bias = model.get_parameter("word_bias").clone()
+    first_weights(zeros, 1, unigram)("word_bias", bias)
+    assert not bias.any()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
