@@ -147,7 +147,9 @@ def report(
     from cluster.runs.compare import find_runs
     from eval.comparison.report import write_comparison
 
-    write_comparison(find_runs(names, runs), out, f"{names[0]} and others", x=x, series=series or ())
+    found = find_runs(names, runs)
+    title = f"{found[0].resolve().name} and {', '.join(run_dir.resolve().name for run_dir in found[1:])}"
+    write_comparison(found, out, title, x=x, series=series or ())
     print(f"wrote {shown(str(out / 'report.html'))} and report.md beside it")
 
 

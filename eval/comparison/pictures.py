@@ -34,12 +34,17 @@ def draw_lines(colours: Colours, panels: Sequence[Panel], below: str, log: bool 
     """A panel above the other, with a line for each label.
 
     Args:
+        panels: the lines at one place of several panels have one colour; a line without points takes no room.
         below: title of the horizontal axis.
         log: the horizontal axis is logarithmic, with a tick at each value.
     """
+    from matplotlib.ticker import EngFormatter
+
     figure, rows = _figure(len(panels), 1, (8, 3.9 * len(panels)))
     for axes, (title, lines) in zip(rows, panels, strict=True):
         for number, (label, points) in enumerate(lines):
+            if not points:
+                continue
             colour, dashes, marker = _look(colours, number)
             axes.plot(
                 list(points), list(points.values()), color=colour, linestyle=dashes, marker=marker, markersize=4,
@@ -47,6 +52,8 @@ def draw_lines(colours: Colours, panels: Sequence[Panel], below: str, log: bool 
             )  # fmt: skip
         if log:
             _log_axis(axes, sorted({x for _, points in lines for x in points}))
+        else:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         _finish(axes, colours, below, title)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=colours.ink, fontsize=8)
     return figure

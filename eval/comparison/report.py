@@ -1,22 +1,22 @@
 """The report of several runs: report.md, report.html and pictures, made from the files of their directories alone."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from common.config import NOTHING, decided_by
 from common.files import make_folder, write_atomically
-from eval.comparison.differences import METHOD, RunDifference, run_differences
+from eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
 from eval.comparison.pictures import Lines, Panel, Scores, draw_lines, draw_scores
 from eval.comparison.run_files import ComparedRun, Facts, at_steps, read_run, training_clock
 from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
 from eval.reporting.render import duration, render
-from eval.statistics.words import show, spread
+from eval.statistics.words import amount, show, spread
 from pretrain.config import TrainingConfig
 from pretrain.run.changes import differences
 
@@ -33,12 +33,6 @@ _SCORE_NOTE = (
     "Scores of the epoch with the best development score, at the settings with the best median development score, "
     "chosen for each run and start: median [minimum to maximum] over the seeds."
 )
-_OUTCOMES = {
-    "better": "better on {}",
-    "worse": "worse on {}",
-    "not told apart": "not told apart on {}",
-    "not judged": "not judged on {}",
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,9 @@ def write_comparison(
         ValueError: a file is damaged, or no run has the key `x`.
     """
     runs = [read_run(run_dir) for run_dir in run_dirs]
+    prefix = f"{title}-"
+    if all(run.name.startswith(prefix) for run in runs):  # those of an experiment
+        runs = [replace(run, name=run.name.removeprefix(prefix)) for run in runs]
     found = run_differences(runs)
     tasks = _tasks(runs)
     pictures = [*_loss_pictures(runs), *([_x_picture(runs, x, series)] if x else []), *_score_picture(runs, tasks)]
@@ -164,7 +161,7 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
     # 1: tokens, 2: seconds
     for axis, what in ((1, "tokens"), (2, "seconds of training")):
         panels: list[Panel] = [
-            (f"{heldout(name)} (nats)", [(run.name, _by(run, axis)) for run in runs if run.loss_name == name])
+            (f"{heldout(name)} (nats)", [(run.name, _by(run, axis) if run.loss_name == name else {}) for run in runs])
             for name in kinds
         ]
         yield _Picture(
@@ -253,17 +250,33 @@ def _task_section(runs: Sequence[ComparedRun], task: str, found: Sequence[RunDif
     }
 
 
-def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str, str]]:
-    """Of each run against the first: its name, how many tasks it is better and worse on, and all sentences."""
+def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str]]:
+    """Of each run against the first: its name, and on how many tasks it is better, worse, or neither."""
     lines = []
     for run in runs[1:]:
-        mine = [each for each in found if each.names[1] == run.name]
-        outcomes = [each.outcome for each in mine]
-        counts = [words.format(outcomes.count(one)) for one, words in _OUTCOMES.items() if one in outcomes]
-        if mine:
-            total = "1 task" if len(mine) == 1 else f"{len(mine)} tasks"
-            lines.append((run.name, f"of {total}, {', '.join(counts)}", "; ".join(each.text for each in mine)))
+        groups: dict[str, list[RunDifference]] = {}
+        for each in found:
+            if each.names[1] == run.name:
+                groups.setdefault(each.outcome, []).append(each)
+        total = sum(map(len, groups.values()))
+        parts = [
+            f"{outcome} on {len(groups[outcome])} of {total} ({', '.join(map(_detail, groups[outcome]))})"
+            for outcome in get_args(Outcome)
+            if outcome in groups
+        ]
+        if parts:
+            lines.append((run.name, ", ".join(parts)))
     return lines
+
+
+def _detail(each: RunDifference) -> str:
+    """The task, with how much better or worse, or why it is not judged."""
+    task = str(each.row["task"])
+    if each.outcome == "not judged":
+        return each.text
+    if each.found is None or each.outcome == "not told apart":
+        return task
+    return f"{task} by {amount(each.found, each.row['metric'], 1 if each.found.estimate > 0 else -1)}"
 
 
 def _failed(runs: Sequence[ComparedRun]) -> list[str]:
