@@ -13,6 +13,7 @@ from cluster.runs.recipe import Recipe
 from cluster.runs.stages import run_stages
 from common.exit_codes import DONE, FAILED, STOPPED
 from common.json_lines import read_rows
+from common.redaction import shown
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.sources import list_files
 from eval.comparison.report import write_comparison
@@ -49,8 +50,8 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
         except InUseError:
             raise
         except (ValueError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
-            failed[recipe.name] = str(error)
-            console.print(f"{recipe.name} failed: {error}")
+            failed[recipe.name] = shown(str(error))
+            console.print(f"{recipe.name} failed: {failed[recipe.name]}")
             continue
         if code == STOPPED:
             return STOPPED

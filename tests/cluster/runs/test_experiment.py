@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from workplace import make_workplace, multihop
+from workplace import begin, ended, make_workplace, multihop
 
 from cluster.runs.experiment import read_experiment
 from cluster.runs.recipe import load_recipe
+from common.json_lines import read_rows
+from eval.comparison.run_files import training_clock
 from pretrain.data.phases import samples_before, total_steps
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +98,7 @@ def test_a_published_experiment_is_valid_and_its_runs_have_the_same_tokens(
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Path, texts: Path) -> None:
     make_workplace(tmp_path, texts, "base", 20)
     runs = {"one": {}, "bad": {"tokenizer.vocab_size": 50_000}, "two": {"model.layers": 1}}
@@ -114,14 +116,21 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
     assert "runs/sizes-two was started with another recipe" in refused and "run 1/" not in refused
     (tmp_path / "runs" / "sizes-two" / "recipe.json").unlink()
 
-    said = multihop(tmp_path, "experiment", "sizes.yaml", code=1)
+    command = begin(tmp_path, "experiment", "sizes.yaml")
+    command.wait(timeout=800)
+    said = ended(tmp_path, command, code=1)
     assert "failed    sizes-bad: " in said and "more than the text can support" in said
     assert "failed    sizes-bad-same-seconds: sizes-bad is not trained to its end" in said
     done = [path.parent.name for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
     assert done == ["sizes-one", "sizes-two", "sizes-two-same-seconds"]
     assert len(list((tmp_path / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
     again = json.loads((tmp_path / "runs" / "sizes-two-same-seconds" / "recipe.json").read_text())
-    assert again["phases"][0]["steps"] > 20, "a smaller model takes more steps in the same time"
+    one, two = (
+        training_clock(read_rows(tmp_path / "runs" / f"sizes-{name}" / "metrics.jsonl"))
+        for name in runs
+        if name != "bad"
+    )
+    assert again["phases"][0]["steps"] == max(1, round(20 * one[2][-1] / two[2][-1]))
     report = (tmp_path / "runs" / "sizes" / "report.md").read_text()
     assert report.startswith("# sizes\n\nWhich size?\n") and all(f"| {name} | done |" in report for name in done)
     assert "All held-out losses are of the same tokens" in report and "(loss-by-key.png)" in report
@@ -130,3 +139,7 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
     said = multihop(tmp_path, "experiment", "sizes.yaml", code=1)
     assert said.count("nothing left to do") == 3
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("sizes-*/*.jsonl")}
+
+    multihop(tmp_path, "report", "sizes-one", "sizes-two", "--out", "both", "--x", "model.layers")
+    assert (tmp_path / "both" / "report.md").read_text().startswith("# sizes-one and sizes-two\n")
+    assert (tmp_path / "both" / "loss-by-key.png").exists()
