@@ -3,18 +3,16 @@
 import base64
 import json
 import math
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from common.files import read_json_object, write_atomically
 from common.json_lines import Row, read_rows
-from common.redaction import shown
 from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
 from eval.curve import Curve, draw
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
 from eval.reporting.health import health_facts
+from eval.reporting.render import duration, render
 from eval.reporting.results import results_facts
 from eval.statistics.words import show
 from pretrain.models.families import FAMILIES
@@ -24,9 +22,6 @@ Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
-# An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
-_MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
 
 
@@ -65,8 +60,8 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
     facts["picture"] = base64.b64encode(picture).decode() if picture else None
     if picture:
         write_atomically(run_dir / "loss.png", picture)
-    write_atomically(run_dir / "report.md", _render("report.md.jinja", facts))
-    write_atomically(run_dir / "report.html", _render("report.html.jinja", facts))
+    write_atomically(run_dir / "report.md", render("report.md.jinja", facts))
+    write_atomically(run_dir / "report.html", render("report.html.jinja", facts))
 
 
 def read_curves(rows: list[Row], summary: Facts) -> list[Curve]:
@@ -169,52 +164,8 @@ def as_pairs(tree: Any) -> Pairs:
     ]
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words: `4 min 5 s`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def _read_json(path: Path) -> Facts:
     try:
         return read_json_object(path, advice="delete it and rerun `multihop run`")
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: there is no report before training; use `multihop run`") from None
-
-
-def _render(template: str, facts: Facts) -> bytes:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    html = template.endswith(".html.jinja")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=html,
-        finalize=None if html else _as_markdown,
-        undefined=StrictUndefined,
-        trim_blocks=html,
-    )
-    environment.filters |= {"duration": duration, "cells": _cells}
-    return environment.get_template(template).render(facts).encode()
-
-
-def _cells(values: Iterable[Any]) -> Any:
-    """One line of a Markdown table."""
-    from markupsafe import Markup
-
-    return Markup(f"| {' | '.join(map(_as_markdown, values))} |")
-
-
-def _as_markdown(value: Any) -> str:
-    """Escape `value` into one line of Markdown that renders literally, without HTML, links or table cells.
-
-    File names, errors and recipe values are untrusted: somebody other than the reader may have chosen them.
-    """
-    if hasattr(value, "__html__"):  # made by `_cells`
-        return str(value)
-    text = " ".join(shown(str(value)).split())
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(character, entity)
-    return _MARKDOWN_AT_THE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))

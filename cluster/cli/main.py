@@ -3,6 +3,7 @@
 import errno
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,6 +52,7 @@ CheckpointsPlace = Annotated[
     str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
 ]
 DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
 _ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -127,6 +129,48 @@ def compare(
     from cluster.runs.compare import show_comparison
 
     show_comparison(names, runs)
+
+
+@app.command()
+def report(
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Run names or directories.")],
+    runs: Runs = Path("runs"),
+    out: Out = Path("report"),
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="KEY", help="Recipe key: plot the final losses against it.")
+    ] = None,
+    series: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Recipe key that tells the lines apart. Repeatable.")
+    ] = None,
+) -> None:
+    """Write a report over several runs, each compared with the first: report.md, report.html, pictures."""
+    from cluster.runs.compare import find_runs
+    from eval.comparison.report import write_comparison
+
+    found = find_runs(names, runs)
+    title = f"{found[0].resolve().name} and {', '.join(run_dir.resolve().name for run_dir in found[1:])}"
+    write_comparison(found, out, title, x=x, series=series or ())
+    print(f"wrote {shown(str(out / 'report.html'))} and report.md beside it")
+
+
+@app.command()
+def experiment(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Experiment, for example recipes/experiments/phases.yaml.")
+    ],
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the report. Default: the experiment's name in runs."),
+    ] = None,
+) -> None:
+    """Do all runs of an experiment, then write the report over them. Finished work is skipped."""
+    from cluster.runs.experiment import read_experiment
+    from cluster.runs.run_experiment import run_experiment
+
+    plan = read_experiment(file, overrides or [])
+    _exit_with(lambda: run_experiment(plan, runs, out))
 
 
 @inspect_app.command("batch")
@@ -245,19 +289,25 @@ def _run(
     wanted: tuple[str, ...],
     following: bool = False,
 ) -> None:
-    from cluster.ray.gang import TrainingFailed
-    from cluster.ray.map import WorkerDiedError
     from cluster.runs.follow import follow
     from cluster.runs.recipe import load_recipe
     from cluster.runs.stages import run_stages
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
+    loaded = load_recipe(recipe, given)
+    if following:
+        _exit_with(lambda: follow(loaded, runs, allowed or (), verify))
+    else:
+        _exit_with(lambda: run_stages(loaded, runs, wanted, allowed or (), verify))
+
+
+def _exit_with(work: Callable[[], int]) -> None:
+    """Do the work and exit with its code."""
+    from cluster.ray.gang import TrainingFailed
+    from cluster.ray.map import WorkerDiedError
+
     try:
-        loaded = load_recipe(recipe, given)
-        if following:
-            code = follow(loaded, runs, allowed or (), verify)
-        else:
-            code = run_stages(loaded, runs, wanted, allowed or (), verify)
+        code = work()
     except KeyboardInterrupt:
         print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
         code = STOPPED

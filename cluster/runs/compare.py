@@ -6,29 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console import plain
-from cluster.runs.summary import read_summary
-from common.files import read_json_object, replacing
-from common.json_lines import Row, read_rows
+from common.files import write_atomically
 from common.redaction import shown
+from eval.comparison.differences import METHOD, run_differences
+from eval.comparison.pictures import draw_lines
+from eval.comparison.run_files import ComparedRun, read_run
 from eval.health import HEALTH
-from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PARTS, REFERENCES, by_step, heldout
-from eval.statistics.choose import Choice, asked_rows, choose
-from eval.statistics.difference import Difference, holm
-from eval.statistics.words import amount, sentence, spread
-from eval.verdict import can_be_judged, difference
-from pretrain.run.changes import flatten
+from eval.losses import LOSS, PARTS, REFERENCES, heldout
+from eval.reporting.figures import PAPER, as_png
+from eval.statistics.words import spread
 
 _SUMMARY = (
     *("status", "steps", "tokens", "train_loss", *PARTS, *(heldout(name) for name in (LOSS, *PARTS)), *REFERENCES),
     *(*HEALTH, "tokens_per_s", "mfu"),
 )
-_METHOD = (
-    "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
-    "spread over the seeds; a run is called better where p is at most 0.05 after Holm's correction for all sentences."
-)
 Rows = dict[str, list[str]]
-Choices = dict[tuple[str, str], Choice]
-"""By task and initial weights."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ def find_runs(names: list[str], runs: Path) -> list[Path]:
         ValueError: fewer than two are given, or one does not exist.
     """
     if len(names) < 2:
-        raise ValueError(f"compare needs at least two runs, got {len(names)}; use: multihop compare RUN RUN")
+        raise ValueError(f"expected at least two runs, got {len(names)}; name another one")
     found = []
     for name in names:
         places = [place for place in (runs / name, Path(name)) if (place / "recipe.json").is_file()]
@@ -71,21 +63,19 @@ def compare(run_dirs: list[Path]) -> Comparison:
     Raises:
         ValueError: one of the files is damaged.
     """
-    resolved = [_read_recipe(run_dir / "recipe.json") for run_dir in run_dirs]
-    recipes = [flatten(recipe) for recipe in resolved]
-    names = [run_dir.resolve().name for run_dir in run_dirs]
-    chosen = [_chosen(run_dir, recipe["eval"]) for run_dir, recipe in zip(run_dirs, resolved, strict=True)]
-    results = [_results(run_dir, choices) for run_dir, choices in zip(run_dirs, chosen, strict=True)]
+    compared = [read_run(run_dir) for run_dir in run_dirs]
+    recipes = [run.keys for run in compared]
+    results = [_results(run) for run in compared]
     return Comparison(
-        names=names,
+        names=[run.name for run in compared],
         recipe={
             key: [json.dumps(recipe[key]) if key in recipe else "" for recipe in recipes]
             for key in _keys(recipes)
             if key != "name" and any(recipe.get(key) != recipes[0].get(key) for recipe in recipes)
         },
         results={key: [result.get(key, "") for result in results] for key in _keys(results)},
-        differences=_differences(names, run_dirs, chosen),
-        heldout=[_language_model_loss(run_dir / "metrics.jsonl") for run_dir in run_dirs],
+        differences=[f"{each.names[1]} against {each.names[0]}: {each.text}" for each in run_differences(compared)],
+        heldout=[run.heldout_loss for run in compared],
     )
 
 
@@ -110,114 +100,20 @@ def show_comparison(names: list[str], runs: Path) -> None:
     for line in comparison.differences:
         console.print(plain(line))
     if comparison.differences:
-        console.print(_METHOD)
+        console.print(METHOD)
     if any(comparison.heldout):
         picture = Path(f"compare-{'-'.join(comparison.names)}.png")
-        draw(comparison, picture)
+        lines = list(zip(comparison.names, comparison.heldout, strict=True))
+        label = "held-out mlm_loss or clm_loss (nats)"
+        write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))
         print(f"wrote {shown(str(picture))}")
 
 
-def draw(comparison: Comparison, path: Path) -> None:
-    """Plot the held-out language-model loss of each run by step, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, points in zip(comparison.names, comparison.heldout, strict=True):
-        if points:
-            axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
-    axes.set_xlabel("step")
-    axes.set_ylabel("held-out mlm_loss or clm_loss (nats)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    plt.close(figure)
-
-
-def _read_recipe(path: Path) -> dict[str, Any]:
-    recipe = read_json_object(path)
-    asked = recipe.get("eval")
-    if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):
-        raise ValueError(
-            f"{path} is not a resolved recipe: eval.tasks or eval.seeds is missing; restore it from a backup"
-        )
-    return recipe
-
-
-def _chosen(run_dir: Path, asked: dict[str, Any]) -> Choices:
-    """Of the newest checkpoint that has trials."""
-    found = choose(asked_rows(read_rows(run_dir / "eval" / "results.jsonl"), asked))
-    by_step = sorted(found.items(), key=lambda item: item[0].checkpoint_step or 0)
-    return {(start.task, start.init): choice for start, choice in by_step if choice.chosen.rows}
-
-
-def _results(run_dir: Path, choices: Choices) -> dict[str, str]:
-    summary = read_summary(run_dir)
-    cells = {key: _cell(summary[key]) for key in _SUMMARY if summary.get(key) is not None}
-    for (task, init), choice in sorted(choices.items()):
+def _results(run: ComparedRun) -> dict[str, str]:
+    cells = {key: _cell(run.summary[key]) for key in _SUMMARY if run.summary.get(key) is not None}
+    for (task, init), choice in sorted(run.choices.items()):
         cells[f"{task} {choice.chosen.rows[0]['metric']}, {init}"] = spread(choice.chosen.values)
     return cells
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A task of the first run and of another one."""
-
-    names: tuple[str, str]
-    row: Row
-    """A trial of the first run, to read from what all trials of the task share."""
-    found: Difference | None
-    why_not: str
-    """Why no verdict can be given; empty if one can."""
-
-
-def _differences(names: list[str], run_dirs: list[Path], chosen: list[Choices]) -> list[str]:
-    """Each run against the first, on the tasks that both have from pretrained weights."""
-    pairs = [
-        _pair((names[0], names[other]), (run_dirs[0], ours), (run_dirs[other], chosen[other][task, init]))
-        for other in range(1, len(names))
-        for (task, init), ours in chosen[0].items()
-        if init == "pretrained" and (task, init) in chosen[other]
-    ]
-    p_values = iter(holm([pair.found.p for pair in pairs if pair.found and not pair.why_not]))
-    return [_sentence(pair, 1.0 if pair.why_not else next(p_values)) for pair in pairs]
-
-
-def _pair(names: tuple[str, str], first: tuple[Path, Choice], second: tuple[Path, Choice]) -> _Pair:
-    row, other = first[1].chosen.rows[0], second[1].chosen.rows[0]
-    if why_not := _incomparable(row, other):
-        return _Pair(names, row, None, why_not)
-    found = difference(row["metric"], first, second)
-    if not can_be_judged(row["kind"], found):
-        zero_shot = row["kind"] == "zero-shot"
-        why_not = "a run has no files of predictions" if zero_shot else "a run has fewer than two seeds"
-    return _Pair(names, row, found, why_not)
-
-
-def _incomparable(one: Row, other: Row) -> str:
-    """Why two scores of a task are not of the same thing; empty if they are."""
-    if one["metric"] != other["metric"]:
-        return f"the metrics are {one['metric']} and {other['metric']}"
-    if one["metric"] == "perplexity" and one["other_metrics"].get("tokens") != other["other_metrics"].get("tokens"):
-        return "the runs' tokenizers cut the text into different tokens"
-    counts = [(row.get("reported_on"), (row.get("examples") or {}).get("test")) for row in (one, other)]
-    return "" if counts[0] == counts[1] else "the scores are of different examples"
-
-
-def _sentence(pair: _Pair, p: float) -> str:
-    against, found, row = f"{pair.names[1]} against {pair.names[0]}: ", pair.found, pair.row
-    if found is not None and not pair.why_not:
-        return against + sentence(pair.names, row["task"], row["metric"], row["higher_is_better"], found, p)
-    numbers = f" (difference {amount(found, row['metric'])})" if found else ""
-    return f"{against}{row['task']} is not judged{numbers}: {pair.why_not}"
-
-
-def _language_model_loss(path: Path) -> dict[int, float]:
-    rows = read_rows(path)
-    return next(filter(None, (by_step(rows, heldout(name)) for name in LANGUAGE_MODEL_LOSSES)), {})
 
 
 def _cell(value: Any) -> str:

@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cluster.runs.recipe_text import check_texts, read_tree
+from cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from cluster.tracking.store import STORE_FILES
 from common.config import NOTHING, PLACE, SPEED, Section
 from data_prep.config import DataConfig, TokenizerConfig
@@ -17,6 +18,7 @@ from pretrain.config import TrainingConfig
 from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
 from pretrain.models.families import FAMILIES
 
+_Section = TypeVar("_Section", bound=Section)
 _SHOWN = 5
 _MAX_SHOWN = 200
 
@@ -87,7 +89,18 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     Raises:
         ValueError: with the key's path, the given value, and what is accepted.
     """
-    content = read_tree(path, overrides)
+    return recipe_with(path, [parse_override(text) for text in overrides])
+
+
+def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
+    """`load_recipe` with overrides that are parsed.
+
+    Raises:
+        ValueError: as `load_recipe`.
+    """
+    content = read_tree(path, "a recipe")
+    for override in overrides:
+        put(content, override)
     content.setdefault("name", path.stem)
     return _resolved(validate_recipe(content, str(path)))
 
@@ -98,19 +111,32 @@ def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
     Raises:
         ValueError: one sentence per mistake.
     """
+    return validated(Recipe, content, origin, "a recipe")
+
+
+def validated(section: type[_Section], content: dict[str, Any], origin: str, what: str) -> _Section:
+    """Validate the content of a file.
+
+    Args:
+        what: the file is, for messages.
+
+    Raises:
+        ValueError: one sentence per mistake.
+    """
     check_texts(content, origin)
     try:
-        return Recipe.model_validate(content)
+        return section.model_validate(content)
     except ValidationError as error:
-        sentences = [_sentence(part, origin) for part in error.errors()]
+        sentences = [_sentence(part, origin, section, what) for part in error.errors()]
         more = len(sentences) - _SHOWN
         raise ValueError("; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")) from None
 
 
-def _sentence(error: Any, origin: str) -> str:
+def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str:
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     if error["type"] == "extra_forbidden":
-        return f"{origin}: {key} is not a key of a recipe; known here: {', '.join(_known_keys(error['loc']))}"
+        known = ", ".join(_known_keys(section, error["loc"]))
+        return f"{origin}: {key} is not a key of {what}; known here: {known}"
     if error["type"] == "missing":
         return f"{origin}: {key} is missing; set it"
     message = error["msg"].removeprefix("Value error, ")
@@ -123,8 +149,7 @@ def _sentence(error: Any, origin: str) -> str:
     return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    section: Any = Recipe
+def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location[:-1]:
         if isinstance(part, int) or not hasattr(section, "model_fields"):
             continue

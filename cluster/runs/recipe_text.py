@@ -5,6 +5,7 @@ bound are made of them. There is no interpolation: a recipe from another author 
 """
 
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import yaml
 
 from common.redaction import redacted, shown
 from common.user_file import MOST_BYTES, read_given_text
+
+Override = tuple[str, Any]
+"""KEY.PATH and the value that it gets."""
 
 _DEEPEST = 32
 _MOST_VALUES = 50_000
@@ -23,29 +27,48 @@ _KEY = re.compile(r"[\w-]+(\[\d+\])*(\.[\w-]+(\[\d+\])*)*")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_tree(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Read a recipe's file and apply the overrides: dicts with string keys, lists, strings, numbers, bools, None.
+def read_tree(path: Path, what: str) -> dict[str, Any]:
+    """Read a YAML file of sections: dicts with string keys, lists, strings, numbers, bools, None.
 
     Args:
-        overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML; a mapping is merged
-            into an existing mapping.
+        what: the file is, for messages.
 
     Raises:
         ValueError: one sentence.
     """
-    tree = parse_yaml(read_given_text(path, str(path), "a recipe"), str(path))
+    tree = parse_yaml(read_given_text(path, str(path), what), str(path))
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} holds a {type(tree).__name__}, expected the sections of a recipe")
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not _KEY.fullmatch(key) or len(steps := re.findall(r"[\w-]+", key)) > _DEEPEST:
-            raise ValueError(
-                f"{shown(override[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
-            )
-        _put(tree, steps, parse_yaml(text, key), key)
+        raise ValueError(f"{path} holds a {type(tree).__name__}, expected the sections of {what}")
     return tree
+
+
+def parse_override(text: str) -> Override:
+    """Split KEY.PATH=VALUE, where VALUE is YAML.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(_no_override(text))
+    _steps(key, text)
+    return key, parse_yaml(value, key)
+
+
+def put(tree: dict[str, Any], override: Override) -> None:
+    """Put an override's value into a recipe's tree.
+
+    Args:
+        override: a list's items by index (`phases[0].seq_len`); a mapping is merged into an existing mapping.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    key, value = override
+    # Recipes that are made from one override share no list or section.
+    _put(tree, _steps(key, key), deepcopy(value), key)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
@@ -141,6 +164,17 @@ def _check_node(node: Any) -> None:
             raise ValueError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
         keys.add(key.value)
         _check_node(value)
+
+
+def _steps(key: str, given: str) -> list[str]:
+    steps = re.findall(r"[\w-]+", key)
+    if not _KEY.fullmatch(key) or len(steps) > _DEEPEST:
+        raise ValueError(_no_override(given))
+    return steps
+
+
+def _no_override(given: str) -> str:
+    return f"{shown(given[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
 
 
 def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:

@@ -12,8 +12,9 @@ from markdown_it import MarkdownIt
 
 from common.redaction import shown
 from data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
-from eval.report import as_pairs, duration, headline, read_curves, write_report
+from eval.report import as_pairs, headline, read_curves, write_report
 from eval.reporting.pictures import learning_curves
+from eval.reporting.render import duration
 
 RECIPE: dict[str, Any] = {
     "name": "small <b>",

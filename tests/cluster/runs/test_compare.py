@@ -2,42 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from made_up_runs import make_run, with_predictions
 
 from cluster.runs.compare import compare, find_runs, show_comparison
-
-
-def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials: list[tuple[int, str, float]]) -> Path:
-    (folder / "eval").mkdir(parents=True)
-    recipe: dict[str, Any] = {
-        "name": folder.name,
-        "seed": 1,
-        "model": {"layers": layers},
-        "phases": [{"lr": 1e-3}],
-        "eval": {"tasks": ["topics"], "seeds": [0, 1, 2]},
-    }
-    if layers == 3:
-        recipe["phases"].append({"lr": 2e-3})
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    rows = [{"step": step, "heldout_loss": loss + 0.5, "heldout_mlm_loss": loss} for step, loss in heldout]
-    rows.append({"step": 5, "loss": 1.0})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = {"status": "done", "heldout_loss": heldout[-1][1], "tokens": 1234567, "tokens_per_s": 10000.4}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    results = [
-        {
-            "task": "topics", "kind": "classification", "metric": "accuracy", "higher_is_better": True, "init": init,
-            "seed": seed, "value": value, "dev_value": value, "status": "ok", "other_metrics": {},
-            "key": f"{init}{seed}",
-        }
-        for seed, init, value in trials
-    ]  # fmt: skip
-    results.append({**results[0], "seed": 2, "init": "other", "value": None, "status": "failed"})
-    results.insert(0, {**results[0], "value": 0.0})  # the last row of a trial counts
-    (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in results))
-    return folder
 
 
 @pytest.fixture
@@ -67,22 +36,9 @@ def test_a_run_that_has_only_begun(runs: Path) -> None:
     assert comparison.heldout[1] == {}
 
 
-def _pretrained(runs: Path, name: str, values: list[float], **other: Any) -> Path:
-    """A run with a file of predictions of 100 examples for each seed."""
-    run = make_run(runs / name, 2, [(0, 9.0)], [(seed, "pretrained", value) for seed, value in enumerate(values)])
-    (run / "eval" / "predictions").mkdir()
-    for seed, value in enumerate(values):
-        table = [[float(i < round(100 * value)), 1.0] for i in range(100)]
-        content = {"statistics": table, "targets": [0] * 100}
-        (run / "eval" / "predictions" / f"pretrained{seed}.json").write_text(json.dumps(content))
-    path = run / "eval" / "results.jsonl"
-    path.write_text("".join(json.dumps({**json.loads(line), **other}) + "\n" for line in path.read_text().splitlines()))
-    return run
-
-
 def test_differences_in_words_each_against_the_first(tmp_path: Path) -> None:
     runs = [
-        _pretrained(tmp_path, name, values)
+        with_predictions(tmp_path, name, values)
         for name, values in (("a", [0.6, 0.62, 0.61]), ("b", [0.9, 0.91, 0.92]), ("c", [0.61, 0.62, 0.6]))
     ]
     better, same = compare(runs).differences
@@ -92,8 +48,8 @@ def test_differences_in_words_each_against_the_first(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
-    run = _pretrained(tmp_path, "a", [0.6, 0.62, 0.61])
-    one_seed = _pretrained(tmp_path, "b", [0.9])
+    run = with_predictions(tmp_path, "a", [0.6, 0.62, 0.61])
+    one_seed = with_predictions(tmp_path, "b", [0.9])
     [told] = compare([run, one_seed]).differences
     assert told.startswith("b against a: topics is not judged (difference 29.0 points [")
     assert told.endswith("a run has fewer than two seeds")
@@ -102,14 +58,19 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
         "d": ({"reported_on": "dev"}, "the scores are of different examples"),
     }
     for name, (change, why) in others.items():
-        other = _pretrained(tmp_path, name, [0.9, 0.91], **change)
+        other = with_predictions(tmp_path, name, [0.9, 0.91], **change)
         assert compare([run, other]).differences == [f"{name} against a: topics is not judged: {why}"]
     perplexity = {"kind": "zero-shot", "metric": "perplexity", "higher_is_better": False}
     counted = [
-        _pretrained(tmp_path, name, [0.5], **perplexity, other_metrics={"tokens": tokens})
+        with_predictions(tmp_path, name, [0.5], **perplexity, other_metrics={"tokens": tokens})
         for name, tokens in (("e", 100), ("f", 120))
     ]
     assert "different tokens" in compare(counted).differences[0]
+    words = [
+        with_predictions(tmp_path, name, [0.5], **perplexity, other_metrics={"words": 50, "tokens": tokens})
+        for name, tokens in (("g", 100), ("h", 120))
+    ]
+    assert "different tokens" not in compare(words).differences[0], "words are the same whatever the tokenizer"
 
 
 def test_the_table_and_the_picture(

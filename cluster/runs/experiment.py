@@ -1,0 +1,132 @@
+"""An experiment: one YAML file that names a recipe, and the runs that change it to answer a question."""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from cluster.runs.recipe import Recipe, recipe_with, validated
+from cluster.runs.recipe_text import Override, parse_override, read_tree
+from common.config import Section, decided_by
+
+Values = dict[str, Any]
+"""KEY.PATH -> VALUE, as overrides on the command line."""
+SAME_SECONDS = "same-seconds"
+_WHAT = "an experiment"
+
+
+class Experiment(Section):
+    """The content of an experiment's file."""
+
+    name: str
+    """The runs are called NAME-RUN; the name of the file without its ending if it is not set."""
+    question: str
+    """What the runs answer; the report begins with it."""
+    recipe: str
+    """Path of the recipe that the runs change, relative to the experiment's file."""
+    set: Values = Field(default_factory=dict)
+    """What all runs change."""
+    runs: list[dict[str, Values]] = Field(min_length=1)
+    """The runs by name, with what each changes; the first is what the others are compared with. A list of such
+    mappings is a grid: each combination is a run."""
+    same_seconds: Values | None = None
+    """If it is given, each run but the first is repeated with as many steps as take the first run's seconds of
+    training, as RUN-same-seconds, with these changes (`{}`: none)."""
+    x: str | None = None
+    """The recipe key on the horizontal axis of a picture of the final losses."""
+    series: list[str] = Field(default_factory=list)
+    """The recipe key, or a list of them, that tells the lines of that picture apart."""
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _one_mapping_is_a_grid_of_one(cls, given: Any) -> Any:
+        return [given] if isinstance(given, dict) else given
+
+    @field_validator("series", mode="before")
+    @classmethod
+    def _one_key_is_a_list_of_one(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("x", "series")
+    @classmethod
+    def _keys_are_of_a_recipe(cls, given: Any) -> Any:
+        for key in [given] if isinstance(given, str) else given or []:
+            try:
+                decided_by(Recipe, key)
+            except KeyError:
+                raise ValueError(f"{key} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
+        return given
+
+    @field_validator("set", "runs", "same_seconds")
+    @classmethod
+    def _names_are_not_set(cls, given: Any) -> Any:
+        if given is not None:
+            axes = given if isinstance(given, list) else [{"": given}]
+            if any("name" in values for axis in axes for values in axis.values()):
+                raise ValueError("the key name cannot be set: runs are called after the experiment and their own key")
+        return given
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run of an experiment."""
+
+    base: Path
+    name: str
+    """Of the run."""
+    overrides: tuple[Override, ...]
+
+    def recipe(self, *last: Override) -> Recipe:
+        """The resolved recipe; raises ValueError as `load_recipe`."""
+        return recipe_with(self.base, [*self.overrides, *last, ("name", self.name)])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment with the overrides of the command line."""
+
+    experiment: Experiment
+    variants: list[Variant]
+    repeated: list[Variant]
+    """For each variant but the first, the one with the first one's seconds; or none at all."""
+
+
+def read_experiment(path: Path, overrides: list[str]) -> Plan:
+    """Read and validate an experiment and the recipes of its runs.
+
+    Args:
+        overrides: KEY.PATH=VALUE for all recipes; `name=…` names the experiment.
+
+    Raises:
+        ValueError: naming the file or the run, what was given, and what is accepted.
+    """
+    given = [parse_override(text) for text in overrides]
+    content = {"name": path.stem, **read_tree(path, _WHAT)} | {key: value for key, value in given if key == "name"}
+    given = [(key, value) for key, value in given if key != "name"]
+    experiment = validated(Experiment, content, str(path), _WHAT)
+    base = path.parent / experiment.recipe
+
+    def variant(parts: list[str], *changes: Values) -> Variant:
+        own = [item for values in (experiment.set, *changes) for item in values.items()]
+        return Variant(base, "-".join([experiment.name, *parts]), (*own, *given))
+
+    grid = [list(zip(*each, strict=True)) for each in product(*(axis.items() for axis in experiment.runs))]
+    variants = [variant([*names], *changes) for names, changes in grid]
+    repeated = []
+    if experiment.same_seconds is not None:
+        repeated = [variant([*names, SAME_SECONDS], *changes, experiment.same_seconds) for names, changes in grid[1:]]
+    names = [each.name for each in (*variants, *repeated)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: two runs are called {twice}; rename one")
+    for each in (*variants, *repeated):
+        _check(each, path)
+    return Plan(experiment, variants, repeated)
+
+
+def _check(variant: Variant, path: Path) -> None:
+    try:
+        variant.recipe()
+    except ValueError as error:
+        raise ValueError(f"{path}: the run {variant.name}: {error}") from None

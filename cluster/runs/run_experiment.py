@@ -1,0 +1,93 @@
+"""Run an experiment: each run through all stages, and the report over all. What is done already is not done again."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cluster.console import console
+from cluster.ray.gang import TrainingFailed
+from cluster.ray.map import WorkerDiedError
+from cluster.runs.evaluated import check_evaluation
+from cluster.runs.experiment import Plan
+from cluster.runs.folder import InUseError, check_recipe
+from cluster.runs.recipe import Recipe
+from cluster.runs.stages import run_stages
+from common.exit_codes import DONE, FAILED, STOPPED
+from common.json_lines import read_rows
+from common.redaction import shown
+from data_prep.reading.failures import ReadFailed
+from data_prep.reading.sources import list_files
+from eval.comparison.report import write_comparison
+from eval.comparison.run_files import training_clock
+from pretrain.data.phases import total_steps
+
+
+def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
+    """Do what is not done of all runs, then write the report; returns the exit code.
+
+    A run that fails does not stop the others. A run that is stopped by a signal does.
+
+    Args:
+        out: the report's folder; None: NAME in the folder of the runs.
+
+    Raises:
+        ValueError: a mistake of the user's, found before anything is started where possible.
+    """
+    experiment = plan.experiment
+    out = out or runs / experiment.name
+    if (out / "recipe.json").exists():
+        raise ValueError(f"{out} is a run, whose report would be replaced; set name=… or --out")
+    recipes = [variant.recipe() for variant in plan.variants]
+    for recipe in recipes:
+        _check(recipe, runs)
+    failed: dict[str, str] = {}
+    total = len(recipes) + len(plan.repeated)
+    names = []
+    for number, recipe in enumerate(_all_recipes(plan, recipes, runs, failed)):
+        console.print(f"run {number + 1}/{total}   {recipe.name}")
+        names.append(recipe.name)
+        try:
+            code = run_stages(recipe, runs)
+        except InUseError:
+            raise
+        except (ValueError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
+            failed[recipe.name] = shown(str(error))
+            console.print(f"{recipe.name} failed: {failed[recipe.name]}")
+            continue
+        if code == STOPPED:
+            return STOPPED
+        if code != DONE:
+            failed[recipe.name] = "trials failed"
+    started = [runs / name for name in names if (runs / name / "recipe.json").exists()]
+    if started:
+        write_comparison(started, out, experiment.name, experiment.question, experiment.x, experiment.series)
+        console.print(f"report    {out / 'report.html'} and report.md beside it")
+    for name, reason in failed.items():
+        console.print(f"failed    {name}: {reason}")
+    return FAILED if failed else DONE
+
+
+def _check(recipe: Recipe, runs: Path) -> None:
+    """What `run_stages` would refuse, before the first run takes its hours."""
+    check_evaluation(recipe)
+    list_files(recipe.data.sources)
+    if (runs / recipe.name / "recipe.json").exists():
+        check_recipe(runs / recipe.name, recipe, ())
+
+
+def _all_recipes(plan: Plan, recipes: Sequence[Recipe], runs: Path, failed: dict[str, str]) -> Iterator[Recipe]:
+    """Those of the variants, then those that are repeated: their steps are known once the others are trained."""
+    yield from recipes
+    for variant, recipe in zip(plan.repeated, recipes[1:], strict=False):
+        of_first, of_this = _seconds(runs, recipes[0]), _seconds(runs, recipe)
+        if of_first is None or of_this is None:
+            failed[variant.name] = f"{recipe.name if of_first else recipes[0].name} is not trained to its end"
+            continue
+        share = of_first / of_this
+        steps = [(f"phases[{n}].steps", max(1, round(share * phase.steps))) for n, phase in enumerate(recipe.phases)]
+        yield variant.recipe(*steps)
+
+
+def _seconds(runs: Path, recipe: Recipe) -> float | None:
+    """Seconds of training; None if it did not reach its last step."""
+    steps, _, seconds = training_clock(read_rows(runs / recipe.name / "metrics.jsonl"))
+    return seconds[-1] if steps[-1] == total_steps(recipe.phases) else None

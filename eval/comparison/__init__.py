@@ -1,0 +1,1 @@
+"""Several runs beside each other, from their files alone."""

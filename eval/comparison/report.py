@@ -1,0 +1,299 @@
+"""The report of several runs: report.md, report.html and pictures, made from the files of their directories alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, get_args
+
+from common.config import NOTHING, decided_by
+from common.files import make_folder, write_atomically
+from eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
+from eval.comparison.pictures import Lines, Panel, Scores, draw_lines, draw_scores
+from eval.comparison.run_files import ComparedRun, Facts, at_steps, read_run, training_clock
+from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
+from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
+from eval.reporting.render import duration, render
+from eval.statistics.words import amount, show, spread
+from pretrain.config import TrainingConfig
+from pretrain.run.changes import differences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CHARACTERS = 60
+_LOSS_NOTE = (
+    "Held-out: mlm_loss or clm_loss at the last step that has one, in nats per predicted token, without the losses on "
+    "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Seconds: of the "
+    "training loop, without start-up and held-out losses."
+)
+_SCORE_NOTE = (
+    "Scores of the epoch with the best development score, at the settings with the best median development score, "
+    "chosen for each run and start: median [minimum to maximum] over the seeds."
+)
+
+
+@dataclass(frozen=True)
+class _Picture:
+    file: str
+    alt: str
+    caption: str
+    draw: Callable[[Colours], "Figure"]
+
+
+def write_comparison(
+    run_dirs: Sequence[Path],
+    out: Path,
+    title: str,
+    question: str = "",
+    x: str | None = None,
+    series: Sequence[str] = (),
+) -> None:
+    """Write `report.md`, `report.html` (self-contained) and PNG pictures into `out`.
+
+    Args:
+        run_dirs: the first is what the others are compared with.
+        question: that the runs answer.
+        x: a recipe key with a number, for a picture of the final held-out loss against it.
+        series: recipe keys whose values tell the lines of that picture apart.
+
+    Raises:
+        ValueError: a file is damaged, or no run has the key `x`.
+    """
+    runs = [read_run(run_dir) for run_dir in run_dirs]
+    prefix = f"{title}-"
+    if all(run.name.startswith(prefix) for run in runs):  # those of an experiment
+        runs = [replace(run, name=run.name.removeprefix(prefix)) for run in runs]
+    found = run_differences(runs)
+    tasks = _tasks(runs)
+    pictures = [*_loss_pictures(runs), *([_x_picture(runs, x, series)] if x else []), *_score_picture(runs, tasks)]
+    facts = {
+        "title": title,
+        "question": question,
+        "runs": _run_lines(runs),
+        "losses": [_loss_line(run) for run in runs],
+        "loss_note": _LOSS_NOTE,
+        "comparable": _comparable(runs),
+        "tasks": [_task_section(runs, task, found) for task in tasks],
+        "score_note": _SCORE_NOTE,
+        "verdicts": _verdicts(runs, found),
+        "method": METHOD,
+        "failed": _failed(runs),
+        "where": _where(runs),
+        "pictures": [
+            {"file": each.file, "alt": each.alt, "caption": each.caption, "svg": _svg(each)} for each in pictures
+        ],
+    }
+    make_folder(out)
+    for each in pictures:
+        write_atomically(out / each.file, as_png(each.draw(PAPER)))
+    write_atomically(out / "report.md", render("comparison/report.md.jinja", facts))
+    write_atomically(out / "report.html", render("comparison/report.html.jinja", facts))
+
+
+def _svg(picture: _Picture) -> str:
+    return as_svg(picture.draw(PAGE), picture.file, picture.alt)
+
+
+def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
+    """Each run with what differs in its recipe from the first one's."""
+    first = runs[0]
+    lines = [(first.name, "the others are compared with it")]
+    for run in runs[1:]:
+        changed = [
+            f"{key} {_short(now)} (was {_short(then)})"
+            for key, then, now in differences(first.recipe, run.recipe)
+            if key != "name" and not _decides_nothing(key)
+        ]
+        lines.append((run.name, ", ".join(changed) or "nothing"))
+    return lines
+
+
+def _decides_nothing(key: str) -> bool:
+    """A key of pretraining that changes what is logged or kept, or names what other keys say."""
+    try:
+        return decided_by(TrainingConfig, key) == NOTHING
+    except KeyError:  # of another section, or of another version
+        return False
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def _loss_line(run: ComparedRun) -> list[str]:
+    steps, tokens, seconds = training_clock(run.metrics)
+    losses, unigram = run.heldout_loss, run.summary.get("unigram_loss")
+    return [
+        run.name,
+        str(run.summary.get("status", "not started")),
+        f"{steps[-1]:,}",
+        f"{tokens[-1]:,}",
+        duration(seconds[-1]) if seconds[-1] else "",
+        f"{tokens[-1] / seconds[-1]:,.0f}" if seconds[-1] else "",
+        show(losses[max(losses)]) if losses else "",
+        show(unigram) if unigram is not None else "",
+    ]
+
+
+def _comparable(runs: Sequence[ComparedRun]) -> str:
+    """Which held-out losses are of the same tokens: a unigram model has the same loss on them."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        references = (run.summary.get("unigram_loss"), run.summary.get("uniform_loss"))
+        if run.loss_name and None not in references:
+            unigram, uniform = (f"{value:.5f}" for value in references)
+            groups.setdefault((run.loss_name, unigram, uniform), []).append(run.name)
+    if len(groups) == 1:
+        return "All held-out losses are of the same tokens, and comparable."
+    shared = [", ".join(names) for names in groups.values() if len(names) > 1]
+    only = f"Comparable are those of {'; those of '.join(shared)}." if shared else "None of these are comparable."
+    return f"Held-out losses are comparable only where the same tokens are predicted. {only}" if groups else ""
+
+
+def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
+    kinds = [name for name in LANGUAGE_MODEL_LOSSES if any(run.loss_name == name for run in runs)]
+    if not kinds:
+        return
+    # 1: tokens, 2: seconds
+    for axis, what in ((1, "tokens"), (2, "seconds of training")):
+        panels: list[Panel] = [
+            (f"{heldout(name)} (nats)", [(run.name, _by(run, axis) if run.loss_name == name else {}) for run in runs])
+            for name in kinds
+        ]
+        yield _Picture(
+            f"heldout-{what.partition(' ')[0]}.png",
+            f"Held-out loss of each run against {what}",
+            f"The held-out loss against {what}.",
+            partial(draw_lines, panels=panels, below=what),
+        )
+
+
+def _by(run: ComparedRun, axis: int) -> dict[float, float]:
+    """The held-out loss by tokens or seconds."""
+    clock = training_clock(run.metrics)
+    losses = run.heldout_loss
+    return dict(zip(at_steps(list(losses), clock[0], clock[axis]), losses.values(), strict=True))
+
+
+def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _Picture:
+    points: dict[str, dict[float, list[float]]] = {}
+    for run in runs:
+        keys, losses = run.keys, run.heldout_loss
+        at = keys.get(x)
+        if isinstance(at, int | float) and losses:
+            label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
+            points.setdefault(label, {}).setdefault(float(at), []).append(losses[max(losses)])
+    if not points:
+        raise ValueError(f"no run has a number as {x}, and a held-out loss; name a key of the recipes with a number")
+    lines: Lines = [
+        (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
+    ]
+    return _Picture(
+        "loss-by-key.png",
+        "Final held-out loss of each run against a key of the recipe",
+        f"The final held-out loss against {x}; of several runs with the same values, the median.",
+        lambda colours: draw_lines(colours, [("final held-out loss (nats)", lines)], x, log=True),
+    )
+
+
+def _tasks(runs: Sequence[ComparedRun]) -> list[str]:
+    return list(dict.fromkeys(task for run in runs for task, _ in run.choices))
+
+
+def _metric(runs: Sequence[ComparedRun], task: str) -> str:
+    rows = [run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task]
+    return str(rows[0]["metric"]) + ("" if rows[0]["higher_is_better"] else " (lower is better)")
+
+
+def _values(run: ComparedRun, task: str, init: str) -> list[float]:
+    choice = run.choices.get((task, init))
+    return choice.chosen.values if choice else []
+
+
+def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterator[_Picture]:
+    if not tasks:
+        return
+    scores = [
+        Scores(
+            f"{task}: {_metric(runs, task)}",
+            [_values(run, task, "pretrained") for run in runs],
+            [_values(run, task, "random") for run in runs],
+        )
+        for task in tasks
+    ]
+    names = [run.name for run in runs]
+    yield _Picture(
+        "scores.png",
+        "Scores of each run on each task",
+        "Scores over the seeds: median, minimum and maximum. Hollow: from random weights.",
+        lambda colours: draw_scores(colours, names, scores),
+    )
+
+
+def _task_section(runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference]) -> Facts:
+    numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
+    return {
+        "task": task,
+        "metric": _metric(runs, task),
+        "lines": [
+            [
+                run.name,
+                *(spread(_values(run, task, init)) for init in ("pretrained", "random")),
+                numbers.get(run.name, ""),
+            ]
+            for run in runs
+        ],
+    }
+
+
+def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str]]:
+    """Of each run against the first: its name, and on how many tasks it is better, worse, or neither."""
+    lines = []
+    for run in runs[1:]:
+        groups: dict[str, list[RunDifference]] = {}
+        for each in found:
+            if each.names[1] == run.name:
+                groups.setdefault(each.outcome, []).append(each)
+        total = sum(map(len, groups.values()))
+        parts = [
+            f"{outcome} on {len(groups[outcome])} of {total} ({', '.join(map(_detail, groups[outcome]))})"
+            for outcome in get_args(Outcome)
+            if outcome in groups
+        ]
+        if parts:
+            lines.append((run.name, ", ".join(parts)))
+    return lines
+
+
+def _detail(each: RunDifference) -> str:
+    """The task, with how much better or worse, or why it is not judged."""
+    task = str(each.row["task"])
+    if each.outcome == "not judged":
+        return each.text
+    if each.found is None or each.outcome == "not told apart":
+        return task
+    return f"{task} by {amount(each.found, each.row['metric'], 1 if each.found.estimate > 0 else -1)}"
+
+
+def _failed(runs: Sequence[ComparedRun]) -> list[str]:
+    """How many trials failed at the chosen settings, where any did."""
+    counts = [(run.name, sum(choice.chosen.failed for choice in run.choices.values())) for run in runs]
+    return [f"{name}: {'1 trial' if count == 1 else f'{count} trials'}" for name, count in counts if count]
+
+
+def _where(runs: Sequence[ComparedRun]) -> list[str]:
+    """When, on what and with which versions: a line for each that differs."""
+    lines = []
+    for run in runs:
+        if environment := run.summary.get("environment"):
+            parts = [environment.get("device"), environment.get("cpu"), f"{environment.get('cores')} cores"]
+            parts += [f"{name} {environment[name]}" for name in ("python", "torch", "deepspeed") if name in environment]
+            parts += [f"commit {environment['commit'][:12]}"] if environment.get("commit") else []
+            lines.append(", ".join(str(part) for part in dict.fromkeys(parts) if part))
+    times = [row["time"] for run in runs for row in run.metrics if "time" in row]
+    days = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in (min(times), max(times))] if times else []
+    return [" to ".join(dict.fromkeys(days)), *dict.fromkeys(lines)] if days else list(dict.fromkeys(lines))

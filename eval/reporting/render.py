@@ -1,0 +1,62 @@
+"""Reports as HTML and as Markdown, from templates."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from common.redaction import shown
+
+_PACKAGE = Path(__file__).parents[1]
+# An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
+_MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
+
+
+def render(template: str, facts: dict[str, Any]) -> bytes:
+    """A page from a template, with facts that are shown literally: no markup in them has a meaning.
+
+    Args:
+        template: the path of a .html.jinja or .md.jinja in this package.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    html = template.endswith(".html.jinja")
+    environment = Environment(
+        loader=FileSystemLoader(_PACKAGE),
+        autoescape=html,
+        finalize=None if html else _as_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=html,
+    )
+    environment.filters |= {"duration": duration, "cells": _cells}
+    return environment.get_template(template).render(facts).encode()
+
+
+def _cells(values: Iterable[Any]) -> Any:
+    """One line of a Markdown table."""
+    from markupsafe import Markup
+
+    return Markup(f"| {' | '.join(map(_as_markdown, values))} |")
+
+
+def _as_markdown(value: Any) -> str:
+    """Escape `value` into one line of Markdown that renders literally, without HTML, links or table cells.
+
+    File names, errors and recipe values are untrusted: somebody other than the reader may have chosen them.
+    """
+    if hasattr(value, "__html__"):  # made by `_cells`
+        return str(value)
+    text = " ".join(shown(str(value)).split())
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, entity)
+    return _MARKDOWN_AT_THE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `4 min 5 s`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

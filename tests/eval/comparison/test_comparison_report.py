@@ -1,0 +1,122 @@
+"""The report over several runs says what their files say."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_runs import make_run, with_predictions
+from markdown_it import MarkdownIt
+
+from common.json_lines import append_row, read_rows
+from eval.comparison.report import write_comparison
+from eval.comparison.run_files import training_clock
+
+
+def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Path:
+    """With 20 logged steps of 100 tokens; `recipe` has keys of the first phase."""
+    for step in range(1, 21):
+        append_row(run / "metrics.jsonl", {"step": step, "tokens": 100 * step, "tokens_per_s": speed, "time": 1.8e9})
+    append_row(run / "metrics.jsonl", {"step": 20, "heldout_mlm_loss": 5.0 - speed / 1000})
+    told = {"status": "done", "unigram_loss": unigram, "uniform_loss": 9.0, "environment": {"cpu": "Some | CPU"}}
+    (run / "summary.json").write_text(json.dumps(told))
+    content = json.loads((run / "recipe.json").read_text())
+    content["phases"][0] |= recipe
+    (run / "recipe.json").write_text(json.dumps(content))
+    return run
+
+
+def _tables(markdown: str) -> dict[str, list[list[str]]]:
+    """The cells of each table, by its last header."""
+    tables: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(markdown):
+        if token.type == "table_open":
+            rows = []
+        elif token.type == "tr_open":
+            rows.append([])
+        elif token.type in ("th_open", "td_open"):
+            rows[-1].append("")
+        elif token.type == "inline" and rows and not rows[-1][-1]:
+            rows[-1][-1] = "".join(child.content for child in token.children or [])
+        elif token.type == "table_close":
+            tables[rows[0][-1]], rows = rows[1:], []
+    return tables
+
+
+def _report(runs: Sequence[Path], out: Path, **given: Any) -> tuple[dict[str, list[list[str]]], str, str]:
+    write_comparison(runs, out, "sizes", **given)
+    markdown, html = (out / "report.md").read_text(), (out / "report.html").read_text()
+    for picture in out.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG") and f"]({picture.name})" in markdown
+    assert markdown.count("](") == html.count("<svg") == len(list(out.glob("*.png")))
+    assert "#0102" not in html, "all colours are the page's"
+    return _tables(markdown), markdown, html
+
+
+def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
+    scores = {"one": [0.6, 0.62, 0.61], "two": [0.9, 0.91, 0.92], "three": [0.61, 0.62, 0.6]}
+    runs = [with_predictions(tmp_path, f"sizes-{name}", values) for name, values in scores.items()]
+    for run, speed, batch in zip(runs, (10.0, 100.0, 20.0), (8, 32, 128), strict=True):
+        _trained(run, speed, batch_size=batch)
+    found, markdown, html = _report(runs, tmp_path / "out", question="Which <size>?", x="phases[0].batch_size")
+    assert found["differs from one in"][1:] == [
+        ["two", "phases[0].batch_size 32 (was 8)"],
+        ["three", "phases[0].batch_size 128 (was 8)"],
+    ]
+    assert found["unigram"][:2] == [
+        ["one", "done", "20", "2,000", "3 min 20 s", "10", "4.990", "6.500"],
+        ["two", "done", "20", "2,000", "20.0 s", "100", "4.900", "6.500"],
+    ]
+    [one, two, _] = found["difference to one"]
+    assert one == ["one", "0.610 [0.600 to 0.620]", "none", ""]
+    assert two[1] == "0.910 [0.900 to 0.920]" and two[3].startswith("30.0 points [2")
+    for text in (markdown, html):
+        assert "All held-out losses are of the same tokens" in text
+        assert "better on 1 of 1 (topics by 30.0 points" in text and "not told apart on 1 of 1 (topics)" in text
+        assert "Which &lt;size&gt;?" in text and "2027-01-15" in text
+    assert (tmp_path / "out" / "loss-by-key.png").exists()
+
+
+def test_losses_of_other_tokens_are_not_called_comparable(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 2, [(0, 9.0)], [(0, "random", 0.5)]) for name in ("a", "b", "c")]
+    for run, unigram in zip(runs, (6.5, 6.5, 6.6), strict=True):
+        _trained(run, 10.0, unigram)
+    _, markdown, _ = _report(runs, tmp_path / "out")
+    assert "comparable only where the same tokens are predicted. Comparable are those of a, b." in markdown
+    _, markdown, _ = _report(runs[1:], tmp_path / "other")
+    assert "None of these are comparable." in markdown
+
+
+def test_runs_that_have_only_begun_have_a_sound_report(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 2, [(0, 9.0)], [(0, "pretrained", 0.5)]) for name in ("a", "b")]
+    for path in ("metrics.jsonl", "summary.json", "eval/results.jsonl"):
+        (runs[1] / path).unlink()
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert found["unigram"][1] == ["b", "not started", "0", "0", "", "", "", ""]
+    assert found["difference to a"][1] == ["b", "none", "none", ""]
+    for path in ("metrics.jsonl", "eval/results.jsonl"):
+        (runs[0] / path).unlink()
+    found, markdown, _ = _report(runs, tmp_path / "nothing")
+    assert "Tasks" not in markdown and len(found) == 2
+    with pytest.raises(ValueError, match=r"no run has a number as model\.depth"):
+        write_comparison(runs, tmp_path / "nothing", "sizes", x="model.depth")
+
+
+def test_names_and_values_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    text = "<b>$x_1$</b> | `y`"
+    runs = [make_run(tmp_path / name, 2, [(0, 9.0), (10, 7.0)], [(0, "pretrained", 0.5)]) for name in ("_a$b$", "b")]
+    for run in runs:
+        _trained(run, 10.0, schedule=text if run.name == "b" else "linear")
+    found, markdown, html = _report(runs, tmp_path / "out", x="model.layers", series=["phases[0].schedule"])
+    assert found["differs from _a$b$ in"][1] == ["b", f"phases[0].schedule {text} (was linear)"]
+    assert "<b>" not in markdown + html
+
+
+def test_the_clock_goes_on_over_restarts_and_the_first_row_of_a_step_counts(tmp_path: Path) -> None:
+    rows = [(10, 1000, 50.0), (20, 2000, 100.0), (15, 1500, 1.0), (20, 2000, 1.0), (30, 3000, 200.0)]
+    for step, tokens, speed in rows:
+        append_row(tmp_path / "metrics.jsonl", {"step": step, "tokens": tokens, "tokens_per_s": speed})
+    clock = training_clock(read_rows(tmp_path / "metrics.jsonl"))
+    assert clock == ([0, 10, 15, 20, 30], [0, 1000, 1500, 2000, 3000], [0.0, 20.0, 520.0, 525.0, 530.0])
