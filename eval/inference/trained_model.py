@@ -53,9 +53,9 @@ class TrainedModel:
         """
         if not self.lacking:
             return
-        states = torch.zeros(1, self.model.config.hidden, device=self.device)
         lacking = [self.model.get_parameter(name) for name in self.lacking]
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            states = torch.zeros(1, self.model.config.hidden, device=self.device)
             used = torch.autograd.grad(head(states).sum(), lacking, allow_unused=True)
         if any(gradient is not None for gradient in used):
             raise ValueError(f"{self.place} has no weights for {what}; use the model with its pretraining heads")

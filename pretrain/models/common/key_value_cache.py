@@ -16,11 +16,18 @@ class KeyValueCache:
     The prompts end in the same column, so that all sequences grow by the same one.
     """
 
-    def __init__(self, config: ModelConfig, lengths: Sequence[int], new_tokens: int, device: torch.device) -> None:
-        """Args: lengths: of the prompts, in tokens; new_tokens: how often a token is appended, at most."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        lengths: Sequence[int],
+        new_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Args: lengths: of the prompts, in tokens; new_tokens: how many are appended to each, at most."""
         longest = max(lengths)
         shape = (config.layers, 2, len(lengths), config.heads, longest + new_tokens, config.hidden // config.heads)
-        self._kept = torch.zeros(shape, device=device)
+        self._kept = torch.zeros(shape, device=device, dtype=dtype)
         each = torch.tensor(lengths, device=device)
         self._rows = torch.repeat_interleave(each)
         before = torch.repeat_interleave(each.cumsum(0) - longest, each)
