@@ -36,7 +36,7 @@ def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
     Raises:
         ValueError: there is no such checkpoint, or no data with its tokenizer beside it.
     """
-    location, saved, skipped = _find(place, step)
+    location, saved, skipped = locate_checkpoint(place, step)
     run_dir = _run_of(place)
     info, path = _tokenizer_of(run_dir, saved)
     return FoundCheckpoint(location, saved, _model_of(run_dir, saved), info, path, skipped)
@@ -59,7 +59,12 @@ def checkpoints_at(place: str) -> str:
     return location
 
 
-def _find(place: str, step: int | None) -> tuple[str, CheckpointManifest, list[str]]:
+def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, CheckpointManifest, list[str]]:
+    """The location of the checkpoint at `place`, its manifest, and why newer ones were skipped; see `find_checkpoint`.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
     location = place.rstrip("/")
     if (Path(location) / MANIFEST).is_file():
         if step is not None:
