@@ -153,6 +153,9 @@ class EvalConfig(Grid):
     """GPUs of a trial where the cluster has GPUs; 0.25: four trials share one."""
     memory_gb: Annotated[_Positive | None, NOTHING] = None
     """Memory that a trial reserves on its node, in GB; null: none."""
+    examples: Annotated[list[str], NOTHING] = Field(default=[])
+    """Texts with mask tokens, or prompts for a causal model: what the model makes of them before and after pretraining
+    is shown in the report."""
     checkpoint: Annotated[str | None, NOTHING] = None
     """Directory of a Hugging Face model with its tokenizer: evaluate this instead of the run's own checkpoint."""
 
@@ -161,7 +164,7 @@ class EvalConfig(Grid):
     def _a_name_is_enough(cls, tasks: Any) -> Any:
         return [{"name": each} if isinstance(each, str) else each for each in tasks] if _is_list(tasks) else tasks
 
-    @field_validator("tasks", "seeds", "starts")
+    @field_validator("tasks", "seeds", "starts", "examples")
     @classmethod
     def _no_duplicates(cls, values: list[Any]) -> list[Any]:
         names = [each.name if isinstance(each, TaskConfig) else each for each in values]

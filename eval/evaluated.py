@@ -71,18 +71,18 @@ def of_huggingface(folder: Path) -> Evaluated:
     tokenizer = next((folder / name for name in _TOKENIZER_FILES if (folder / name).exists()), None)
     if tokenizer is None:
         raise ValueError(
-            f"eval.checkpoint={folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
+            f"{folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
             "with its tokenizer"
         )
     if tokenizer.name == "spiece.model" and _lowercases(tokenizer):
         raise ValueError(
-            f"eval.checkpoint={folder}: spiece.model is of a model that lower-cases texts and removes accents before "
+            f"{folder}: spiece.model is of a model that lower-cases texts and removes accents before "
             "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
         )
     info = open_tokenizer(str(tokenizer))[1]
     if info.vocab_size > vocab_size:
         raise ValueError(
-            f"eval.checkpoint={folder}: {tokenizer.name} has {info.vocab_size} tokens and the model {vocab_size}; copy "
+            f"{folder}: {tokenizer.name} has {info.vocab_size} tokens and the model {vocab_size}; copy "
             "both from one model"
         )
     return Evaluated(

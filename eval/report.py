@@ -10,7 +10,9 @@ from common.files import read_json_object, write_atomically
 from common.json_lines import Row, read_rows
 from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
 from eval.curve import Curve, draw
+from eval.inference.examples import read_examples
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
+from eval.reporting.examples import examples_facts
 from eval.reporting.health import health_facts
 from eval.reporting.render import duration, render
 from eval.reporting.results import results_facts
@@ -28,8 +30,8 @@ _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
 def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
-    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/results.jsonl, eval/predictions/ and
-    data/manifest.json.
+    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/results.jsonl, eval/predictions/,
+    eval/examples.json and data/manifest.json.
 
     Args:
         recipe: instead of recipe.json.
@@ -54,6 +56,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
         "data": _data_facts(read_data_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
+        **examples_facts(read_examples(run_dir / "eval") if (recipe.get("eval") or {}).get("examples") else None),
         **results_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe, run_dir),
     }
     picture = draw(curves) if curves else None

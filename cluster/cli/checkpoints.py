@@ -6,7 +6,6 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import prod
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +15,7 @@ from common.redaction import shown
 from common.storage import open_folder
 from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import damages, list_steps
-from pretrain.run.files import checkpoints_of, read_config
+from pretrain.run.find_checkpoint import checkpoints_at
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
 NEVER_COMMITTED = "never committed: it is ignored, and the next start of its run removes the run's files in it"
@@ -50,23 +49,6 @@ class VerifyResult:
     damages: list[str]
     """A sentence each."""
     note: str = ""
-
-
-def checkpoints_at(place: str) -> str:
-    """The location of the checkpoints, given a run's folder or the location itself.
-
-    Raises:
-        ValueError: there are none.
-    """
-    location = place.rstrip("/")
-    if (Path(place) / "recipe.json").is_file():
-        location = checkpoints_of(Path(place), read_config(Path(place)))
-    if not list_steps(location):
-        raise ValueError(
-            f"{location} holds no checkpoints; give a run's folder, the folder that its step-… folders are in, or "
-            "s3://BUCKET/PREFIX"
-        )
-    return location
 
 
 def list_checkpoints(checkpoints: str) -> list[Listed]:

@@ -11,20 +11,17 @@ from pathlib import Path
 
 import torch
 
-from cluster.cli.checkpoints import checkpoints_at
-from common.files import sha256_file, sync
+from common.files import sync
 from common.redaction import shown
-from data_prep.dataset import manifest as data_manifest
 from data_prep.tokenizers.export import export_tokenizer
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
-from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import newest_good
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from pretrain.checkpoint.writer import CheckpointWriter
 from pretrain.models.build import draw, outline_model
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
-from pretrain.run.files import read_config
+from pretrain.run.find_checkpoint import find_checkpoint
 
 _IMPORT_SEED = 1
 """Of the weights that an imported model does not have."""
@@ -64,15 +61,12 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
             not installed.
     """
     with _appearing(out) as temporary:
-        checkpoint, saved, skipped = _find(place, step)
-        run_dir = _run_of(place)
-        data = _data_of(run_dir, saved)
-        model = _model_of(run_dir, saved)
-        tokenizer = data.tokenizer
+        found = find_checkpoint(place, step)
+        model, info = found.model, found.tokenizer
         has_segments = FAMILIES[model.family].has_segments
-        export_tokenizer(run_dir / "data" / tokenizer.file, tokenizer, has_segments, model.max_positions, temporary)
-        export_model(checkpoint, model, tokenizer.vocab_size, tokenizer.special_ids, temporary)
-    return Exported(checkpoint, saved.step, model, skipped)
+        export_tokenizer(found.tokenizer_path, info, has_segments, model.max_positions, temporary)
+        export_model(found.location, model, info.vocab_size, info.special_ids, temporary)
+    return Exported(found.location, found.manifest.step, model, found.skipped)
 
 
 def import_checkpoint(source: Path, out: Path) -> Imported:
@@ -131,55 +125,6 @@ def show_import(source: Path, out: Path) -> None:
     print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
     if imported.drawn:
         print(f"Not in {source}, initialised at random: {', '.join(imported.drawn)}")
-
-
-def _find(place: str, step: int | None) -> tuple[str, CheckpointManifest, list[str]]:
-    location = place.rstrip("/")
-    if (Path(location) / MANIFEST).is_file():
-        if step is not None:
-            raise ValueError(
-                f"{place} is a single checkpoint, and --step {step} chooses among several; leave --step out"
-            )
-        return location, read_checkpoint_manifest(location), []
-    checkpoints = checkpoints_at(place)
-    if step is not None:
-        chosen = folder_of_step(checkpoints, step)
-        return chosen, read_checkpoint_manifest(chosen), []
-    saved, skipped = newest_good(checkpoints)
-    if saved is None:
-        raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
-    return folder_of_step(checkpoints, saved.step), saved, skipped
-
-
-def _run_of(place: str) -> Path:
-    """The run's directory: `place` itself, or above its checkpoints."""
-    folder = Path(place).absolute()
-    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
-
-
-def _data_of(run_dir: Path, saved: CheckpointManifest) -> data_manifest.Manifest:
-    if not (run_dir / "data").exists():
-        raise ValueError(
-            f"{run_dir / 'data'} is missing, which has the tokenizer; give the run's directory with its data, or run "
-            "`multihop prep RECIPE`"
-        )
-    data = data_manifest.read_data_manifest(run_dir / "data")
-    model = run_dir / "data" / data.tokenizer.file
-    found = sha256_file(model) if model.exists() else None
-    if found != data.tokenizer.sha256:
-        raise ValueError(f"{model} is missing or damaged; run `multihop prep RECIPE` again")
-    if saved.tokenizer_sha256 not in (None, found):
-        raise ValueError(
-            f"the checkpoint was trained with a different tokenizer ({str(saved.tokenizer_sha256)[:12]}) than "
-            f"{model} ({data.tokenizer.sha256[:12]}); restore the run's data"
-        )
-    return data
-
-
-def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
-    if saved.recipe is not None:
-        return ModelConfig.model_validate(saved.recipe["model"])
-    return read_config(run_dir).model
 
 
 @contextmanager

@@ -54,6 +54,11 @@ CheckpointsPlace = Annotated[
 DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
 _ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
+ModelPlace = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, s3://BUCKET/PREFIX, or exported model."),
+]
+Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -225,6 +230,60 @@ def data_stats(
 
 
 @app.command()
+def fill(
+    run: ModelPlace,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT…", help='For example "The river [MASK] stone."')],
+    runs: Runs = Path("runs"),
+    step: Step = None,
+    candidates: Annotated[int, typer.Option("--top", min=1, help="Number of tokens to show for each mask.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Fill in the mask tokens of texts with a masked model."""
+    from cluster.cli.inference import show_filled
+
+    show_filled(run, runs, step, texts, candidates, as_json)
+
+
+@app.command()
+def generate(
+    run: ModelPlace,
+    prompts: Annotated[list[str], typer.Option("--prompt", metavar="TEXT", help="Text to continue. Repeatable.")],
+    runs: Runs = Path("runs"),
+    step: Step = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="Sample; logits are divided by this.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest tokens of this probability.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 1,
+) -> None:
+    """Continue prompts with a causal model: always with the likeliest token, unless an option says to sample."""
+    from cluster.cli.inference import show_generated
+    from eval.inference.sampling import Sampling
+
+    if temperature is None and top_k is None and top_p is None:
+        sampling = None
+    else:
+        sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed)
+    show_generated(run, runs, step, prompts, max_tokens, sampling)
+
+
+@app.command()
+def embed(
+    run: ModelPlace,
+    runs: Runs = Path("runs"),
+    step: Step = None,
+    pooling: Annotated[
+        Literal["mean", "family"],
+        typer.Option(help="Mean of all tokens, or what the family is fine-tuned on: pooler, first or last token."),
+    ] = "mean",
+) -> None:
+    """Embed the lines of standard input; prints a line of JSON for each."""
+    from cluster.cli.inference import show_embedded
+
+    show_embedded(run, runs, step, pooling)
+
+
+@app.command()
 def ui(
     runs: Runs = Path("runs"), port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000
 ) -> None:
@@ -255,9 +314,7 @@ def export_checkpoint(
     place: CheckpointsPlace,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
     to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")
-    ] = None,
+    step: Step = None,
 ) -> None:
     """Export a checkpoint and its tokenizer for the Auto classes of transformers."""
     from cluster.cli.export import show_export

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.console import console, progress_line
 from cluster.ray.session import check_answers, ray_session
-from cluster.runs.evaluated import check_evaluation, planned_trials
+from cluster.runs.evaluated import check_evaluation, left_examples, planned_trials
 from cluster.runs.folder import held_when_free, opened
 from cluster.runs.prepared import link, provide
 from cluster.runs.recipe import Recipe
@@ -94,6 +94,8 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
     if not (finished and (run.folder / "report.html").exists()) or is_behind(run.folder):
         return True
     if run.data is None and run.recipe.eval.checkpoint is None:
+        return True
+    if left_examples(run) is not None:
         return True
     from eval.start_from import next_wave
 
@@ -202,20 +204,23 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
+    from cluster.runs.examples import make_left_examples
     from cluster.runs.trials import final, run_left
 
-    if not run.recipe.eval.tasks:
+    if not (run.recipe.eval.tasks or run.recipe.eval.examples):
         return 0
     with held_when_free(run.results.parent):
         tracker.look_again()
         tracker.log_trials(final(read_rows(run.results)))
         with seconds.of("eval"):
+            make_left_examples(run)
             return run_left(
                 planned_trials(run), run.recipe.eval, run.results, lambda row: tracker.log_trials(final([row]))
             )
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
+    from cluster.runs.examples import print_examples
     from eval.report import write_report
     from eval.statistics.scores import median_scores
 
@@ -223,6 +228,8 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     tracker.log_scores(median_scores(read_rows(run.results), run.recipe.eval.model_dump(mode="json")))
     names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
     tracker.log_artifacts([run.folder / name for name in names])
+    if run.recipe.eval.examples:
+        print_examples(run.results.parent)
     _print_report_path(run)
 
 

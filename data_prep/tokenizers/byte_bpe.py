@@ -52,6 +52,9 @@ class ByteBPE:
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         return self._words.encode([_patterns(text.isascii())[0].findall(text) for text in texts])
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode([text])[0].tolist()
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._tokens[i] for i in ids).translate(_BYTES).encode("latin-1").decode(errors="replace")
 

@@ -1,7 +1,7 @@
 """Export a tokenizer as the files that transformers' AutoTokenizer reads; the ids are the same.
 
-A tokenizer.json only gets a post-processor, which adds special tokens around texts. A SentencePiece model is converted,
-with care for four of its properties:
+A tokenizer.json only gets a post-processor, which adds special tokens around texts, and a mask token that stands for a
+word and the space before it. A SentencePiece model is converted, with care for four of its properties:
 
 - Its normalisation table is applied to the longest match from left to right. The library's `Precompiled` applies it to
   a whole grapheme, drops what follows the first match in it, and leaves graphemes of six and more bytes unchanged. So
@@ -83,7 +83,7 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
         raise ValueError("the package tokenizers is not installed; pip install 'multihop[huggingface]'") from None
 
     if model.startswith(b"{"):
-        tokenizer = Tokenizer.from_str(model.decode())
+        tokenizer = Tokenizer.from_str(json.dumps(_with_stripping_mask(json.loads(model), special_ids)))
         tokenizer.no_truncation()
         tokenizer.no_padding()
     else:
@@ -97,6 +97,13 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
             special_tokens=[(cls, special_ids["cls"]), (sep, special_ids["sep"])],
         )
     return tokenizer
+
+
+def _with_stripping_mask(tree: dict[str, Any], special_ids: dict[str, int]) -> dict[str, Any]:
+    """The mask token takes the space before it along, as RoBERTa's: a byte-level token of a word has that space."""
+    for token in tree.get("added_tokens", []):
+        token["lstrip"] |= token["id"] == special_ids.get("mask")
+    return tree
 
 
 def _of_sentencepiece(model: bytes, special_ids: dict[str, int]) -> "Tokenizer":

@@ -9,6 +9,7 @@ of these properties encodes each sentence anew.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ class SentencePiece:
             raise ValueError(f"it is not a SentencePiece model: {error}") from None
         if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf returns invalid UTF-8 as bytes
             raise ValueError("a token of the SentencePiece model is not UTF-8")
+        self._model = model
         kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
         if proto.trainer_spec.model_type not in kinds:
             raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
@@ -78,6 +80,9 @@ class SentencePiece:
         blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
         return self._words.encode(spelled, sorted({*long, *blank}))
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return (self._processor if text[:1].isspace() else self._continuing).encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
 
@@ -89,6 +94,15 @@ class SentencePiece:
 
     def begins_word(self, i: int) -> bool:
         return self._tokens[i].startswith(BLANK)
+
+    @cached_property
+    def _continuing(self) -> spm.SentencePieceProcessor:
+        """The same model, but for the space that is put before a text."""
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto.FromString(self._model)  # type: ignore[attr-defined]
+        proto.normalizer_spec.add_dummy_prefix = False
+        return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._processor.encode(texts, num_threads=1)

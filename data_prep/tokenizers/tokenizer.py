@@ -31,6 +31,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         """Token ids of all texts, concatenated, int32; and the number of tokens of each text, int64 (texts,)."""
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Token ids of a text after a special token: it continues a word unless it begins with whitespace."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, as far as the tokens preserve it."""
 

@@ -51,6 +51,9 @@ class WordPiece:
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         return self._words.encode([text.encode() for text in texts])
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode([text])[0].tolist()
+
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self._tokens[i] for i in ids).replace(" " + CONTINUES, "")
 

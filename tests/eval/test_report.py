@@ -179,6 +179,26 @@ def test_the_report_of_a_run_that_is_well_or_of_an_older_version_says_nothing_of
     assert "health" not in parsed.tables and 'id="diagnosis"' not in html and "learning?" not in html + markdown
 
 
+def test_examples_are_shown_before_and_after(tmp_path: Path) -> None:
+    def mask(*tokens: str) -> list[dict[str, Any]]:
+        return [{"token": token, "probability": 0.5 / (1 + place)} for place, token in enumerate(tokens)]
+
+    run = _run(tmp_path / "run", [], {**RECIPE, "eval": {**RECIPE["eval"], "examples": ["The [MASK] | <b>"]}})
+    rows = [{"text": "The [MASK] | <b>", "before": [mask("of", "the")], "after": [mask("sea", "<i>"), mask("x")]}]
+    (run / "eval" / "examples.json").write_text(json.dumps({"key": "", "checkpoint_step": 2000, "examples": rows}))
+    write_report(run)
+    parsed, html, markdown = _read(run)
+    expected = ["The [MASK] | <b>", "of 50%, the 25%", "sea 50%, <i> 25%; x 50%"]
+    assert parsed.tables["examples"] == [["text", "before pretraining", "after"], expected]
+    assert r"The \[MASK] \| &lt;b&gt; | of 50%, the 25% | sea 50%, &lt;i&gt; 25%; x 50% |" in markdown
+    assert "After: the checkpoint of step 2,000." in html
+    for row in rows:
+        row |= {"before": "of of", "after": " and | so"}
+    (run / "eval" / "examples.json").write_text(json.dumps({"key": "", "checkpoint_step": None, "examples": rows}))
+    write_report(run)
+    assert _read(run)[0].tables["examples"][1][1:] == ["… of of", "… and | so"]
+
+
 def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:
     tasks = [{"name": "bbc-topics", "start_from": "conll2003"}, "conll2003"]
     rows = _rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])

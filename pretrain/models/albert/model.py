@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
@@ -42,8 +43,10 @@ class Albert(Model):
         segments: Tensor | None = None,
         tied: bool = False,
         token_indices: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
+        assert cache is None, "ALBERT is not causal"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         segment = self.segment.weight[0] if segments is None else self.segment(segments)
         x = embed(self.word, input_ids, tied) + self.position(positions) + segment

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.models.common.dropout import keep_mask, kept_share
+from pretrain.models.common.key_value_cache import KeyValueCache
 
 _SCORES_AT_ONCE = 2**20
 """Elements of the attention scores computed at a time, so that they stay in the processor's cache."""
@@ -28,6 +29,8 @@ class Sequences:
     """The length of the longest sequence."""
     tokens: int
     """N."""
+    cache: KeyValueCache | None = None
+    """Where a text is generated: of the tokens before these."""
 
     @property
     def equal(self) -> bool:
@@ -94,6 +97,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, caus
     Returns:
         (N, heads, width).
     """
+    if sequences.cache is not None:
+        sequences.cache.append(key, value)
+        if sequences.cache.is_decoding:
+            return sequences.cache.attend(query)
     if query.device.type == "cuda" and not sequences.equal:
         return _variable_length(query, key, value, sequences, causal, dropout)
     blocked = dropout > 0 and query.device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.config import ModelConfig
 
 
@@ -26,6 +27,7 @@ class Model(nn.Module):
         segments: Tensor | None = None,
         tied: bool = False,
         token_indices: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H) of the tokens at `token_indices`. Attention stays within each sequence.
 
@@ -37,6 +39,7 @@ class Model(nn.Module):
             segments: int64 (N,), 0 or 1, where the family has segments; None: all 0.
             tied: whether the word embedding also gets a gradient from the output projection.
             token_indices: int64 (M,), the tokens whose states are wanted, in this order; None: all.
+            cache: causal families only: has the keys and values of the tokens before these, and keeps those of these.
         """
         raise NotImplementedError
 

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
 from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
 from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
@@ -35,10 +36,11 @@ class GPT(Model):
         segments: Tensor | None = None,
         tied: bool = False,
         token_indices: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "GPT has no segments"
-        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
+        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids), cache)
         x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
         return apply_layers(self.layers, x, sequences, token_indices)
 

@@ -1,31 +1,25 @@
 """`multihop checkpoints export` and `import`: what transformers opens computes what ours does, and comes back alike."""
 
-import json
 import os
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import CAUSAL, MASKED, SIZES, make_run
 from typer.testing import CliRunner, Result
 
 from cluster.cli.main import app
-from data_prep.dataset.manifest import read_data_manifest
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.checkpoint.verify import load_weights
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.models.build import build_model, initialise
+from pretrain.models.build import build_model
 from pretrain.models.config import ModelConfig
 from pretrain.objectives.batch import layout
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
-
-SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
-MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
 
 
 def checkpoints(*arguments: str | Path) -> Result:
@@ -37,34 +31,6 @@ def refusal(*arguments: str | Path) -> str:
     result = checkpoints(*arguments)
     assert isinstance(result.exception, ValueError), result.exception
     return str(result.exception)
-
-
-def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7)) -> Path:
-    """A run's folder with a checkpoint of random weights for each step."""
-    model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {})}
-    config = ModelConfig.model_validate(model)
-    info = read_data_manifest(data).tokenizer
-    folder.mkdir(parents=True)
-    (folder / "data").symlink_to(data)
-    (folder / "recipe.json").write_text(
-        json.dumps({"name": folder.name, "model": model, "phases": [{"seq_len": 64, "steps": 9}]})
-    )
-    for step in steps:
-        network = build_model(config, info.vocab_size)
-        initialise(network, seed=step)
-        generator = torch.Generator().manual_seed(step)
-        for parameter in network.parameters():  # no bias may be 0, or it could be lost unseen
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-        manifest = CheckpointManifest(
-            step=step, tokens=0, updates=step, world_size=1, zero_stage=1, data_fingerprint="d",
-            parameters={name: list(parameter.shape) for name, parameter in network.named_parameters()},
-            recipe={"model": config.model_dump(mode="json")}, tokenizer_sha256=info.sha256,
-        )  # fmt: skip
-        writer = CheckpointWriter(str(folder / "checkpoints"), 0, 1, uuid.uuid4().hex, keep=9)
-        live = {f"weight/{name}@0": parameter.data.view(-1) for name, parameter in network.named_parameters()}
-        writer.save(live, manifest)
-        writer.wait()
-    return folder
 
 
 @pytest.fixture

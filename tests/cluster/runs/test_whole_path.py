@@ -38,7 +38,7 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
         "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 40},
         "checkpoint": {"every_steps": CHECKPOINTS_EVERY, "keep": 2},
-        "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64},
+        "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64, "examples": ["The river"]},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return folder
@@ -119,6 +119,23 @@ def test_a_lost_report_is_written_again_and_nothing_else(workplace: Path, whole:
     multihop(workplace, "run", "recipe.yaml")
     assert (whole / "report.html").exists()
     assert rows == ((whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text())
+
+
+def test_examples_are_made_anew_for_other_texts_alone(workplace: Path, whole: Path) -> None:
+    made = whole / "eval" / "examples.json"
+    first, rows = json.loads(made.read_text()), (whole / "eval" / "results.jsonl").read_text()
+    (river,) = first["examples"]
+    assert river["text"] == "The river" and river["before"] != river["after"] and first["checkpoint_step"] == STEPS
+    assert "The river" in (whole / "report.md").read_text() and "The river" in (whole / "report.html").read_text()
+    output = multihop(workplace, "run", "recipe.yaml", "eval.examples=[The river, A stone]")
+    again = json.loads(made.read_text())
+    assert again["examples"][0] == river and again["examples"][1]["text"] == "A stone"
+    assert f"after   … {again['examples'][1]['after'].strip()}" in output
+    assert rows == (whole / "eval" / "results.jsonl").read_text()
+    refused = multihop(workplace, "run", "recipe.yaml", "eval.examples=['The [MASK]']", code=2)
+    assert "eval.examples[0]='The [MASK]' has the mask token [MASK]" in refused and again == json.loads(
+        made.read_text()
+    )
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

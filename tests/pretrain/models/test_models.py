@@ -15,6 +15,7 @@ from pretrain.engine.inputs import on_device
 from pretrain.models.build import build_model, first_weights, initialise
 from pretrain.models.common.attention import Sequences, attend
 from pretrain.models.common.dropout import Dropout, keep_mask, kept_share
+from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
@@ -119,6 +120,29 @@ def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[i
     for one, other in zip(found, expected, strict=True):
         if other is not None:
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.causal])
+@settings(max_examples=15)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), more=st.integers(1, 9))
+def test_states_with_a_key_value_cache_are_those_without(family: str, lengths: list[int], more: int) -> None:
+    model = rough(family).double()
+    generator = torch.Generator().manual_seed(sum(lengths))
+    texts = [torch.randint(0, 100, (length + more,), generator=generator) for length in lengths]
+    with torch.no_grad():
+        whole = [model.encode(text, **where([len(text)])) for text in texts]
+        cache = KeyValueCache(model.config, lengths, more, CPU, torch.float64)
+        prompts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
+        for text, states in zip(
+            model.encode(torch.cat(prompts), **where(lengths), cache=cache).split(lengths), whole, strict=True
+        ):
+            torch.testing.assert_close(text, states[: len(text)])
+        for step in range(more):
+            cache.advance()
+            at = torch.tensor(lengths) + step
+            ids = torch.stack([text[place] for text, place in zip(texts, at, strict=True)])
+            states = model.encode(ids, at, torch.arange(len(texts) + 1), 1, cache=cache)
+            torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,82 @@
+"""`multihop fill`, `generate` and `embed`: a trained model on texts that a user gives."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from common.redaction import shown
+from eval.inference.embed import Pooling, embed
+from eval.inference.fill import fill
+from eval.inference.generate import generate, stream
+from eval.inference.sampling import Sampling
+from eval.inference.trained_model import TrainedModel, load_model
+
+_TEXTS_AT_ONCE = 64
+
+
+def show_filled(name: str, runs: Path, step: int | None, texts: Sequence[str], candidates: int, as_json: bool) -> None:
+    """Print the likeliest tokens for the masks of each text."""
+    trained = _open(name, runs, step)
+    for text, masks in zip(texts, fill(trained, texts, candidates), strict=True):
+        if as_json:
+            row = {"text": text, "masks": [[asdict(each) for each in mask] for mask in masks]}
+            print(json.dumps(row, ensure_ascii=False))
+            continue
+        print(shown(text))
+        for number, mask in enumerate(masks, start=1):
+            if len(masks) > 1:
+                print(f"mask {number}")
+            for each in mask:
+                print(f"{each.probability:8.1%}  {shown(each.token.strip())}")
+
+
+def show_generated(
+    name: str, runs: Path, step: int | None, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None
+) -> None:
+    """Print each prompt with its continuation; one of a single prompt as it is generated."""
+    trained = _open(name, runs, step)
+    if len(prompts) > 1:
+        made = generate(trained, prompts, max_tokens, sampling)
+        print("\n\n".join(shown(prompt + text) for prompt, text in zip(prompts, made, strict=True)))
+        return
+    parts = stream(trained, prompts[0], max_tokens, sampling)
+    first = next(parts)  # a prompt that is refused must not be printed
+    print(shown(prompts[0] + first), end="", flush=True)
+    for part in parts:
+        print(shown(part), end="", flush=True)
+    print()
+
+
+def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> None:
+    """Print a line of JSON for each line of standard input."""
+    trained, cut = _open(name, runs, step), 0
+    for texts in _batches(line.rstrip("\n") for line in sys.stdin):
+        for text, found in zip(texts, embed(trained, texts, pooling), strict=True):
+            cut += found.is_cut
+            row = {"text": text, "tokens": found.tokens, "embedding": found.vector}
+            print(json.dumps(row, ensure_ascii=False))
+    if cut:
+        limit = trained.model.config.max_positions
+        print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(texts, _TEXTS_AT_ONCE)):
+        yield batch
+
+
+def _open(name: str, runs: Path, step: int | None) -> TrainedModel:
+    """The model of a run with this name, or at this place.
+
+    Raises:
+        ValueError: there is neither, or as `load_model`.
+    """
+    if (runs / name / "recipe.json").is_file():
+        return load_model(str(runs / name), step)
+    if "://" not in name and not Path(name).exists():
+        there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
+        raise ValueError(f"no run {name} in {runs} (existing runs: {there}), and no directory of that name")
+    return load_model(name, step)

@@ -1,0 +1,35 @@
+"""A run's examples, made as a Ray task where trials run, and shown."""
+
+import json
+from pathlib import Path
+
+from cluster.console import console
+from cluster.ray.map import Resources, map_on_ray
+from cluster.runs.evaluated import left_examples
+from cluster.runs.resolved import ResolvedRun
+from common.files import write_atomically
+from common.redaction import shown
+from eval.inference.examples import FILE, make_examples, read_examples
+from eval.reporting.examples import examples_facts
+
+
+def make_left_examples(run: ResolvedRun) -> None:
+    """Make and write the examples of the run that are left, on the Ray that the caller has started.
+
+    Raises:
+        ValueError: as `make_examples`.
+        WorkerDiedError: as `map_on_ray`.
+    """
+    examples, config = left_examples(run), run.recipe.eval
+    if examples is None:
+        return
+    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9)
+    (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
+    content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
+    write_atomically(run.results.parent / FILE, content)
+
+
+def print_examples(eval_dir: Path) -> None:
+    """Print what the model makes of each text before and after pretraining."""
+    for text, before, after in examples_facts(read_examples(eval_dir))["examples"]:
+        console.print(shown(f"example   {text}\n  before  {before}\n  after   {after}"))

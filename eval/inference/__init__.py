@@ -1,0 +1,1 @@
+"""Trying a model: fill in masks, continue prompts, embed texts."""

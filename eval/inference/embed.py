@@ -1,0 +1,59 @@
+"""Texts as vectors: the last hidden states of their tokens, pooled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from eval.features import means
+from eval.inference.trained_model import TrainedModel
+from pretrain.engine.inputs import on_device
+from pretrain.objectives.batch import layout
+
+Pooling = Literal["mean", "family"]
+"""mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole texts, the
+pooler's output, the first token's state or the last token's."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A text as a vector."""
+
+    vector: list[float]
+    """(H,)."""
+    tokens: int
+    """How many were read, special tokens included."""
+    is_cut: bool
+    """Whether the text had more tokens than the model has positions: the last ones were not read."""
+
+
+@torch.inference_mode()
+def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
+    """The vector of each text, computed in one batch.
+
+    Raises:
+        ValueError: a text has no tokens, or the model's files lack the pooler's weights.
+    """
+    model, by_family = trained.model, trained.family.pooling
+    if pooling == "family" and by_family == "pooler":
+        trained.needs(model.pool, "its pooler; use mean pooling")
+    limit = model.config.max_positions - len(trained.framed([]))
+    encoded = [trained.tokenizer.encode([text])[0].tolist() for text in texts]
+    if empty := [text for text, ids in zip(texts, encoded, strict=True) if not ids]:
+        raise ValueError(f"the text {empty[0]!r} has no tokens; remove it")
+    sequences = [trained.framed(ids[:limit]) for ids in encoded]
+    lengths = [len(ids) for ids in sequences]
+    inputs = on_device({"input_ids": np.concatenate(sequences).astype(np.int64), **layout(lengths)}, trained.device)
+    cu_seqlens = inputs["cu_seqlens"]
+    if pooling == "mean":
+        vectors = means(model.encode(**inputs), cu_seqlens)
+    else:
+        at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
+        states = model.encode(**inputs, token_indices=at)
+        vectors = model.pool(states) if by_family == "pooler" else states
+    return [
+        Embedding(vector, length, len(ids) > limit)
+        for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
+    ]

@@ -1,0 +1,156 @@
+"""What a model makes of a few texts before and after pretraining: filled masks, or continued prompts.
+
+Torch and what needs it are imported where they are used: recipes are validated with this.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.config import MEANING, part_deciding
+from common.files import read_json_object, sha256_json
+from common.json_lines import Row
+from data_prep.tokenizers.special_tokens import TRAINED
+from eval.evaluated import Evaluated, open_tokenizer
+from pretrain.models.families import FAMILIES
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "examples.json"
+_CANDIDATES = 3
+_TOKENS = 20
+_TOP_K = 10
+"""The likeliest continuations of a small model repeat themselves."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Everything a worker needs, in plain values."""
+
+    texts: list[str]
+    after: Evaluated
+    """The model after pretraining."""
+    init_from: str | None
+    """`model.init_from`, if the model began with other weights than random ones."""
+    seed: int
+    """Of the random weights."""
+    threads: int
+    """CPU threads for torch; not part of the key."""
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of all that decides the result."""
+        return sha256_json(
+            {
+                "texts": self.texts,
+                "checkpoint": self.after.checkpoint_sha256,
+                "tokenizer": self.after.tokenizer_sha256,
+                "model": part_deciding(self.after.model, MEANING),
+                "init_from": self.init_from,
+                "seed": self.seed,
+                "made": [_CANDIDATES, _TOKENS, _TOP_K],
+            }
+        )
+
+
+def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
+    """Refuse texts that a model of the family makes nothing of.
+
+    Args:
+        mask: the mask token, as the tokenizer spells it; None: it has none.
+
+    Raises:
+        ValueError: a text for a masked model has no mask token, or a prompt for a causal one has.
+    """
+    for number, text in enumerate(texts):
+        given = f"eval.examples[{number}]={text!r}"
+        if not FAMILIES[family].causal:
+            if mask is not None and mask not in text:
+                raise ValueError(f"{given} has no mask token; write {mask} where a token is to be filled in")
+        elif found := {tokens["mask"] for tokens in TRAINED.values() if "mask" in tokens and tokens["mask"] in text}:
+            raise ValueError(
+                f"{given} has the mask token {found.pop()}, and model.family={family} continues texts; write a prompt"
+            )
+
+
+def read_examples(eval_dir: Path) -> Row | None:
+    """What `make_examples` returned for a run; None if nothing was made yet."""
+    try:
+        return read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
+    except FileNotFoundError:
+        return None
+
+
+def make_examples(examples: Examples) -> Row:
+    """The answers of the model with its weights before pretraining and after.
+
+    Returns:
+        key; checkpoint_step; examples: for each text {"text", "before", "after"}. An answer of a causal model is the
+        continuation; one of a masked model has for each mask the likeliest tokens, {"token", "probability"}.
+
+    Raises:
+        ValueError: weights are missing or damaged, or a text is too long for the model.
+    """
+    import torch
+
+    torch.set_num_threads(examples.threads)
+    before, after = (_answers(examples, weights) for weights in (_weights_before(examples), _weights_after(examples)))
+    rows = [
+        dict(zip(("text", "before", "after"), each, strict=True))
+        for each in zip(examples.texts, before, after, strict=True)
+    ]
+    return {"key": examples.key, "checkpoint_step": examples.after.checkpoint_step, "examples": rows}
+
+
+def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any]:
+    from eval.inference.fill import fill
+    from eval.inference.generate import generate
+    from eval.inference.sampling import Sampling
+    from eval.inference.trained_model import with_weights
+
+    after = examples.after
+    tokenizer, info = open_tokenizer(after.tokenizer_path)
+    trained = with_weights("the model", after.model, after.vocab_size, weights, tokenizer, info.special_ids)
+    if trained.family.causal:
+        return generate(trained, examples.texts, _TOKENS, Sampling(top_k=_TOP_K))
+    return [
+        [[{"token": each.token.strip(), "probability": each.probability} for each in mask] for mask in masks]
+        for masks in fill(trained, examples.texts, _CANDIDATES)
+    ]
+
+
+def _weights_after(examples: Examples) -> "dict[str, torch.Tensor]":
+    from pretrain.checkpoint.huggingface_import import import_model
+    from pretrain.checkpoint.verify import load_weights
+
+    after = examples.after
+    if after.checkpoint_step is None:
+        return import_model(Path(after.checkpoint_dir))[2]
+    return load_weights(after.checkpoint_dir)
+
+
+def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
+    from pretrain.checkpoint.huggingface_import import import_model, is_huggingface
+    from pretrain.checkpoint.verify import load_weights
+    from pretrain.models.build import build_model, initialise
+    from pretrain.run.find_checkpoint import locate_checkpoint
+
+    model = build_model(examples.after.model, examples.after.vocab_size)
+    initialise(model, examples.seed)
+    weights = dict(model.state_dict())
+    if (parent := examples.init_from) is None:
+        return weights
+    try:
+        found = (
+            import_model(Path(parent))[2]
+            if is_huggingface(Path(parent))
+            else load_weights(locate_checkpoint(parent)[0])
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"eval.examples needs the weights before pretraining, model.init_from={parent}: {error}; restore them, or "
+            "set eval.examples=[]"
+        ) from None
+    return {**weights, **found}

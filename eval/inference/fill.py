@@ -1,0 +1,77 @@
+"""Which tokens a masked model expects where mask tokens stand (Devlin et al. 2018, section 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data_prep.tokenizers.masked_text import encode_masked
+from eval.inference.trained_model import TrainedModel
+from pretrain.engine.inputs import on_device
+from pretrain.objectives.batch import layout
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a mask."""
+
+    token: str
+    """As text, with a space before it if it begins a word."""
+    id: int
+    probability: float
+
+
+Filled = list[list[Candidate]]
+"""For each mask token of a text its candidates, the likeliest first."""
+
+
+@torch.inference_mode()
+def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> list[Filled]:
+    """The likeliest tokens for each mask token of each text, all masks of a text at once.
+
+    Args:
+        texts: with the mask token as the model's tokenizer spells it, such as "The river [MASK] stone.".
+        candidates: how many for each mask token.
+
+    Raises:
+        ValueError: the model is causal or lacks the head for masked tokens, or a text has no mask token or more tokens
+            than the model has positions.
+    """
+    if trained.family.causal:
+        raise ValueError(
+            f"{trained.place} is a {trained.family.display_name}, which continues texts and fills no masks; use "
+            "`multihop generate`"
+        )
+    trained.needs(trained.model.lm_head, "predicting masked tokens")
+    encoded = [_encode(trained, text) for text in texts]
+    ids = np.concatenate(encoded)
+    at = torch.from_numpy(np.flatnonzero(ids == trained.special_ids["mask"])).to(trained.device)
+    inputs = on_device({"input_ids": ids, **layout([len(each) for each in encoded])}, trained.device)
+    probabilities = trained.model.lm_head(trained.model.encode(**inputs, token_indices=at)).softmax(-1)
+    known = probabilities[:, : trained.tokenizer.vocab_size]  # a published model may have rows without a token
+    best = known.topk(min(candidates, known.shape[1]))
+    rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return [
+        [_candidates(trained, *next(rows)) for _ in range(int((each == trained.special_ids["mask"]).sum()))]
+        for each in encoded
+    ]
+
+
+def _candidates(trained: TrainedModel, ids: list[int], probabilities: list[float]) -> list[Candidate]:
+    return [Candidate(trained.tokenizer.token_text(i), i, p) for i, p in zip(ids, probabilities, strict=True)]
+
+
+def _encode(trained: TrainedModel, text: str) -> np.ndarray:
+    mask, limit = trained.special_ids["mask"], trained.model.config.max_positions
+    ids = trained.framed(encode_masked(trained.tokenizer, mask, text))
+    if mask not in ids:
+        raise ValueError(
+            f"{text!r} has no mask token; write {trained.tokenizer.id_to_token(mask)} where a token is to be filled in"
+        )
+    if len(ids) > limit:
+        raise ValueError(
+            f"{text[:40]!r}… has {len(ids)} tokens with its special tokens, and the model has max_positions={limit}; "
+            "shorten it"
+        )
+    return np.array(ids, np.int64)

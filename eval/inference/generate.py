@@ -1,0 +1,116 @@
+"""Texts continued token by token by a causal model, with a key-value cache."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import numpy as np
+import torch
+
+from common.keyed import key_of, random_bits, uniform
+from eval.inference.sampling import Sampling, sample
+from eval.inference.trained_model import TrainedModel
+from pretrain.engine.inputs import on_device
+from pretrain.models.common.key_value_cache import KeyValueCache
+from pretrain.objectives.batch import layout
+
+MAX_TOKENS = 64
+
+
+def generate(
+    trained: TrainedModel, prompts: Sequence[str], max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
+) -> list[str]:
+    """The continuation of each prompt, as `generate_tokens` and `continuation` make it."""
+    encoded = [encode_prompt(trained, prompt) for prompt in prompts]
+    made: list[list[int]] = [[] for _ in prompts]
+    for tokens in generate_tokens(trained, encoded, max_tokens, sampling):
+        for ids, token in zip(made, tokens, strict=True):
+            ids += [] if token is None else [token]
+    return [continuation(trained, prompt, ids) for prompt, ids in zip(encoded, made, strict=True)]
+
+
+def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
+    """Its tokens; the end token if it has none, as before a document.
+
+    Raises:
+        ValueError: the model is not causal, or has no position left for a token after the prompt.
+    """
+    if not trained.family.causal:
+        raise ValueError(
+            f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop fill` "
+            "with a mask token in the text"
+        )
+    ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
+    limit = trained.model.config.max_positions
+    if len(ids) >= limit:
+        raise ValueError(
+            f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, and the model has max_positions={limit}, which also "
+            "have to hold what is generated; shorten it"
+        )
+    return ids
+
+
+def continuation(trained: TrainedModel, prompt: Sequence[int], made: Sequence[int]) -> str:
+    """The text that these tokens add to the prompt's."""
+    return trained.tokenizer.decode([*prompt, *made])[len(trained.tokenizer.decode(prompt)) :]
+
+
+@torch.inference_mode()
+def generate_tokens(
+    trained: TrainedModel, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling | None = None
+) -> Iterator[list[int | None]]:
+    """The next token of each prompt, again and again until all have ended: at the end token, at `max_tokens` or when
+    the model has no position left.
+
+    Args:
+        prompts: tokens of a causal model's prompts, of any lengths, each at least one and less than its positions.
+        sampling: None: always the likeliest token.
+
+    Yields:
+        For each prompt its next token; None once it has ended.
+    """
+    trained.needs(trained.model.lm_head, "predicting tokens")
+    model, end, device = trained.model, trained.special_ids["end"], trained.device
+    lengths = [len(prompt) for prompt in prompts]
+    left = [min(max_tokens, model.config.max_positions - length) for length in lengths]
+    cache = KeyValueCache(model.config, lengths, max(left), device)
+    ids = np.concatenate([np.asarray(prompt, np.int64) for prompt in prompts])
+    inputs = on_device({"input_ids": ids, **layout(lengths)}, device)
+    hidden = model.encode(**inputs, token_indices=inputs["cu_seqlens"][1:] - 1, cache=cache)
+    one_each = torch.arange(len(prompts) + 1, device=device)
+    positions = torch.tensor(lengths, device=device)
+    keys = np.array(
+        [key_of("generate", sampling.seed, row) for row in range(len(prompts))] if sampling else [], np.uint64
+    )
+    for step in count():
+        logits = model.lm_head(hidden)[:, : trained.tokenizer.vocab_size]
+        if sampling is None:
+            chosen = logits.argmax(-1)
+        else:
+            draws = uniform(random_bits(keys, np.array([step], np.uint64)))
+            chosen = sample(logits, sampling, torch.from_numpy(draws).to(device))
+        tokens = [
+            None if token == end or not each else token for token, each in zip(chosen.tolist(), left, strict=True)
+        ]
+        left = [0 if token is None else each - 1 for token, each in zip(tokens, left, strict=True)]
+        yield tokens
+        if not any(left):
+            return
+        cache.advance()
+        # A text that has ended is computed along, at a position that the model has.
+        at = (positions + step).clamp(max=model.config.max_positions - 1)
+        hidden = model.encode(chosen, at, one_each, 1, cache=cache)
+
+
+def stream(
+    trained: TrainedModel, prompt: str, max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
+) -> Iterator[str]:
+    """The continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
+    ids, made, told = encode_prompt(trained, prompt), list[int](), ""
+    for (token,) in generate_tokens(trained, [ids], max_tokens, sampling):
+        made += [] if token is None else [token]
+        text = continuation(trained, ids, made)
+        # Some of the bytes of its last character may be missing.
+        if token is None or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[len(told) :]
+            told = text
+    yield continuation(trained, ids, made)[len(told) :]

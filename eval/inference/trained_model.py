@@ -1,0 +1,102 @@
+"""A trained model with its tokenizer, ready to be asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data_prep.tokenizers.tokenizer import Tokenizer, load
+from eval.evaluated import of_huggingface, open_tokenizer
+from pretrain.checkpoint.huggingface_import import import_model, is_huggingface
+from pretrain.checkpoint.verify import load_weights
+from pretrain.models.build import build_model
+from pretrain.models.common.model import Model
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.models.family import Family
+from pretrain.run.find_checkpoint import find_checkpoint
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in evaluation mode, on a GPU where torch finds one."""
+
+    place: str
+    """Where it is from, for messages."""
+    model: Model
+    tokenizer: Tokenizer
+    special_ids: dict[str, int]
+    lacking: frozenset[str] = frozenset()
+    """Parameters that its files do not have, which are zero."""
+
+    @property
+    def family(self) -> Family:
+        """What its family declares."""
+        return FAMILIES[self.model.config.family]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.model.word.weight.device
+
+    def framed(self, ids: list[int]) -> list[int]:
+        """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
+        return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
+
+    def needs(self, head: Callable[[Tensor], Tensor], what: str) -> None:
+        """Check that the weights of a head are there.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if not self.lacking:
+            return
+        lacking = [self.model.get_parameter(name) for name in self.lacking]
+        with torch.inference_mode(False), torch.enable_grad():
+            states = torch.zeros(1, self.model.config.hidden, device=self.device)
+            used = torch.autograd.grad(head(states).sum(), lacking, allow_unused=True)
+        if any(gradient is not None for gradient in used):
+            raise ValueError(f"{self.place} has no weights for {what}; use the model with its pretraining heads")
+
+
+def load_model(place: str, step: int | None = None) -> TrainedModel:
+    """The model at `place` with its tokenizer.
+
+    Args:
+        place: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
+            Hugging Face's layout.
+        step: which checkpoint; None: the newest good one.
+
+    Raises:
+        ValueError: there is no such model, it is damaged, or its tokenizer is missing.
+    """
+    if is_huggingface(Path(place)):
+        if step is not None:
+            raise ValueError(
+                f"{place} is a single model, and --step {step} chooses among checkpoints; leave --step out"
+            )
+        evaluated = of_huggingface(Path(place))
+        tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
+        weights = import_model(Path(place))[2]
+        return with_weights(place, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
+    found = find_checkpoint(place, step)
+    weights, info = load_weights(found.location), found.tokenizer
+    return with_weights(place, found.model, info.vocab_size, weights, load(found.tokenizer_path), info.special_ids)
+
+
+def with_weights(
+    place: str,
+    config: ModelConfig,
+    vocab_size: int,
+    weights: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    special_ids: dict[str, int],
+) -> TrainedModel:
+    """A model with these weights, by our names. Those that are missing are zero."""
+    model = build_model(config, vocab_size)
+    lacking = {name: torch.zeros(each.shape) for name, each in model.named_parameters() if name not in weights}
+    model.load_state_dict({**weights, **lacking})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return TrainedModel(place, model.to(device).eval(), tokenizer, special_ids, frozenset(lacking))

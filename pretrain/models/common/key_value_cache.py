@@ -1,0 +1,58 @@
+"""Keys and values of the tokens of a text, kept so that the next one is computed alone (Shazeer 2019, section 2.4)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.models.config import ModelConfig
+
+
+class KeyValueCache:
+    """The keys and values of S sequences in all layers of a causal model, with room for the tokens to come.
+
+    The first `encode` with it reads the prompts, packed; each later one, after `advance`, a token of each sequence.
+    The prompts end in the same column, so that all sequences grow by the same one.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        lengths: Sequence[int],
+        new_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Args: lengths: of the prompts, in tokens; new_tokens: how many are appended to each, at most."""
+        longest = max(lengths)
+        shape = (config.layers, 2, len(lengths), config.heads, longest + new_tokens, config.hidden // config.heads)
+        self._kept = torch.zeros(shape, device=device, dtype=dtype)
+        each = torch.tensor(lengths, device=device)
+        self._rows = torch.repeat_interleave(each)
+        before = torch.repeat_interleave(each.cumsum(0) - longest, each)
+        self._columns = torch.arange(len(self._rows), device=device) - before
+        self._seen = None
+        if min(lengths) < longest:
+            self._seen = (torch.arange(longest + new_tokens, device=device) >= longest - each[:, None])[:, None, None]
+        self._length, self._layer, self.is_decoding = longest, -1, False
+
+    def advance(self) -> None:
+        """The next `encode` has the token after those before, of each sequence."""
+        assert self._layer == len(self._kept) - 1, "the model has fewer or more layers"
+        self._length, self._layer, self.is_decoding = self._length + 1, -1, True
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Keep the keys and values, (N, heads, width), of the next layer."""
+        self._layer += 1
+        for kept, new in zip(self._kept[self._layer], (key, value), strict=True):
+            if self.is_decoding:
+                kept[:, :, self._length - 1] = new
+            else:
+                kept[self._rows, :, self._columns] = new
+
+    def attend(self, query: Tensor) -> Tensor:
+        """Attention of the last token of each sequence to all of its tokens: (S, heads, width) -> the same."""
+        key, value = self._kept[self._layer, :, :, :, : self._length]
+        mask = None if self._seen is None else self._seen[..., : self._length]
+        return F.scaled_dot_product_attention(query[:, :, None], key, value, attn_mask=mask)[:, :, 0]

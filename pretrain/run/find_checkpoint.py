@@ -1,0 +1,113 @@
+"""The checkpoint that a user names, with its model and its tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.files import sha256_file
+from data_prep.dataset.manifest import read_data_manifest
+from data_prep.tokenizers.info import TokenizerInfo
+from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import list_steps, newest_good
+from pretrain.models.config import ModelConfig
+from pretrain.run.files import checkpoints_of, read_config
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A committed checkpoint and what belongs to it."""
+
+    location: str
+    manifest: CheckpointManifest
+    model: ModelConfig
+    tokenizer: TokenizerInfo
+    tokenizer_path: Path
+    """The file that `tokenizer` describes."""
+    skipped: list[str]
+    """Why newer checkpoints were skipped."""
+
+
+def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
+    """The checkpoint at `place`; its tokenizer is that of the run's data. The newest one is verified, others are not.
+
+    Args:
+        place: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
+        step: which checkpoint; None: the newest good one.
+
+    Raises:
+        ValueError: there is no such checkpoint, or no data with its tokenizer beside it.
+    """
+    location, saved, skipped = locate_checkpoint(place, step)
+    run_dir = _run_of(place)
+    info, path = _tokenizer_of(run_dir, saved)
+    return FoundCheckpoint(location, saved, _model_of(run_dir, saved), info, path, skipped)
+
+
+def checkpoints_at(place: str) -> str:
+    """The location of the checkpoints, given a run's folder or the location itself.
+
+    Raises:
+        ValueError: there are none.
+    """
+    location = place.rstrip("/")
+    if (Path(place) / "recipe.json").is_file():
+        location = checkpoints_of(Path(place), read_config(Path(place)))
+    if not list_steps(location):
+        raise ValueError(
+            f"{location} holds no checkpoints; give a run's folder, the folder that its step-… folders are in, or "
+            "s3://BUCKET/PREFIX"
+        )
+    return location
+
+
+def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, CheckpointManifest, list[str]]:
+    """The location of the checkpoint at `place`, its manifest, and why newer ones were skipped; see `find_checkpoint`.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    location = place.rstrip("/")
+    if (Path(location) / MANIFEST).is_file():
+        if step is not None:
+            raise ValueError(
+                f"{place} is a single checkpoint, and --step {step} chooses among several; leave --step out"
+            )
+        return location, read_checkpoint_manifest(location), []
+    checkpoints = checkpoints_at(place)
+    if step is not None:
+        chosen = folder_of_step(checkpoints, step)
+        return chosen, read_checkpoint_manifest(chosen), []
+    saved, skipped = newest_good(checkpoints)
+    if saved is None:
+        raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
+    return folder_of_step(checkpoints, saved.step), saved, skipped
+
+
+def _run_of(place: str) -> Path:
+    """The run's directory: `place` itself, or above its checkpoints."""
+    folder = Path(place).absolute()
+    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
+
+
+def _tokenizer_of(run_dir: Path, saved: CheckpointManifest) -> tuple[TokenizerInfo, Path]:
+    if not (run_dir / "data").exists():
+        raise ValueError(
+            f"{run_dir / 'data'} is missing, which has the tokenizer; give the run's directory with its data, or run "
+            "`multihop prep RECIPE`"
+        )
+    info = read_data_manifest(run_dir / "data").tokenizer
+    path = run_dir / "data" / info.file
+    found = sha256_file(path) if path.exists() else None
+    if found != info.sha256:
+        raise ValueError(f"{path} is missing or damaged; run `multihop prep RECIPE` again")
+    if saved.tokenizer_sha256 not in (None, found):
+        raise ValueError(
+            f"the checkpoint was trained with a different tokenizer ({str(saved.tokenizer_sha256)[:12]}) than "
+            f"{path} ({info.sha256[:12]}); restore the run's data"
+        )
+    return info, path
+
+
+def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
+    if saved.recipe is not None:
+        return ModelConfig.model_validate(saved.recipe["model"])
+    return read_config(run_dir).model

@@ -1,0 +1,182 @@
+"""`multihop fill`, `generate` and `embed` answer as transformers' pipelines do on the export of the same checkpoint."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_runs import CAUSAL, MASKED, make_run
+from typer.testing import CliRunner
+
+from cluster.cli.export import export_checkpoint
+from cluster.cli.main import app
+from eval.inference.generate import encode_prompt, generate_tokens
+from eval.inference.trained_model import load_model
+
+pytest.importorskip("transformers")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+TEXTS = ["The river [MASK] stone.", "[MASK] of light, [MASK]ing and [MASK].", "Summer[MASK]"]
+PROMPTS = ["The river", "Stone", "The window of light is a garden in the winter. A letter", "Morning evening"]
+
+RunOf = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory, bert_data: Path, gpt2_data: Path) -> RunOf:
+    """family -> a run, with its export beside it in the directory `exported`."""
+
+    @cache
+    def of(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("runs") / family
+        run = make_run(folder, bert_data if family in MASKED else gpt2_data, family)
+        export_checkpoint(str(run), folder / "exported")
+        return run
+
+    return of
+
+
+def answer(*arguments: str | Path, given: str = "") -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def refusal(*arguments: str | Path, given: str = "") -> str:
+    """The sentence that main() prints before it ends with code 2."""
+    with pytest.raises(ValueError) as found:
+        CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
+    return str(found.value)
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> None:
+    from transformers import pipeline
+
+    run = run_of(family)
+    filler = pipeline("fill-mask", model=str(run / "exported"), top_k=7)
+    for row in rows(answer("fill", run, *TEXTS, "--top", "7", "--json")):
+        theirs = filler(row["text"])
+        theirs = theirs if isinstance(theirs[0], list) else [theirs]
+        assert [[each["id"] for each in mask] for mask in row["masks"]] == [[e["token"] for e in m] for m in theirs]
+        for mine, other in zip(row["masks"], theirs, strict=True):
+            scores = [each["score"] for each in other]
+            np.testing.assert_allclose([each["probability"] for each in mine], scores, atol=1e-5)
+            assert [each["token"].strip() for each in mine] == [each["token_str"].strip() for each in other]
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_greedy_continuations_are_those_of_the_pipeline(run_of: RunOf, family: str) -> None:
+    """One prompt after the other there; here also in a batch of prompts of different lengths."""
+    from transformers import pipeline
+
+    run, made = run_of(family), list[list[int]]()
+    generator = pipeline("text-generation", model=str(run / "exported"))
+    for prompt in PROMPTS:
+        (found,) = generator(prompt, max_new_tokens=24, do_sample=False, return_tensors=True)
+        made.append(found["generated_token_ids"])
+    trained = load_model(str(run))
+    prompts = [encode_prompt(trained, prompt) for prompt in PROMPTS]
+    columns = zip(*generate_tokens(trained, prompts, 24), strict=True)
+    mine = [[*prompt, *(t for t in column if t is not None)] for prompt, column in zip(prompts, columns, strict=True)]
+    end = trained.special_ids["end"]
+    assert mine == [ids[:-1] if ids[-1] == end else ids for ids in made]
+    # The pipeline's own text lacks the space between the prompt and a word that begins after it.
+    texts = [generator.tokenizer.decode(ids, skip_special_tokens=True) for ids in made]
+    together = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    assert answer("generate", run, "--max-tokens", "24", *together) == "\n\n".join(texts) + "\n"
+    for prompt, text in zip(PROMPTS[:2], texts[:2], strict=True):
+        assert answer("generate", run, "--max-tokens", "24", "--prompt", prompt) == text + "\n"
+
+
+@pytest.mark.parametrize("family", [*MASKED, *CAUSAL])
+def test_mean_embeddings_are_those_of_the_pipeline(run_of: RunOf, family: str) -> None:
+    from transformers import pipeline
+
+    run = run_of(family)
+    extract = pipeline("feature-extraction", model=str(run / "exported"))
+    found = rows(answer("embed", run, given="\n".join(PROMPTS) + "\n"))
+    assert [row["text"] for row in found] == PROMPTS
+    for row in found:
+        (states,) = extract(row["text"])
+        assert row["tokens"] == len(states)
+        np.testing.assert_allclose(row["embedding"], np.mean(states, 0), atol=1e-5)
+
+
+def test_a_familys_own_embedding(run_of: RunOf) -> None:
+    """BERT's pooler, RoBERTa's first token and GPT-2's last."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer, pipeline
+
+    for family, at in (("roberta", 0), ("gpt2", -1)):
+        extract = pipeline("feature-extraction", model=str(run_of(family) / "exported"))
+        for row in rows(answer("embed", run_of(family), "--pooling", "family", given="\n".join(PROMPTS))):
+            np.testing.assert_allclose(row["embedding"], extract(row["text"])[0][at], atol=1e-5)
+    exported = run_of("bert") / "exported"
+    model, tokenizer = AutoModel.from_pretrained(exported).eval(), AutoTokenizer.from_pretrained(exported)
+    (row,) = rows(answer("embed", run_of("bert"), "--pooling", "family", given="The river stone"))
+    with torch.no_grad():
+        pooled = model(**tokenizer("The river stone", return_tensors="pt")).pooler_output[0]
+    np.testing.assert_allclose(row["embedding"], pooled, atol=1e-5)
+
+
+def test_where_a_model_may_be(run_of: RunOf) -> None:
+    """A run's name, its directory, its checkpoints, one of them and an export give the same answer."""
+    run = run_of("bert")
+    of_step = run / "checkpoints" / "step-00000007"
+    places = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
+    answers = {answer("fill", place, TEXTS[0], "--json", *options) for place, *options in places}
+    assert len(answers) == 1
+    (exported,), (ours,) = rows(answer("fill", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
+    assert exported["masks"] == ours["masks"]
+    assert answer("fill", run, TEXTS[0], "--json", "--step", "3") != answer("fill", run, TEXTS[0], "--json")
+
+
+def test_answers_are_shown_as_text(run_of: RunOf) -> None:
+    lines = answer("fill", run_of("bert"), TEXTS[1], "--top", "2").splitlines()
+    assert lines[0] == TEXTS[1] and lines[1::3] == ["mask 1", "mask 2", "mask 3"] and len(lines) == 10
+    assert all("%" in line for line in lines[2:4])
+    sampled = ("generate", run_of("gpt2"), "--prompt", "Stone", "--top-k", "20", "--temperature", "2", "--seed")
+    assert answer(*sampled, "1") == answer(*sampled, "1") != answer(*sampled, "2")
+
+
+def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
+    run = run_of("gpt2")
+    long = "river " * 20
+    assert answer("generate", run, "--max-tokens", "500", "--prompt", long).startswith(long)
+    assert "max_positions=64" in refusal("generate", run, "--prompt", long * 4)
+    result = CliRunner().invoke(app, ["embed", str(run)], input=long * 4)
+    assert rows(result.stdout)[0]["tokens"] == 64 and "1 texts were cut" in result.stderr
+
+
+def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
+    bert, gpt2 = run_of("bert"), run_of("gpt2")
+    assert "is a GPT-2, which continues texts and fills no masks" in refusal("fill", gpt2, TEXTS[0])
+    assert "is a BERT, which does not continue texts" in refusal("generate", bert, "--prompt", "The")
+    assert "has no mask token; write [MASK]" in refusal("fill", bert, "The river")
+    assert "max_positions=64" in refusal("fill", bert, "[MASK] river" * 60)
+    assert "existing runs: albert" in refusal("fill", "ghost", TEXTS[0], "--runs", run_of("albert").parent)
+    assert "has no tokens; remove it" in refusal("embed", bert, given="river\n\nstone\n")
+    assert "leave --step out" in refusal("fill", bert / "exported", TEXTS[0], "--step", "3")
+    for option, value in (("--temperature", "0"), ("--top-k", "0"), ("--top-p", "1.5")):
+        assert option[2:].replace("-", "_") + "=" in refusal("generate", gpt2, "--prompt", "The", option, value)
+
+
+def test_a_model_without_its_head_is_refused_where_the_head_is_needed(run_of: RunOf, tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    exported, bare = run_of("bert") / "exported", tmp_path / "bare"
+    AutoModel.from_pretrained(exported, add_pooling_layer=False).save_pretrained(bare)
+    AutoTokenizer.from_pretrained(exported).save_pretrained(bare)
+    (bare / "sentencepiece.model").write_bytes((exported / "sentencepiece.model").read_bytes())
+    assert "no weights for predicting masked tokens" in refusal("fill", bare, TEXTS[0])
+    assert "use mean pooling" in refusal("embed", bare, "--pooling", "family", given="river")
+    assert rows(answer("embed", bare, given="river")) == rows(answer("embed", exported, given="river"))

@@ -1,0 +1,44 @@
+"""Runs as a training leaves them, with checkpoints of tiny models of random weights."""
+
+import json
+import uuid
+from pathlib import Path
+
+import torch
+
+from data_prep.dataset.manifest import read_data_manifest
+from pretrain.checkpoint.manifest import CheckpointManifest
+from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.models.build import build_model, initialise
+from pretrain.models.config import ModelConfig
+
+SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
+MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
+
+
+def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7)) -> Path:
+    """A run's folder with a checkpoint of random weights for each step."""
+    model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {})}
+    config = ModelConfig.model_validate(model)
+    info = read_data_manifest(data).tokenizer
+    folder.mkdir(parents=True)
+    (folder / "data").symlink_to(data)
+    (folder / "recipe.json").write_text(
+        json.dumps({"name": folder.name, "model": model, "phases": [{"seq_len": 64, "steps": 9}]})
+    )
+    for step in steps:
+        network = build_model(config, info.vocab_size)
+        initialise(network, seed=step)
+        generator = torch.Generator().manual_seed(step)
+        for parameter in network.parameters():  # no bias may be 0, or it could be lost unseen
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+        manifest = CheckpointManifest(
+            step=step, tokens=0, updates=step, world_size=1, zero_stage=1, data_fingerprint="d",
+            parameters={name: list(parameter.shape) for name, parameter in network.named_parameters()},
+            recipe={"model": config.model_dump(mode="json")}, tokenizer_sha256=info.sha256,
+        )  # fmt: skip
+        writer = CheckpointWriter(str(folder / "checkpoints"), 0, 1, uuid.uuid4().hex, keep=9)
+        live = {f"weight/{name}@0": parameter.data.view(-1) for name, parameter in network.named_parameters()}
+        writer.save(live, manifest)
+        writer.wait()
+    return folder
