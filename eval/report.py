@@ -11,6 +11,7 @@ from common.json_lines import Row, read_rows
 from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
 from eval.curve import Curve, draw
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
+from eval.reporting.health import health_facts
 from eval.reporting.render import duration, render
 from eval.reporting.results import results_facts
 from eval.statistics.words import show
@@ -39,7 +40,8 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
     """
     recipe = _read_json(run_dir / "recipe.json") if recipe is None else recipe
     summary = _read_json(run_dir / "summary.json") if summary is None else summary
-    curves = read_curves(read_rows(run_dir / "metrics.jsonl"), summary)
+    rows = read_rows(run_dir / "metrics.jsonl")
+    curves = read_curves(rows, summary)
     facts = {
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
@@ -47,6 +49,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         "losses": _loss_table(summary),
         "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
         "last logged batch.",
+        **health_facts(rows, summary),
         "run": _run_facts(summary),
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),

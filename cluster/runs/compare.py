@@ -11,13 +11,14 @@ from common.redaction import shown
 from eval.comparison.differences import METHOD, run_differences
 from eval.comparison.pictures import draw_lines
 from eval.comparison.run_files import ComparedRun, read_run
+from eval.health import HEALTH
 from eval.losses import LOSS, PARTS, REFERENCES, heldout
 from eval.reporting.figures import PAPER, as_png
 from eval.statistics.words import spread
 
 _SUMMARY = (
     *("status", "steps", "tokens", "train_loss", *PARTS, *(heldout(name) for name in (LOSS, *PARTS)), *REFERENCES),
-    *("tokens_per_s", "mfu"),
+    *(*HEALTH, "tokens_per_s", "mfu"),
 )
 Rows = dict[str, list[str]]
 

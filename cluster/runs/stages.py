@@ -21,6 +21,7 @@ from common.exit_codes import DONE, FAILED, STOPPED
 from common.json_lines import read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
+from eval.health import diagnosis
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.environment import MLFLOW_RUN_ID
@@ -179,15 +180,18 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     from cluster.ray.gang import train_on_ray
     from data_prep.dataset.shards import open_dataset
 
-    last, heldout = total_steps(run.recipe.phases), "starting"
+    last, heldout, told = total_steps(run.recipe.phases), "starting", False
     build_indexes(run.folder / "index", open_dataset(run.data_folder), run.recipe, full_verify)
     write_summary(run.folder, "running", seconds.by_stage)
     with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
 
         def show(row: dict[str, Any]) -> None:
-            nonlocal heldout
+            nonlocal heldout, told
             if "heldout_loss" in row:
                 heldout = f"held-out {row['heldout_loss']:.3f}"
+                if not told and (sentence := diagnosis(read_rows(run.folder / "metrics.jsonl"))):
+                    console.print(sentence)
+                    told = True
             if "loss" in row:
                 speed = f"{row['tokens_per_s']:,.0f} tokens/s  MFU {row['mfu']:.0%}"
                 line.update(row["step"], last, f"loss {row['loss']:.3f}  {heldout}  {speed}")

@@ -13,6 +13,7 @@ from typing import Any
 from common.files import read_json_object, write_atomically
 from common.hardware import cpu_model
 from common.json_lines import read_rows
+from eval.health import HEALTH, diagnosis
 from eval.losses import LOSS, PARTS, REFERENCES, heldout
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
@@ -64,6 +65,8 @@ def summarise(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
         heldout(LOSS): last_heldout.get(heldout(LOSS)),
         **{heldout(name): last_heldout[heldout(name)] for name in PARTS if heldout(name) in last_heldout},
         **{name: last_heldout.get(name) for name in REFERENCES},
+        **{name: last_heldout[name] for name in HEALTH if name in last_heldout},
+        "diagnosis": diagnosis(rows),
         "tokens_per_s": _median(logged.values(), "tokens_per_s"),
         "tflops_per_s": _median(logged.values(), "tflops_per_s"),
         "mfu": _median(logged.values(), "mfu"),

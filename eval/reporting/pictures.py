@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from eval.reporting.figures import PAGE, as_svg, new_figure
+from eval.reporting.figures import PAGE, as_svg, new_figure, style
 
 Points = Sequence[tuple[float, float]]
 
@@ -45,6 +45,23 @@ def by_pretraining_step(name: str, title: str, points: Mapping[int, Sequence[flo
         steps, [min(v) for v in points.values()], [max(v) for v in points.values()], color=_FIRST, alpha=0.2, lw=0
     )
     axes.plot(steps, [median(v) for v in points.values()], color=_FIRST, marker="o", markersize=4, linewidth=1.5)
+    return as_svg(figure, name, title)
+
+
+def side_by_side(name: str, title: str, panels: Mapping[str, Points]) -> str:
+    """A panel for each value, by the step of pretraining; `panels`: the (step, value) points by the value's name."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(2.2 * len(panels), 1.9), layout="constrained")
+    for axes, (label, points) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        style(axes, PAGE)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+        axes.set_xlabel("step of pretraining", color=PAGE.ink, fontsize=9)
+        axes.set_title(label, color=PAGE.ink, fontsize=9)
+        steps, values = zip(*_thinned(points), strict=True)
+        axes.plot(steps, values, color=_SECOND, marker="o" * (len(steps) <= _FEW), markersize=3, linewidth=1.4)
+        axes.margins(x=0.04, y=0.1)
     return as_svg(figure, name, title)
 
 

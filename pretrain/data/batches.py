@@ -90,10 +90,11 @@ class BatchMaker:
         keys = random_bits(random_bits(base, masks.astype(np.uint64)), chosen.samples.astype(np.uint64))
         return self._share(step, self.data.train, self.train_indexes[chosen.phase], chosen, keys)
 
-    def heldout(self) -> RankStep:
-        """This rank's share of the held-out samples: the same samples and masks each time and in every run."""
+    def heldout(self, parts: int = 1) -> RankStep:
+        """This rank's share of the held-out samples, or of the first of `parts` equal parts of them: the same samples
+        and masks each time and in every run."""
         size = self.heldout_index.size
-        count = min(self.config.engine.heldout_samples, size)
+        count = -(-min(self.config.engine.heldout_samples, size) // parts)
         key = key_of("heldout order", self.data.manifest.fingerprint)
         spread = permute(np.arange(count, dtype=np.uint64), size, key)
         keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), spread)

@@ -7,7 +7,11 @@ import numpy as np
 from pretrain.data.batches import BatchMaker
 from pretrain.engine.engine import Engine
 from pretrain.objectives.batch import Batch
+from pretrain.run.health import health
 from pretrain.run.reference_losses import uniform_loss, unigram_loss
+
+_LANGUAGE_MODELS = ("mlm", "clm")
+"""An objective predicts tokens in one of these ways."""
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
@@ -20,19 +24,30 @@ def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
 
 
 def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> dict[str, float]:
-    """The held-out loss, its parts, and the losses of the two references on the same tokens. A collective call."""
+    """The held-out loss, its parts, the losses of the two references on the same tokens, and the model's health.
+
+    `unigram_gain` is the share of the unigram model's loss that the language model's loss is below it: McFadden's R^2
+    (1974), with the unigram model as the null model. It does not depend on the vocabulary's size through a unit, as a
+    difference in nats does: 0 on the plateau, 1 at most, negative before the token frequencies are learned.
+
+    A collective call.
+    """
     mine = batches.heldout()
     manifest = batches.data.manifest
     targets = np.concatenate([batch.targets for batch in mine.micro_batches])
-    unigram = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
-    references = {"unigram": unigram, "targets": float(len(targets))}
+    unigram_sum = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
+    references = {"unigram": unigram_sum, "targets": float(len(targets))}
     sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, alive)), **references})
     counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
-    unigram_sum, target_count = sums.pop("unigram"), sums.pop("targets")
+    unigram = sums.pop("unigram") / sums.pop("targets")
+    losses = means(sums, counts)
+    language_model = next(losses[f"{name}_loss"] for name in _LANGUAGE_MODELS if name in counts)
     return {
-        **{f"heldout_{name}": value for name, value in means(sums, counts).items()},
-        "unigram_loss": unigram_sum / target_count,
+        **{f"heldout_{name}": value for name, value in losses.items()},
+        "unigram_loss": unigram,
         "uniform_loss": uniform_loss(manifest.tokenizer.vocab_size),
+        "unigram_gain": 1 - language_model / unigram,
+        **health(engine, batches, alive),
     }
 
 

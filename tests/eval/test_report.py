@@ -153,6 +153,32 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
 
 
+def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> None:
+    health = {"unigram_gain": 0.1449, "hidden_cosine": 0.25, "hidden_rank": 0.8123, "attention_entropy": 0.6}
+    sentence = "Its last hidden states have collapsed: try a half of phases[].lr."
+    run = _run(tmp_path / "run", [], {**RECIPE, "eval": {}}, **health, diagnosis=sentence)
+    write_report(run)
+    parsed, html, markdown = _read(run)
+    assert [row[:2] for row in parsed.tables["health"]] == [
+        ["name", "value"], ["unigram_gain", "0.145"], ["hidden_cosine", "0.250"], ["hidden_rank", "0.812"],
+        ["attention_entropy", "0.600"],
+    ]  # fmt: skip
+    assert html.count(sentence) == 1 and sentence.replace("[", r"\[") in markdown and "<svg" not in html
+    rows = [{"step": step, "heldout_mlm_loss": 6.0, **health} for step in (0, 200, 400)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(run)
+    _, html, _ = _read(run)
+    (picture,) = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
+    labels = {text.text for text in fromstring(picture).iter() if text.tag.endswith("text")}
+    assert health.keys() <= labels
+
+
+def test_the_report_of_a_run_that_is_well_or_of_an_older_version_says_nothing_of_it(tmp_path: Path) -> None:
+    write_report(_run(tmp_path / "run", [], diagnosis=None))
+    parsed, html, markdown = _read(tmp_path / "run")
+    assert "health" not in parsed.tables and 'id="diagnosis"' not in html and "learning?" not in html + markdown
+
+
 def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:
     tasks = [{"name": "bbc-topics", "start_from": "conll2003"}, "conll2003"]
     rows = _rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])

@@ -9,6 +9,7 @@ import torch
 from common.keyed import key_of
 from data_prep.dataset.shards import open_dataset
 from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker
 from pretrain.data.phases import share_of_rank
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
@@ -17,6 +18,7 @@ from pretrain.objectives.batch import Batch, Inputs, layout
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.schedule import learning_rate
 from pretrain.run.files import read_config
+from pretrain.run.heldout import evaluate
 from pretrain.run.start_engine import start_engine
 from pretrain.run.start_times import StartTimes
 from pretrain.run.train_run import train_run
@@ -150,6 +152,28 @@ def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()
     return started.bytes_read
+
+
+def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What an evaluation says of a model whose tokens matter to one another, and whether looking at it left traces."""
+    config = TrainingConfig.model_validate(settings)
+    draw = first_weights(config.model, config.seed)
+
+    def fill(name: str, parameter: torch.Tensor) -> None:
+        draw(name, parameter)
+        with torch.no_grad():
+            parameter.mul_(20.0 if parameter.ndim > 1 else 1.0)
+
+    vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
+    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 2, fill)
+    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, [2])
+    before = engine.evaluate(batches.heldout().micro_batches)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    row = evaluate(engine, batches, lambda: None)
+    after = engine.evaluate(batches.heldout().micro_batches)
+    more_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
+    engine.destroy()
+    return {"row": row, "unchanged": before == after, "graphs": graphs, "more_graphs": more_graphs}
 
 
 def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def test_a_run_leaves_what_the_design_names(in_one_go: Path) -> None:
     assert [row["step"] for row in heldout] == [0, 4, 8]
     assert heldout[-1]["heldout_loss"] < heldout[0]["heldout_loss"]
     assert 0 < heldout[0]["unigram_loss"] < heldout[0]["uniform_loss"]
+    assert all(0 < row[name] <= 1 for row in heldout for name in ("hidden_cosine", "hidden_rank", "attention_entropy"))
     assert (in_one_go / "logs" / "rank-1.log").exists()
     assert (in_one_go / "logs").stat().st_mode & 0o077 == 0
     manifest = verify(checkpoint(in_one_go))

@@ -1,0 +1,65 @@
+"""A model's last hidden states and its attention's queries and keys, seen from outside while it runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.models.build import Model
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import SelfAttention, select_tokens
+
+SeeStates = Callable[[Tensor], None]
+"""Takes the last hidden states (N, H) of all tokens of a micro-batch."""
+SeeAttention = Callable[[Tensor, Tensor, Sequences, bool], None]
+"""Takes an attention's queries and keys, (N, heads, width) each, their sequences, and whether it is causal."""
+
+
+@contextmanager
+def observed(model: Model, see_states: SeeStates, see_attention: SeeAttention) -> Iterator[None]:
+    """Until the context ends, `model` shows each forward pass what it computes, once a layer is applied and at its end.
+
+    The states are those of all tokens, also where the model's `forward` asks for those of some only. Weights are never
+    read here: under ZeRO-3 they exist only while their module runs. Compiled layers run uncompiled meanwhile, because
+    what is compiled calls no hooks that come later.
+    """
+    changed: Any = model
+    encode = model.encode
+
+    def encode_all(*inputs: Any, token_indices: Tensor | None = None, **others: Any) -> Tensor:
+        states = encode(*inputs, **others)
+        see_states(states)
+        return select_tokens(states, token_indices)
+
+    hooks = [
+        hook
+        for module in model.modules()
+        if isinstance(module, SelfAttention)
+        for hook in _watch(module, see_attention)
+    ]
+    changed.encode = encode_all
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        del changed.encode
+        for hook in hooks:
+            hook.remove()
+
+
+def _watch(attention: SelfAttention, see: SeeAttention) -> list[torch.utils.hooks.RemovableHandle]:
+    projected: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _, __, output: projected.__setitem__(name, output.view(len(output), attention.heads, -1))
+
+    def show(_: nn.Module, given: tuple[Any, ...], __: Tensor) -> None:
+        see(projected.pop("query"), projected.pop("key"), given[1], attention.causal)
+
+    return [
+        attention.query.register_forward_hook(keep("query")),
+        attention.key.register_forward_hook(keep("key")),
+        attention.register_forward_hook(show),
+    ]

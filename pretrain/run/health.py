@@ -1,0 +1,121 @@
+"""How healthy a model's hidden states and its attention are, on a part of the held-out samples.
+
+In a plateau of the loss the last hidden states of different tokens become nearly parallel, and attention is learned
+slowly (Gopalani and Hu 2025, arXiv 2506.13688): the loss alone does not tell this from slow progress.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.data.batches import BatchMaker
+from pretrain.engine.engine import Engine
+from pretrain.engine.observation import observed
+from pretrain.models.common.attention import Sequences
+from pretrain.objectives.batch import Batch
+
+_PARTS = 16
+"""One of so many equal parts of the held-out samples is looked at."""
+_QUERIES = 16
+"""Queries of a sequence whose attention is looked at, evenly spaced."""
+
+
+def health(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> dict[str, float]:
+    """`hidden_cosine`, `hidden_rank` and `attention_entropy` over all ranks. A collective call.
+
+    The rank is the effective rank as a share of what it can be, and the entropy a share of what uniform attention has:
+    both are 0 to 1 in a model of any size. The model runs once more, on a sixteenth of the held-out samples, so that
+    the held-out loss is computed as if nobody looked.
+    """
+    share = batches.heldout(parts=_PARTS)
+    hidden, device = engine.module.config.hidden, engine.ranks.device
+    shapes = {"tokens": (), "directions": (hidden,), "products": (hidden, hidden), "entropies": (), "queries": ()}
+    sums = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+    mine = True
+
+    def current() -> Iterator[Batch]:
+        nonlocal mine
+        for batch in share.micro_batches:
+            alive()
+            mine = any(batch.counts.values())  # others are borrowed, and another rank counts them
+            yield batch
+
+    def see_states(states: Tensor) -> None:
+        if mine:
+            each = states.double()
+            sums["tokens"] += len(each)
+            sums["directions"] += F.normalize(each, dim=-1).sum(0)
+            sums["products"] += each.T @ each
+
+    def see_attention(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> None:
+        if mine:
+            entropies, counted = attention_entropies(query, key, sequences, causal)
+            sums["entropies"] += entropies.sum()
+            sums["queries"] += counted.sum()
+
+    with observed(engine.module, see_states, see_attention):
+        engine.evaluate(current())
+    for total in sums.values():
+        engine.ranks.all_reduce_sum_(total)
+    tokens = int(sums["tokens"])
+    return {
+        "hidden_cosine": mean_cosine(sums["directions"], tokens),
+        "hidden_rank": effective_rank(sums["products"]) / min(hidden, tokens),
+        "attention_entropy": float(sums["entropies"] / sums["queries"]),
+    }
+
+
+def mean_cosine(directions: Tensor, count: int) -> float:
+    """Mean cosine between two different ones of `count` vectors; NaN where there is one only.
+
+    |sum of unit vectors|^2 is the sum of the cosines of all pairs, those of a vector with itself, `count`, included.
+
+    Args:
+        directions: float64 (H,), the sum of the vectors, each divided by its norm.
+    """
+    return (float(directions.square().sum()) - count) / (count * (count - 1)) if count > 1 else math.nan
+
+
+def effective_rank(products: Tensor) -> float:
+    """exp(entropy) of the singular values' shares of their sum, 1 to H (Roy and Vetterli 2007, section 2).
+
+    Not centred, as for the embeddings of Garrido et al. 2023 (RankMe): states with a large common part have a low rank,
+    also if what is left of them has every direction.
+
+    Args:
+        products: float64 (H, H), X^T X of a matrix X (N, H) or a multiple of it; its eigenvalues are the squares of the
+            singular values of X.
+    """
+    if not torch.isfinite(products).all():
+        return math.nan
+    singular = torch.linalg.eigvalsh(products).clamp(min=0).sqrt()
+    return math.exp(float(torch.special.entr(singular / singular.sum()).sum()))
+
+
+def attention_entropies(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> tuple[Tensor, Tensor]:
+    """Entropy of attention weights as a share of the log of the number of keys that a query sees: 1 for uniform
+    attention, 0 for attention to one key.
+
+    Looks at up to 16 evenly spaced queries of each sequence, not at those that see one key only.
+
+    Args:
+        query, key: (N, heads, width).
+
+    Returns:
+        The entropies, float32 (S, heads, 16), 0 where not looked at, and where they are looked at, bool of this shape.
+    """
+    starts, lengths = sequences.cu_seqlens[:-1, None], sequences.cu_seqlens.diff()[:, None]
+    columns = torch.arange(sequences.max_seqlen, device=query.device)
+    parts = 2 * torch.arange(_QUERIES, device=query.device) + 1
+    rows = parts * lengths // (2 * _QUERIES)  # (S, 16)
+    keys = key[starts + torch.minimum(columns, lengths - 1)].float()  # (S, T, heads, width)
+    scores = torch.einsum("sqhw,sthw->shqt", query[starts + rows].float(), keys) * query.shape[-1] ** -0.5
+    seen = rows + 1 if causal else lengths.expand_as(rows)
+    visible = (columns < seen[..., None])[:, None]  # (S, 1, 16, T)
+    weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
+    counted = (seen > 1)[:, None].expand(scores.shape[:-1])
+    entropies = torch.special.entr(weights).sum(-1) / seen.clamp(min=2).log()[:, None]
+    return entropies * counted, counted
