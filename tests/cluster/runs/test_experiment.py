@@ -132,7 +132,9 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
     )
     assert again["phases"][0]["steps"] == max(1, round(20 * one[2][-1] / two[2][-1]))
     report = (tmp_path / "runs" / "sizes" / "report.md").read_text()
-    assert report.startswith("# sizes\n\nWhich size?\n") and all(f"| {name} | done |" in report for name in done)
+    assert report.startswith("# sizes\n\nWhich size?\n") and all(
+        f"| {name.removeprefix('sizes-')} | done |" in report for name in done
+    )
     assert "All held-out losses are of the same tokens" in report and "(loss-by-key.png)" in report
 
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("sizes-*/*.jsonl")}
