@@ -10,14 +10,14 @@ INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constra
 unexport PYTHONDONTWRITEBYTECODE
 VADER := vaderSentiment==3.3.2
 
-.PHONY: demo gpt2 test test-long lint clean
+.PHONY: demo bert test test-long lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.done
 	$(BIN)/multihop run recipes/demo.yaml $(OVERRIDES)
 
-gpt2: $(VENV)/demo.done
-	$(BIN)/multihop run recipes/demo-gpt2.yaml $(OVERRIDES)
+bert: $(VENV)/demo.done
+	$(BIN)/multihop run recipes/demo-bert.yaml $(OVERRIDES)
 
 test: lint $(VENV)/demo.done
 	PYTHONFAULTHANDLER=1 $(BIN)/pytest

@@ -10,6 +10,7 @@ from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
 Init = Literal["pretrained", "random"]
 """What a trial starts from: a checkpoint, or random weights."""
 ReportOn = Literal["half", "dev"]
+Pooling = Literal["family", "mean"]
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -65,6 +66,9 @@ class TrialSettings(Section):
     """Dropout rate of the pretrained model while it is fine-tuned; null: `model.dropout`."""
     head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
+    pooling: Annotated[Pooling, FINE_TUNING] = "family"
+    """What represents a text. family: one token's state, as the family was published (`Family.pooling`); mean: the mean
+    of all its tokens' states, which helps models of few layers that were pretrained for a short time."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
@@ -97,6 +101,7 @@ class Grid(Section):
     weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
     dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
+    pooling: Annotated[Pooling | None, FINE_TUNING] = None
     seq_len: Annotated[_Length | None, FINE_TUNING | ZERO_SHOT] = None
     stride: Annotated[_Count | None, FINE_TUNING] = None
     document_context: Annotated[bool | None, FINE_TUNING] = None
@@ -136,6 +141,7 @@ class EvalConfig(Grid):
     lr: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.lr], min_length=1)
     warmup: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = _DEFAULT.weight_decay
+    pooling: Annotated[Pooling, FINE_TUNING] = _DEFAULT.pooling
     stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride
     document_context: Annotated[bool, FINE_TUNING] = _DEFAULT.document_context
     report_on: Annotated[ReportOn, FINE_TUNING] = _DEFAULT.report_on

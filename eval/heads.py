@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.keyed import key_of
-from eval.config import Features
+from eval.config import Features, Pooling
 from eval.features import FeatureReader, means
 from eval.frames import DELIMITERS
 from eval.tasks.task import Task
@@ -29,6 +29,7 @@ class TaskModel(nn.Module):
         seed: int,
         dropout: float | None = None,
         features: Features | None = None,
+        pooling: Pooling = "family",
     ) -> None:
         """Args: dropout: rate before the linear layer; None: the encoder's."""
         super().__init__()
@@ -41,7 +42,8 @@ class TaskModel(nn.Module):
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
-        self.kind, self.has_segments, self.pooling = task.kind, family.has_segments, family.pooling
+        self.kind, self.has_segments = task.kind, family.has_segments
+        self.pooling = family.pooling if pooling == "family" else pooling
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
         self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
@@ -78,12 +80,13 @@ class TaskModel(nn.Module):
         if self.features is not None:
             state = self._read(self.features, given, cu_seqlens, words)
         else:
-            token_indices = None if self.kind == "spans" else self._read_tokens(cu_seqlens, words)
-            state = self.encoder.encode(*given, token_indices=token_indices)
+            state = self.encoder.encode(*given, token_indices=self._read_tokens(cu_seqlens, words))
         if self.kind in ("spans", "tagging"):
             return self._scored(state)
         if self.features is None and self.pooling == "pooler":
             state = self.encoder.pool(state)
+        elif self.features is None and self.pooling == "mean":
+            state = means(state, cu_seqlens)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
         if len(cu_examples) - 1 < len(state):
@@ -101,10 +104,12 @@ class TaskModel(nn.Module):
             return read
         return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
 
-    def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor:
-        """int64: the tokens that the head reads."""
+    def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
+        """int64: the tokens that the head reads; None: all."""
         if self.kind == "tagging":
             return words
+        if self.kind == "spans" or self.pooling == "mean":
+            return None
         return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
 
     def _scored(self, state: Tensor) -> Tensor:

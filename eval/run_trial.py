@@ -149,7 +149,7 @@ def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettin
     """
     from eval.heads import TaskModel
 
-    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, settings.features)
+    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, settings.features, settings.pooling)
     if trial.source_key is not None:
         from safetensors.torch import load
 

@@ -87,6 +87,8 @@ def _varied(result: TaskResult) -> list[str]:
 def _matters(name: str, value: Any, result: TaskResult) -> bool:
     if name == "report_on" and reported_on(result) == "test":
         return False
+    if name == "pooling" and (value == "family" or result.kind in ("tagging", "spans")):
+        return False
     return value is not None and ONE_KIND.get(name, result.kind) == result.kind
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.json_lines import append_row, read_rows
+from common.json_lines import Row, append_row, read_rows
 from data_prep.dataset.shards import open_dataset
 from eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated, of_run
@@ -67,7 +67,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
     others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
     others |= {"dropout": 0.5, "head_dropout": 0.5}
     others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
-    others |= {"document_context": True, "features": {"layers": [-1]}}
+    others |= {"document_context": True, "features": {"layers": [-1]}, "pooling": "mean"}
     assert set(others) == set(TrialSettings.model_fields)
     other = [
         replace(TRIAL, task_fingerprint="u"),
@@ -207,6 +207,23 @@ def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: P
     assert others["unigram perplexity"] < others["uniform perplexity"] == pieces
     # Random weights predict next to nothing.
     assert pieces / 2 < row["value"] < 2 * pieces
+
+
+@pytest.mark.usefixtures("bbc")
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_text_may_be_represented_by_the_mean_of_its_tokens(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model, data = request.getfixturevalue(family), request.getfixturevalue(f"{family}_data")
+
+    def row(**settings: Any) -> Row:
+        shared = {"tasks": ["bbc-topics"], "epochs": 1, "seq_len": 16, "max_examples": 32, "batch_size": 8}
+        config = EvalConfig.model_validate({**shared, **settings})
+        return run_trial(_plan(config, model, (str(tmp_path), "c"), data)[1]).row
+
+    family_loss, mean_loss = (row(**each)["curve"]["loss"][0][1] for each in ({}, {"pooling": "mean"}))
+    assert family_loss != mean_loss
+    assert abs(family_loss - mean_loss) < 0.5  # a new head knows nothing of either
 
 
 @pytest.mark.usefixtures("bbc")
