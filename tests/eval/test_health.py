@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from eval.health import diagnosis
 from pretrain.config import OptimizerConfig, PhaseConfig
+from pretrain.models.config import ModelConfig
 
 Row = dict[str, Any]
 Numbers = tuple[float, float, float]
@@ -116,6 +117,6 @@ def test_what_is_told_is_true_of_the_newest_evaluations(numbers: list[Numbers], 
 
 
 def test_the_keys_to_try_exist() -> None:
-    sections = {"phases": PhaseConfig, "optimizer": OptimizerConfig}
+    sections = {"phases": PhaseConfig, "optimizer": OptimizerConfig, "model": ModelConfig}
     keys = re.findall(r"(\w+)(?:\[\])?\.([a-z_]+)", diagnosis(flat(0.0)) or "")
-    assert len(keys) == 4 and all(key in sections[section].model_fields for section, key in keys)
+    assert len(keys) == 5 and all(key in sections[section].model_fields for section, key in keys)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.chdir(ROOT)
-    return load_recipe(ROOT / "recipes" / "demo.yaml", [f"checkpoint.location={tmp_path}/store", "name=a"])
+    return load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"checkpoint.location={tmp_path}/store", "name=a"])
 
 
 @pytest.fixture

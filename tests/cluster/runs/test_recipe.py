@@ -32,16 +32,16 @@ def test_every_recipe_of_the_project_is_valid_and_resolves_to_itself(path: Path)
 
 def test_overrides_reach_everything_and_are_typed_as_yaml() -> None:
     given = ["phases[0].steps=7", "model.layers=3", "eval.seeds=[4, 5]", "tracking.uri=null", "name=other"]
-    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", given)
+    recipe = load_recipe(ROOT / "recipes" / "demo-bert.yaml", given)
     assert recipe.phases[0].steps == 7 and recipe.model.layers == 3
     assert recipe.eval.seeds == [4, 5] and recipe.tracking.uri is None and recipe.name == "other"
-    before = load_recipe(ROOT / "recipes" / "demo.yaml", [])
+    before = load_recipe(ROOT / "recipes" / "demo-bert.yaml", [])
     changed = {key for key, _, _ in differences(before.model_dump(mode="json"), recipe.model_dump(mode="json"))}
     assert changed == {"phases[0].steps", "model.layers", "eval.seeds", "name"}
 
 
 def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None:
-    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", ["model={preset: bert-mini, hidden: 64}"])
+    recipe = load_recipe(ROOT / "recipes" / "demo-bert.yaml", ["model={preset: bert-mini, hidden: 64}"])
     assert (recipe.model.layers, recipe.model.hidden, recipe.model.intermediate) == (4, 64, 256)
 
 
@@ -74,7 +74,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
 )
 def test_mistakes_are_told_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        load_recipe(ROOT / "recipes" / "demo.yaml", [override])
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
 MINIMAL = (
@@ -143,12 +143,12 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 )
 def test_overrides_are_read_as_strictly_as_the_file(override: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        load_recipe(ROOT / "recipes" / "demo.yaml", [override])
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
 def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> None:
     given = ["data.filters.c4.citations=false", "data.filters={gopher_quality: {}}", "phases.0.steps=7"]
-    recipe = load_recipe(ROOT / "recipes" / "demo.yaml", given)
+    recipe = load_recipe(ROOT / "recipes" / "demo-bert.yaml", given)
     assert recipe.data.filters.c4 is not None and not recipe.data.filters.c4.citations
     assert recipe.data.filters.gopher_quality is not None and recipe.phases[0].steps == 7
 
@@ -194,7 +194,7 @@ def test_numbers_are_finite(key: str, value: str) -> None:
     begin += ["phases[0].lr_scaling={rule: sqrt, batch_size: 1}", "eval.lr=[1.0]", "eval.epochs=[1.0]"]
     begin += ["eval.tasks=[{name: conll2003, lr: [1.0], epochs: [1.0]}]"]
     with pytest.raises(ValueError, match=rf"{re.escape(key)}=.*: input should be a finite number; for no limit"):
-        load_recipe(ROOT / "recipes" / "demo.yaml", [*begin, f"{key}={value}"])
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [*begin, f"{key}={value}"])
 
 
 PASSWORDS = [
@@ -226,7 +226,7 @@ def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, 
     with pytest.raises(
         ValueError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
     ) as failed:
-        load_recipe(ROOT / "recipes" / "demo.yaml", [f"{key}={value}"])
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"{key}={value}"])
     assert "hunter2" not in str(failed.value) and "ter2" not in str(failed.value)
 
 
@@ -234,7 +234,7 @@ def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, 
     "path", ["http://host:80/a@b/x.txt", "abfs://container@host/x.txt", "s3://b/k=1/x@2.txt", "https://h/x.txt?page=2"]
 )
 def test_an_address_without_a_password_is_none(path: str) -> None:
-    assert load_recipe(ROOT / "recipes" / "demo.yaml", [f"data.sources[0].path='{path}'"]).data.sources[0].path == path
+    assert load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"data.sources[0].path='{path}'"]).data.sources[0].path == path
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_address_without_a_password_is_none(path: str) -> None:
 )
 def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
     with pytest.raises(ValueError, match=r"choose another|is not a valid name"):
-        load_recipe(ROOT / "recipes" / "demo.yaml", [f"name={name}"])
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"name={name}"])
 
 
 def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
@@ -254,7 +254,7 @@ def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal
 
 
 def test_only_its_owner_reads_a_runs_recipe(tmp_path: Path) -> None:
-    with opened(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo.yaml", []), ()):
+    with opened(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo-bert.yaml", []), ()):
         assert (tmp_path / "demo" / "recipe.json").stat().st_mode & 0o777 == 0o600
 
 

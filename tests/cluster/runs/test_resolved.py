@@ -23,7 +23,7 @@ def recipe(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reci
     shutil.copytree(texts, tmp_path / "texts")
     monkeypatch.chdir(ROOT)
     overrides = [f"data.sources=[{{path: {tmp_path / 'texts'}}}]", "data.heldout_fraction=0.1"]
-    return load_recipe(ROOT / "recipes" / "demo.yaml", [*overrides, "tokenizer={vocab_size: 100, threads: 1}"])
+    return load_recipe(ROOT / "recipes" / "demo-bert.yaml", [*overrides, "tokenizer={vocab_size: 100, threads: 1}"])
 
 
 @pytest.fixture
