@@ -2,127 +2,25 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pytest
 from markdown_it import MarkdownIt
+from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report, report_row, report_rows, reported_run
 
 from common.redaction import shown
 from data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
 from eval.report import as_pairs, headline, read_curves, write_report
-from eval.reporting.pictures import learning_curves
 from eval.reporting.render import duration
-
-RECIPE: dict[str, Any] = {
-    "name": "small <b>",
-    "seed": 1,
-    "model": {"preset": "bert-tiny", "family": "bert", "layers": 2, "hidden": 128},
-    "objective": {"name": "mlm+nsp"},
-    "phases": [{"seq_len": 64, "lr": 0.002}],
-    "eval": {"tasks": ["bbc-topics", "conll2003"], "seeds": [0, 1, 2]},
-}
-SUMMARY: dict[str, Any] = {
-    "status": "done", "steps": 2000, "tokens": 8_123_456, "unigram_loss": 6.913, "uniform_loss": 8.987,
-    "train_loss": 6.5, "mlm_loss": 5.9, "nsp_loss": 0.6, "nsp_accuracy": 0.7,
-    "heldout_loss": 6.562, "heldout_mlm_loss": 5.912, "heldout_nsp_loss": 0.65, "heldout_nsp_accuracy": 0.625,
-    "tokens_per_s": 30_123.4,
-    "stages": {"prep": 31.26, "train": 245.0, "eval": 190.0},
-    "environment": {"python": "3.11.7", "torch": "2.13.0", "cpu": "Some | CPU"},
-}  # fmt: skip
-
-
-LOSSES = [name for name in SUMMARY if "_loss" in name or "_accuracy" in name]
-
-
-class _Tables(HTMLParser):
-    """The cells of each table, by its id or its last class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: dict[str, list[list[str]]] = {}
-        self.images: list[str] = []
-        self.outside: list[str] = []
-        self._rows: list[list[str]] = []
-        self._in_cell = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "table":
-            name = given.get("id") or str(given.get("class")).split()[-1]
-            self._rows = self.tables.setdefault(name, [])
-        elif tag == "tr":
-            self._rows.append([])
-        elif tag in ("td", "th"):
-            self._rows[-1].append("")
-            self._in_cell = True
-        elif tag == "img":
-            self.images.append(str(given["src"]))
-        self.outside += [str(given[name]) for name in ("src", "href") if name in given]
-        self.outside += [link for link in [given.get("xlink:href")] if link and not link.startswith("#")]
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_cell = self._in_cell and tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_cell:
-            self._rows[-1][-1] += data
-
-
-def _row(task: str, init: str, seed: int, value: float | None) -> dict[str, Any]:
-    kind, metric = ("tagging", "entity F1") if task == "conll2003" else ("classification", "accuracy")
-    failed = {"status": "failed", "error": "the loss became nan"} if value is None else {"status": "ok"}
-    return {
-        "task": task, "kind": kind, "metric": metric, "higher_is_better": True, "value": value,
-        "dev_value": value and value + 0.001, "seed": seed, "init": init, "other_metrics": {}, "source": "Some source.",
-        "notes": "3 dropped", "key": f"{task}{init}{seed}", "hyperparameters": {}, "checkpoint_step": 2000,
-        "seconds": 3.0, **failed,
-    }  # fmt: skip
-
-
-def _run(folder: Path, rows: list[dict[str, Any]], recipe: dict[str, Any] = RECIPE, **summary: Any) -> Path:
-    (folder / "eval").mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
-    (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics: list[dict[str, Any]] = [{"step": 0, "heldout_loss": 9.7, "heldout_mlm_loss": 9.0, "heldout_nsp_loss": 0.7}]
-    for step in range(20, 2001, 20):
-        metrics.append({"step": step, "loss": 9.7 - step / 700, "mlm_loss": 9 - step / 700, "nsp_loss": 0.7})
-    metrics.append({"step": 2000, "heldout_loss": 6.562, "heldout_mlm_loss": 5.912, "heldout_nsp_loss": 0.65})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics) + '{"step": 20')
-    return folder
-
-
-def _predict(run: Path, key: str, content: dict[str, Any]) -> None:
-    folder = run / "eval" / "predictions"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{key}.json").write_text(json.dumps(content))
-
-
-def _rows(topics: list[float | None], random_topics: list[float | None]) -> list[dict[str, Any]]:
-    rows = [_row("bbc-topics", "pretrained", seed, value) for seed, value in enumerate(topics)]
-    rows += [_row("bbc-topics", "random", seed, value) for seed, value in enumerate(random_topics)]
-    names = [("pretrained", (0.31, 0.36, 0.33)), ("random", (0.30, 0.32, 0.29))]
-    return rows + [_row("conll2003", init, seed, value) for init, values in names for seed, value in enumerate(values)]
-
-
-def _read(folder: Path) -> tuple[_Tables, str, str]:
-    """The tables, the HTML and the markdown; all tags closed and nothing fetched from elsewhere."""
-    html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    parsed = _Tables()
-    parsed.feed(html)
-    assert all(source.startswith("data:image/png;base64,") for source in parsed.outside)
-    assert not re.search(r"\{[{%]|[}%]\}|None|Undefined", html + markdown)
-    return parsed, html, markdown
 
 
 def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data: Path) -> None:
-    run = _run(tmp_path / "run", _rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55]))
+    run = reported_run(tmp_path / "run", report_rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55]))
     (run / "data").symlink_to(bert_data)
     write_report(run)
-    parsed, html, markdown = _read(run)
+    parsed, html, markdown = read_report(run)
     header, topics, names = parsed.tables["results"]
     assert header[3:6] == ["pretrained", "random weights", "difference"]
     assert topics == [
@@ -156,9 +54,9 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
 def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> None:
     health = {"unigram_gain": 0.1449, "hidden_cosine": 0.25, "hidden_rank": 0.8123, "attention_entropy": 0.6}
     sentence = "Its last hidden states have collapsed: try a half of phases[].lr."
-    run = _run(tmp_path / "run", [], {**RECIPE, "eval": {}}, **health, diagnosis=sentence)
+    run = reported_run(tmp_path / "run", [], {**RECIPE, "eval": {}}, **health, diagnosis=sentence)
     write_report(run)
-    parsed, html, markdown = _read(run)
+    parsed, html, markdown = read_report(run)
     assert [row[:2] for row in parsed.tables["health"]] == [
         ["name", "value"], ["unigram_gain", "0.145"], ["hidden_cosine", "0.250"], ["hidden_rank", "0.812"],
         ["attention_entropy", "0.600"],
@@ -167,15 +65,15 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
     rows = [{"step": step, "heldout_mlm_loss": 6.0, **health} for step in (0, 200, 400)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_report(run)
-    _, html, _ = _read(run)
+    _, html, _ = read_report(run)
     (picture,) = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
     labels = {text.text for text in fromstring(picture).iter() if text.tag.endswith("text")}
     assert health.keys() <= labels
 
 
 def test_the_report_of_a_run_that_is_well_or_of_an_older_version_says_nothing_of_it(tmp_path: Path) -> None:
-    write_report(_run(tmp_path / "run", [], diagnosis=None))
-    parsed, html, markdown = _read(tmp_path / "run")
+    write_report(reported_run(tmp_path / "run", [], diagnosis=None))
+    parsed, html, markdown = read_report(tmp_path / "run")
     assert "health" not in parsed.tables and 'id="diagnosis"' not in html and "learning?" not in html + markdown
 
 
@@ -183,11 +81,11 @@ def test_examples_are_shown_before_and_after(tmp_path: Path) -> None:
     def mask(*tokens: str) -> list[dict[str, Any]]:
         return [{"token": token, "probability": 0.5 / (1 + place)} for place, token in enumerate(tokens)]
 
-    run = _run(tmp_path / "run", [], {**RECIPE, "eval": {**RECIPE["eval"], "examples": ["The [MASK] | <b>"]}})
+    run = reported_run(tmp_path / "run", [], {**RECIPE, "eval": {**RECIPE["eval"], "examples": ["The [MASK] | <b>"]}})
     rows = [{"text": "The [MASK] | <b>", "before": [mask("of", "the")], "after": [mask("sea", "<i>"), mask("x")]}]
     (run / "eval" / "examples.json").write_text(json.dumps({"key": "", "checkpoint_step": 2000, "examples": rows}))
     write_report(run)
-    parsed, html, markdown = _read(run)
+    parsed, html, markdown = read_report(run)
     expected = ["The [MASK] | <b>", "of 50%, the 25%", "sea 50%, <i> 25%; x 50%"]
     assert parsed.tables["examples"] == [["text", "before pretraining", "after"], expected]
     assert r"The \[MASK] \| &lt;b&gt; | of 50%, the 25% | sea 50%, &lt;i&gt; 25%; x 50% |" in markdown
@@ -196,135 +94,14 @@ def test_examples_are_shown_before_and_after(tmp_path: Path) -> None:
         row |= {"before": "of of", "after": " and | so"}
     (run / "eval" / "examples.json").write_text(json.dumps({"key": "", "checkpoint_step": None, "examples": rows}))
     write_report(run)
-    assert _read(run)[0].tables["examples"][1][1:] == ["… of of", "… and | so"]
-
-
-def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:
-    tasks = [{"name": "bbc-topics", "start_from": "conll2003"}, "conll2003"]
-    rows = _rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
-    for row in rows[:6]:
-        row |= {"start_from": "conll2003", "source_key": f"conll2003{row['init']}{row['seed']}"}
-    run = _run(tmp_path / "run", rows, {**RECIPE, "eval": {**RECIPE["eval"], "tasks": tasks}})
-    write_report(run)
-    parsed, html, markdown = _read(run)
-    assert parsed.tables["results"][1][6] == "3+3 / 0+0"
-    sentence = "bbc-topics: Some source. 3 dropped; trials start from the weights that were fine-tuned on conll2003."
-    assert sentence in html and sentence in markdown
-
-
-def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
-    run = _run(tmp_path / "run", _rows([0.5, 0.52, 0.48], [0.8, 0.9, 0.85]), heldout_mlm_loss=6.95)
-    write_report(run)
-    parsed, html, markdown = _read(run)
-    assert parsed.tables["results"][1][5].startswith("-35.0 points [")
-    for text in (html, markdown):
-        assert "did not help on 1" in text and "worse with pretraining by 35.0 points" in text
-        assert "it has not learned to use context" in text
-        assert "helped on 1, did not" not in text
-
-
-def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
-    recipe = {**RECIPE, "eval": {**RECIPE["eval"], "starts": ["pretrained"]}}
-    rows = [row for row in _rows([0.5, 0.52, 0.51], []) if row["init"] == "pretrained"]
-    write_report(_run(tmp_path, rows, recipe))
-    _, html, markdown = _read(tmp_path)
-    for text in (html, markdown):
-        assert "eval.starts: [pretrained]" in text.replace("\\", "") and "inconclusive" not in text
-        assert "Did pretraining help?" not in text and "conll2003" in text
-
-
-def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> None:
-    features = {"layers": [-2, -1], "combine": "concat", "head": "bilstm"}
-    rows = [{**row, "hyperparameters": {"lr": 1e-3, "features": features}} for row in _rows([0.9], [0.5])]
-    write_report(_run(tmp_path / "run", rows))
-    for text in _read(tmp_path / "run")[1:]:
-        assert "lr 0.001, features.layers [-2, -1], features.combine concat, features.head bilstm" in text.replace(
-            "\\[", "["
-        )
-
-
-def _grid_run(folder: Path) -> Path:
-    """A task with two rates, two checkpoints, curves and files of predictions of 40 examples."""
-    rows = []
-    for init, step, lr, right in (
-        ("pretrained", 1000, 3e-4, 30), ("pretrained", 2000, 3e-4, 36), ("pretrained", 2000, 1e-4, 38),
-        ("random", None, 3e-4, 20), ("random", None, 1e-4, 10),
-    ):  # fmt: skip
-        for seed in range(3):
-            row = _row("glue/sst2", init, seed, right / 40)
-            dev = right / 40 - (0.3 if (init, lr) == ("pretrained", 1e-4) else 0) + seed / 100
-            row |= {
-                "dev_value": dev, "hyperparameters": {"lr": lr, "epochs": 3.0}, "checkpoint_step": step,
-                "key": f"k{init}{step}{int(lr * 1e4)}{seed}", "labels": ["bad", "good"], "reported_on": "half of dev",
-                "curve": {"loss": [[n, 1 / n] for n in range(1, 401)], "dev": [[200, 0.5], [400, dev]]},
-                "other_metrics": {"largest class": 0.5}, "seconds": 60.0,
-            }  # fmt: skip
-            rows.append(row)
-    recipe = {**RECIPE, "eval": {"tasks": [{"name": "glue/sst2"}], "seeds": [0, 1, 2], "lr": [3e-4, 1e-4]}}
-    run = _run(folder, rows, recipe)
-    for row in rows:
-        right = round(row["value"] * 40)
-        _predict(run, row["key"], {
-            "statistics": [[float(i < right), 1.0] for i in range(40)],
-            "targets": [i % 2 for i in range(40)],
-            "predicted": [i % 2 if i < right else 1 - i % 2 for i in range(40)],
-            "errors": [{"text": ["one", "two"], "target": "bad", "predicted": "good", "probability": p}
-                       for p in (0.6, 0.9)],
-        })  # fmt: skip
-    return run
-
-
-def test_a_task_has_its_settings_grid_published_scores_pictures_and_errors(tmp_path: Path) -> None:
-    run = _grid_run(tmp_path / "run")
-    write_report(run)
-    parsed, html, markdown = _read(run)
-    # The rate with the better test score has the worse development score; the first checkpoint is not judged.
-    assert parsed.tables["results"][1][2:5] == [
-        "accuracy, on half of dev",
-        "0.900 [0.900 to 0.900]",
-        "0.500 [0.500 to 0.500]",
-    ]
-    assert parsed.tables["results"][1][7] == "0.900 (seed 2, dev 0.920)"
-    assert parsed.tables["grid"][1:] == [
-        ["pretrained", "lr 0.0003", "0.910", "0.900 [0.900 to 0.900]", "3 / 0", "chosen"],
-        ["pretrained", "lr 0.0001", "0.660", "0.950 [0.950 to 0.950]", "3 / 0", ""],
-        ["random weights", "lr 0.0003", "0.510", "0.500 [0.500 to 0.500]", "3 / 0", "chosen"],
-        ["random weights", "lr 0.0001", "0.260", "0.250 [0.250 to 0.250]", "3 / 0", ""],
-    ]
-    assert parsed.tables["published"][1:] == [
-        ["BERT-tiny", "accuracy", "0.832", "GLUE test", "google-research/bert, README"]
-    ]
-    assert parsed.tables["confusion"][1:] == [["bad", "18", "2"], ["good", "2", "18"]]
-    assert [line[-1] for line in parsed.tables["errors"][1:]] == ["0.90", "0.60"]
-    assert "judged by 40 test examples and 3 + 3 seeds" in html and "15 trials took 15 min 0 s in all" in html
-    assert html.count("<svg") == 3 and "The accuracy by the pretraining step" in html
-    for text in (html, markdown):
-        assert "settings, pretrained" in text and "BERT-tiny" in text and "largest class" in text
-    tree = MarkdownIt("commonmark").enable("table").parse(markdown)
-    assert sum(token.type == "table_open" for token in tree) == 8
-    before = html
-    write_report(run)
-    assert (run / "report.html").read_text() == before, "the same files give the same page"
-
-
-def test_pictures_follow_the_page_and_stay_small(tmp_path: Path) -> None:
-    run = _grid_run(tmp_path / "run")
-    write_report(run)
-    pictures = re.findall(r"<svg .*?</svg>", (run / "report.html").read_text(), re.DOTALL)
-    pictures += [learning_curves(name, "score", {"pretrained": [[(1, 0.5), (2, 0.6)]]}) for name in ("one", "other")]
-    for picture in pictures:
-        assert len(picture) < 40_000 and "var(--first)" in picture and "var(--ink)" in picture
-        assert not re.search(r"#01020|<script|<image|<metadata|xlink:href=\"(?!#)", picture)
-        fromstring(picture)
-    ids = re.findall(r' id="([^"]*)"', "".join(pictures))
-    assert len(ids) == len(set(ids))
+    assert read_report(run)[0].tables["examples"][1][1:] == ["… of of", "… and | so"]
 
 
 def test_failed_and_missing_trials_are_told(tmp_path: Path) -> None:
-    rows = [r for r in _rows([0.9, None, 0.88], [None, None, None]) if r["task"] == "bbc-topics"]
-    run = _run(tmp_path / "run", rows)
+    rows = [r for r in report_rows([0.9, None, 0.88], [None, None, None]) if r["task"] == "bbc-topics"]
+    run = reported_run(tmp_path / "run", rows)
     write_report(run)
-    parsed, html, markdown = _read(run)
+    parsed, html, markdown = read_report(run)
     assert parsed.tables["results"][1][3:7] == ["0.890 [0.880 to 0.900]", "none", "none", "2+0 / 1+3"]
     for text in (html, markdown):
         assert text.count("the loss became nan") == 4
@@ -335,22 +112,22 @@ def test_failed_and_missing_trials_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tasks", [[], ["bbc-topics"]])
 def test_a_run_without_trials_has_a_sound_report(tmp_path: Path, tasks: list[str]) -> None:
     recipe = {**RECIPE, "eval": {"tasks": tasks, "seeds": [0]}}
-    run = _run(tmp_path / "run", [], recipe, **dict.fromkeys(LOSSES))
+    run = reported_run(tmp_path / "run", [], recipe, **dict.fromkeys(LOSSES))
     (run / "metrics.jsonl").unlink()
     write_report(run)
-    parsed, html, _ = _read(run)
+    parsed, html, _ = read_report(run)
     assert not {"results", "losses"} & set(parsed.tables) and not parsed.images and not (run / "loss.png").exists()
     assert "No held-out loss was measured." in html and "nothing has been pretrained in it yet" in html
     assert ("No downstream trial has finished yet" if tasks else "The recipe has no downstream tasks") in html
 
 
 def test_files_set_aside_are_named(tmp_path: Path, bert_data: Path) -> None:
-    run = _run(tmp_path / "run", [])
+    run = reported_run(tmp_path / "run", [])
     (run / "data").mkdir()
     aside = [SetAside(path=f"bad-{n}.txt", reason="not UTF-8") for n in range(60)]
     write_manifest(run / "data", read_data_manifest(bert_data).model_copy(update={"set_aside": aside}))
     write_report(run)
-    _, html, markdown = _read(run)
+    _, html, markdown = read_report(run)
     for text in (html, markdown):
         assert "bad-0.txt: not UTF-8" in text and "bad-49.txt" in text and "bad-50.txt" not in text
         assert "and 10 more" in text
@@ -381,11 +158,11 @@ def test_markup_in_what_is_told_is_shown_as_it_is_written(tmp_path: Path, bert_d
         "curve": {"loss": [[1, 0.7], [2, 0.6]]},
     }  # fmt: skip
     trials = [("pretrained", text, 0.5), ("pretrained", f"{text}2", 0.4), ("random", text, None)]
-    rows = [{**_row("t", init, 0, value), **told, "hyperparameters": {text: own}, "key": f"k{own == text}{init}"}
+    rows = [{**report_row("t", init, 0, value), **told, "hyperparameters": {text: own}, "key": f"k{own == text}{init}"}
             for init, own, value in trials]  # fmt: skip
-    run = _run(tmp_path / "run", rows, recipe, status=text, environment={text: text}, stages={text: 3.0})
+    run = reported_run(tmp_path / "run", rows, recipe, status=text, environment={text: text}, stages={text: 3.0})
     error = {"text": text, "target": text, "predicted": text, "probability": 0.9}
-    _predict(run, "kTruepretrained", {"targets": [0, 1], "predicted": [0, 0], "errors": [error]})
+    predict(run, "kTruepretrained", {"targets": [0, 1], "predicted": [0, 0], "errors": [error]})
     (run / "metrics.jsonl").unlink()  # no picture is drawn
     (run / "data").mkdir()
     manifest = read_data_manifest(bert_data).model_copy(
@@ -414,7 +191,7 @@ def test_markup_in_what_is_told_is_shown_as_it_is_written(tmp_path: Path, bert_d
     }
     lines = ["".join(child.content for child in token.children or []) for token in tree if token.type == "inline"]
     assert sum(line == shown_once for line in lines) >= 7 and f"{shown_once}: {shown_once}" in lines
-    parsed = _Tables()
+    parsed = Tables()
     parsed.feed((run / "report.html").read_text())
     assert parsed.tables["run"][0] == ["status", text] and [text, text] in parsed.tables["recipe"]
     html = (run / "report.html").read_text()
@@ -470,12 +247,12 @@ def test_settings_that_do_not_matter_for_a_task_are_not_shown(
 ) -> None:
     given = {"lr": 5e-5, "dropout": 0.0, "head_dropout": None, "stride": 128, "max_examples": None, "report_on": "dev"}
     rows = [
-        {**_row("t", init, 0, 0.5), "kind": kind, "reported_on": where, "hyperparameters": given}
+        {**report_row("t", init, 0, 0.5), "kind": kind, "reported_on": where, "hyperparameters": given}
         for init in ("pretrained", "random")
     ]
-    run = _run(tmp_path / "run", rows, {**RECIPE, "eval": {"tasks": [{"name": "t"}], "seeds": [0]}})
+    run = reported_run(tmp_path / "run", rows, {**RECIPE, "eval": {"tasks": [{"name": "t"}], "seeds": [0]}})
     write_report(run)
-    assert f"- settings, pretrained: {shown}\n" in _read(run)[2].replace("\\", "")
+    assert f"- settings, pretrained: {shown}\n" in read_report(run)[2].replace("\\", "")
 
 
 def test_settings_and_durations_in_words() -> None:

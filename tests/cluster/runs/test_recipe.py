@@ -234,7 +234,10 @@ def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, 
     "path", ["http://host:80/a@b/x.txt", "abfs://container@host/x.txt", "s3://b/k=1/x@2.txt", "https://h/x.txt?page=2"]
 )
 def test_an_address_without_a_password_is_none(path: str) -> None:
-    assert load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"data.sources[0].path='{path}'"]).data.sources[0].path == path
+    assert (
+        load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"data.sources[0].path='{path}'"]).data.sources[0].path
+        == path
+    )
 
 
 @pytest.mark.parametrize(
