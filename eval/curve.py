@@ -34,7 +34,8 @@ def draw(curves: list[Curve]) -> bytes:
     )
     for (axes,), curve in zip(panels, curves, strict=True):
         _draw_panel(axes, curve)
-    panels[0, 0].legend(frameon=False, loc="center right")
+    # Above the lines: within them, any place is on one of the references in some run.
+    panels[0, 0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     panels[-1, 0].set_xlabel("step")
     picture = io.BytesIO()
     # Without the version of matplotlib in it, the same numbers give the same bytes.
