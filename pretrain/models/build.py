@@ -34,17 +34,20 @@ def initialise(model: Model, seed: int) -> None:
         draw(model.config, name, parameter, seed)
 
 
-def first_weights(config: ModelConfig, seed: int, unigram: NDArray[np.float64]) -> Callable[[str, Tensor], None]:
+def first_weights(
+    config: ModelConfig, seed: int, unigram: NDArray[np.float64] | None = None
+) -> Callable[[str, Tensor], None]:
     """`draw` for a model of this recipe, and the bias of its output layer as `model.output_bias` says.
 
     Args:
-        unigram: float64 (V,), the log of each token's frequency.
+        unigram: float64 (V,), the log of each token's frequency; only `model.output_bias: unigram` needs it.
     """
 
     @torch.no_grad()
     def fill(name: str, parameter: Tensor) -> None:
         draw(config, name, parameter, seed)
         if name == "word_bias" and config.output_bias == "unigram":
+            assert unigram is not None
             parameter.copy_(torch.from_numpy(unigram))
 
     return fill

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest import Manifest, read_token_counts
 from pretrain.checkpoint.choose import newest_good_shared, verify_shared
 from pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
@@ -14,7 +14,6 @@ from pretrain.checkpoint.reader import CheckpointReader
 from pretrain.checkpoint.restore import check_fits, restore
 from pretrain.checkpoint.train_state import TrainState
 from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import Model, draw, first_weights, outline_model
@@ -40,17 +39,18 @@ class Start:
 
 
 def start_engine(
-    config: TrainingConfig, run_dir: Path, batches: BatchMaker, ranks: Ranks, micro_batch: int, resume_from: int
+    config: TrainingConfig, run_dir: Path, data: Manifest, ranks: Ranks, micro_batch: int, resume_from: int
 ) -> Start:
     """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
 
     Raises:
         ValueError: the recipe or the data changed without permission, or `model.init_from` does not fit.
     """
-    data = batches.data.manifest
     model = outline_model(config.model, data.tokenizer.vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        unigram = unigram_log_probabilities(batches.token_counts)
+        unigram = None
+        if config.model.output_bias == "unigram":
+            unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
         engine = Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed, unigram))
         return Start(engine, TrainState(), None)
     own = resume_from >= 0

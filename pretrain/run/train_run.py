@@ -77,7 +77,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     peak_flops = ranks.all_reduce_sum({"rate": rate})["rate"]
     sizes = micro_batch_sizes(config, run_dir, ranks)
     batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
-    start = start_engine(config, run_dir, batches, ranks, max(sizes), resume.step)
+    start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
     writer = _checkpoint_writer(run_dir, config, ranks, resume)
     writer.prepare(start.engine.state()[0])
 
