@@ -68,7 +68,7 @@ class TrialSettings(Section):
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     pooling: Annotated[Pooling, FINE_TUNING] = "family"
     """What represents a text. family: one token's state, as the family was published (`Family.pooling`); mean: the mean
-    of all its tokens' states, which helps models of few layers that were pretrained for a short time."""
+    of all its tokens' states."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
@@ -87,8 +87,12 @@ class TrialSettings(Section):
     dev: the whole development set does both, as in most papers."""
 
 
-ONE_KIND = {"stride": "spans", "document_context": "tagging"}
-"""The kind of task that a setting matters for, of those that do not matter for every kind."""
+KINDS = {
+    "stride": ("spans",),
+    "document_context": ("tagging",),
+    "pooling": ("classification", "regression", "choice"),
+}
+"""The kinds of task that a setting matters for, of those that do not matter for every kind."""
 
 
 class Grid(Section):

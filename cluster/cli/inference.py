@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from common.redaction import shown
-from eval.inference.embed import Pooling, embed
+from eval.config import Pooling
+from eval.inference.embed import embed
 from eval.inference.fill import fill
 from eval.inference.generate import generate, stream
 from eval.inference.sampling import Sampling

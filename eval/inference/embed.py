@@ -2,19 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
+from eval.config import Pooling
 from eval.features import means
 from eval.inference.trained_model import TrainedModel
 from pretrain.engine.inputs import on_device
 from pretrain.objectives.batch import layout
-
-Pooling = Literal["mean", "family"]
-"""mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole texts, the
-pooler's output, the first token's state or the last token's."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,10 @@ class Embedding:
 @torch.inference_mode()
 def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
     """The vector of each text, computed in one batch.
+
+    Args:
+        pooling: mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole
+            texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
         ValueError: a text has no tokens, or the model's files lack the pooler's weights.

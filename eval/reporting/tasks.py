@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.json_lines import Row
-from eval.config import ONE_KIND
+from eval.config import KINDS
 from eval.published import published_beside
 from eval.reporting.pictures import by_pretraining_step, learning_curves
 from eval.statistics.choose import Choice, Setting
@@ -87,9 +87,7 @@ def _varied(result: TaskResult) -> list[str]:
 def _matters(name: str, value: Any, result: TaskResult) -> bool:
     if name == "report_on" and reported_on(result) == "test":
         return False
-    if name == "pooling" and (value == "family" or result.kind in ("tagging", "spans")):
-        return False
-    return value is not None and ONE_KIND.get(name, result.kind) == result.kind
+    return value is not None and result.kind in KINDS.get(name, (result.kind,))
 
 
 def _grid(result: TaskResult) -> list[tuple[str, ...]]:
