@@ -1,8 +1,9 @@
 """The picture of a run's losses."""
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from eval.reporting.figures import as_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +25,9 @@ def draw(curves: list[Curve]) -> bytes:
 
     The colours are from Okabe and Ito's palette, which is safe for colour-blind readers; lines differ in style too.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2 if len(curves) == 1 else 6.4), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(
         len(curves), sharex=True, squeeze=False, gridspec_kw={"height_ratios": [2, *[1] * (len(curves) - 1)]}
     )
@@ -37,10 +36,7 @@ def draw(curves: list[Curve]) -> bytes:
     # Above the lines: within them, any place is on one of the references in some run.
     panels[0, 0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     panels[-1, 0].set_xlabel("step")
-    picture = io.BytesIO()
-    # Without the version of matplotlib in it, the same numbers give the same bytes.
-    figure.savefig(picture, format="png", metadata={"Software": None})
-    return picture.getvalue()
+    return as_png(figure)
 
 
 def _draw_panel(axes: "Axes", curve: Curve) -> None:
