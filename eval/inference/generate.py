@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from common.keyed import key_of, random_bits, uniform
+from eval.inference.packed_weights import PackedWeights
 from eval.inference.sampling import Sampling, sample
 from eval.inference.trained_model import TrainedModel
 from pretrain.engine.inputs import on_device
@@ -81,8 +82,10 @@ def generate_tokens(
     keys = np.array(
         [key_of("generate", sampling.seed, row) for row in range(len(prompts))] if sampling else [], np.uint64
     )
+    packed = PackedWeights(model, len(prompts))
     for step in count():
-        logits = model.lm_head(hidden)[:, : trained.tokenizer.vocab_size]
+        with packed:
+            logits = model.lm_head(hidden)[:, : trained.tokenizer.vocab_size]
         if sampling is None:
             chosen = logits.argmax(-1)
         else:
@@ -98,7 +101,8 @@ def generate_tokens(
         cache.advance()
         # A text that has ended is computed along, at a position that the model has.
         at = (positions + step).clamp(max=model.config.max_positions - 1)
-        hidden = model.encode(chosen, at, one_each, 1, cache=cache)
+        with packed:
+            hidden = model.encode(chosen, at, one_each, 1, cache=cache)
 
 
 def stream(

@@ -22,6 +22,8 @@ from pretrain.optim.optimizers import MOMENTS, build_optimizer
 from pretrain.optim.slices import held_slices, owned_slices, whole_shape
 
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_REDUCE_BUCKET = 500_000_000
+"""Elements: DeepSpeed's default."""
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -232,6 +234,9 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
     filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
     if config.engine.zero_stage == 0:
         filled["gradient_clipping"] = 0.0  # Engine._guard_stage_0 clips
+    # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
+    elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
+    filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
     if next(model.parameters()).is_meta:
         if config.engine.zero_stage == 3:
             _fill_and_partition(model, filled, ranks, fill)
