@@ -25,7 +25,6 @@ inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, export and import checkpoints.")
-
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
@@ -42,12 +41,10 @@ Allow = Annotated[
     ),
 ]
 Address = Annotated[str | None, typer.Option(help="Ray cluster, HOST:PORT. Default: start Ray on this machine.")]
-
 Verify = Annotated[
     bool,
     typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
 ]
-
 CheckpointsPlace = Annotated[
     str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
 ]
