@@ -13,6 +13,7 @@ from common.keyed import key_of
 from pretrain.models.common.model import Model
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
+from pretrain.models.neighbours import add_neighbours
 
 
 def outline_model(config: ModelConfig, vocab_size: int) -> Model:
@@ -57,7 +58,8 @@ def first_weights(
 def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
     """Set one parameter's initial weights.
 
-    Biases are 0 and norms 1; all else is normal with a standard deviation of 0.02, but for what the family declares.
+    Biases are 0 and norms 1; all else is normal with a standard deviation of 0.02, but for what the family declares
+    and what `model.attention_init` changes.
     """
     family = FAMILIES[config.family]
     generator = torch.Generator().manual_seed(key_of("init", seed, name) >> 1)
@@ -72,6 +74,8 @@ def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
     else:
         nn.init.normal_(parameter, std=std, generator=generator)
+    if config.attention_init == "neighbours":
+        add_neighbours(config, name, parameter)
 
 
 def decays(name: str) -> bool:

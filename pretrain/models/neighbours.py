@@ -1,0 +1,66 @@
+"""Initial weights with which the heads of the first layer attend to the tokens beside each token.
+
+A masked language model sees nothing of a masked token but its position: until some head finds the neighbours by their
+positions, it predicts from the text as a whole, and small models stay at that loss for thousands of steps. Position
+embeddings that begin as sinusoids make a shift by d positions a rotation (Vaswani et al. 2017, section 3.5); a head
+whose keys are its queries rotated by d attends to the token d positions away. As in the structured initialisation of
+Zheng et al. (2024, arXiv 2404.01139) the architecture is untouched, and all of it is free to change in training.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pretrain.models.config import ModelConfig
+
+_LONGEST_PERIOD = 512.0
+"""Of the sinusoids, in tokens; the shortest is 2. Periods are spaced evenly on a logarithmic scale, which makes the
+score fall with the logarithm of the distance, and the attention weight with a power of it."""
+_POSITION_STD = 0.04
+"""Twice that of the token embeddings, so that positions outweigh tokens in the scores."""
+_POSITION_SHARE = 0.8
+"""Of the variance of what the first layer reads: 0.04^2 / (0.04^2 + 0.02^2)."""
+_PEAK = 16.0
+"""The score of a token at the head's own distance; at about half of the longest period away it is near 0."""
+
+
+def add_neighbours(config: ModelConfig, name: str, parameter: Tensor) -> None:
+    """Turn one parameter's random initial weights into those of `model.attention_init: neighbours`.
+
+    The heads look 1 token back, 1 ahead, 2 back, 2 ahead, and so on. The families that have this are post-norm with a
+    norm of the embeddings, so that the scores do not depend on the embeddings' size. ALBERT's widening begins near the
+    identity, and all its layers are the first.
+    """
+    if name == "position.weight":
+        angles = torch.arange(len(parameter), dtype=torch.float64)[:, None] * _frequencies(config)
+        waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1) * (math.sqrt(2) * _POSITION_STD)
+        parameter[:, : waves.shape[1]] = waves
+    elif name == "widen.weight":
+        parameter += torch.eye(*parameter.shape)
+    elif name in ("layers.0.attention.query.weight", "layers.0.attention.key.weight"):
+        width = config.hidden // config.heads
+        for head in range(config.heads):
+            distance = 0 if "query" in name else (head // 2 + 1) * (1 if head % 2 else -1)
+            rows = _rotation(config, width, distance)
+            parameter[head * width : head * width + rows.shape[0], : rows.shape[1]] += rows
+
+
+def _frequencies(config: ModelConfig) -> Tensor:
+    """float64 (E // 2,), in radians a token."""
+    pairs = config.embedding // 2
+    return math.pi * torch.logspace(0, -math.log2(_LONGEST_PERIOD / 2), pairs, base=2, dtype=torch.float64)
+
+
+def _rotation(config: ModelConfig, width: int, distance: int) -> Tensor:
+    """float32 (R, E): maps a position to R <= `width` of the sinusoids of the position `distance` tokens before it."""
+    frequencies = _frequencies(config)
+    pairs = min(width // 2, len(frequencies))
+    chosen = torch.linspace(0, len(frequencies) - 1, pairs).round().long()
+    scale = math.sqrt(_PEAK * math.sqrt(width) / max(1.0, 2 * pairs * _POSITION_SHARE))
+    cos, sin = (frequencies[chosen] * distance).cos(), (frequencies[chosen] * distance).sin()
+    rows = torch.zeros(pairs, 2, 2 * len(frequencies), dtype=torch.float64)
+    each = torch.arange(pairs)
+    rows[each, 0, 2 * chosen], rows[each, 0, 2 * chosen + 1] = cos, -sin
+    rows[each, 1, 2 * chosen], rows[each, 1, 2 * chosen + 1] = sin, cos
+    return scale * rows.flatten(0, 1).float()

@@ -1,0 +1,93 @@
+"""`model.attention_init: neighbours`."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pretrain.engine.inputs import on_device
+from pretrain.engine.observation import observed
+from pretrain.models.build import build_model, first_weights
+from pretrain.models.common.attention import Sequences
+from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+from pretrain.objectives.batch import layout
+
+BIDIRECTIONAL = [name for name, family in FAMILIES.items() if not family.causal]
+CPU = torch.device("cpu")
+
+
+def first_model(config: ModelConfig, seed: int = 1) -> Any:
+    model = build_model(config, 500)
+    fill = first_weights(config, seed)
+    for name, parameter in model.named_parameters():
+        fill(name, parameter)
+    return model.eval()
+
+
+def mean_attention(model: Any, length: int) -> Tensor:
+    """(heads, length, length): of the first layer, mean over random texts."""
+    seen: list[Tensor] = []
+
+    def see(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> None:
+        q, k = (part.view(-1, length, *part.shape[1:]).transpose(1, 2) for part in (query, key))
+        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+        seen.append(scores.softmax(-1).mean(0))
+
+    ids = torch.randint(0, 500, (16 * length,), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, **on_device(layout([length] * 16), CPU)}
+    targets = {"masked_at": torch.arange(3), "masked_ids": torch.arange(3)}
+    with torch.no_grad(), observed(model, lambda hidden: None, see):
+        model(**inputs, **targets)
+    return seen[0]
+
+
+@pytest.mark.parametrize("family", BIDIRECTIONAL)
+@pytest.mark.parametrize("sizes", [(128, 128, 2, 512), (256, 64, 4, 128), (768, 768, 12, 512)])
+def test_heads_of_the_first_layer_attend_to_the_tokens_at_their_distance(
+    family: str, sizes: tuple[int, int, int, int]
+) -> None:
+    hidden, embedding, heads, max_positions = sizes
+    if not FAMILIES[family].factorized_embedding:
+        embedding = hidden
+    described = {
+        "family": family,
+        "layers": 2,
+        "hidden": hidden,
+        "embedding": embedding,
+        "heads": heads,
+        "max_positions": max_positions,
+        "dropout": 0.0,
+    }
+    length = 100
+    plain = mean_attention(first_model(ModelConfig.model_validate(described)), length)
+    local = mean_attention(
+        first_model(ModelConfig.model_validate({**described, "attention_init": "neighbours"})), length
+    )
+    rows = torch.arange(20, 80)
+    for head, distance in zip(range(heads), [-1, 1, -2, 2], strict=False):
+        weights = torch.stack([local[head][rows, rows + d] for d in range(-20, 20)])
+        assert weights.mean(1).argmax() - 20 == distance
+        assert local[head][rows, rows + distance].mean() > 8 * plain[head][rows, rows + distance].mean()
+
+
+@pytest.mark.parametrize("family", BIDIRECTIONAL)
+def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str) -> None:
+    for hidden, heads in ((5, 5), (6, 2), (32, 1)):
+        described = {"family": family, "layers": 2, "hidden": hidden, "heads": heads, "max_positions": 7}
+        plain = first_model(ModelConfig.model_validate(described))
+        local = first_model(ModelConfig.model_validate({**described, "attention_init": "neighbours"}))
+        differing = {
+            name for name, value in plain.named_parameters() if not torch.equal(value, local.get_parameter(name))
+        }
+        first = {"position.weight", "layers.0.attention.query.weight", "layers.0.attention.key.weight"}
+        assert differing <= first | {"widen.weight"}
+        assert all(value.isfinite().all() for value in local.parameters())
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.causal])
+def test_a_causal_model_is_refused(family: str) -> None:
+    described = {"family": family, "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8}
+    with pytest.raises(ValueError, match=f"attention_init=neighbours: family={family} is causal"):
+        ModelConfig.model_validate({**described, "attention_init": "neighbours"})
