@@ -9,6 +9,21 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.cli.job_commands import job_commands
+from cluster.cli.options import (
+    Address,
+    Allow,
+    AsJson,
+    CheckpointsPlace,
+    DataPlace,
+    ModelPlace,
+    Out,
+    Overrides,
+    RecipePath,
+    Runs,
+    Step,
+    Verify,
+)
 from common.exit_codes import FAILED, STOPPED, USER_ERROR
 from common.files import DISK_FULL
 from common.redaction import shown
@@ -28,35 +43,8 @@ app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, export an
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, for example recipes/demo.yaml.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE…", help="Recipe overrides, for example model.layers=3 name=other."),
-]
-Runs = Annotated[Path, typer.Option(help="Directory of all runs.")]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-change", metavar="KEY", help="Allow this recipe key to change in an existing run. Repeatable."
-    ),
-]
-Address = Annotated[str | None, typer.Option(help="Ray cluster, HOST:PORT. Default: start Ray on this machine.")]
-Verify = Annotated[
-    bool,
-    typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
-]
-CheckpointsPlace = Annotated[
-    str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
-]
-DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
+app.add_typer(job_commands)
 _ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
-ModelPlace = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, s3://BUCKET/PREFIX, or exported model."),
-]
-Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -381,6 +369,9 @@ def main() -> None:
         sys.exit(USER_ERROR)
     except ReadFailed as error:
         print(f"multihop: {shown(str(error))}; rerun the same command to resume", file=sys.stderr)
+        sys.exit(FAILED)
+    except ConnectionError as error:
+        print(f"multihop: {shown(str(error))}", file=sys.stderr)
         sys.exit(FAILED)
     except OSError as error:
         if error.errno not in _ADVICE:

@@ -4,12 +4,12 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cluster.runs.code_version import commit_label
 from common.files import read_json_object, write_atomically
 from common.hardware import cpu_model
 from common.json_lines import read_rows
@@ -86,20 +86,10 @@ def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:
 def environment() -> dict[str, Any]:
     """Package versions, commit and machine."""
     return {
-        "commit": _commit(),
+        "commit": commit_label(),
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},
         "host": platform.node(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
     }
-
-
-def _commit() -> str | None:
-    """The commit of the running code; None outside a git checkout."""
-    here = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return found.stdout.strip() or None

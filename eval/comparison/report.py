@@ -292,7 +292,7 @@ def _where(runs: Sequence[ComparedRun]) -> list[str]:
         if environment := run.summary.get("environment"):
             parts = [environment.get("device"), environment.get("cpu"), f"{environment.get('cores')} cores"]
             parts += [f"{name} {environment[name]}" for name in ("python", "torch", "deepspeed") if name in environment]
-            parts += [f"commit {environment['commit'][:12]}"] if environment.get("commit") else []
+            parts += [f"commit {environment['commit']}"] if environment.get("commit") else []
             lines.append(", ".join(str(part) for part in dict.fromkeys(parts) if part))
     times = [row["time"] for run in runs for row in run.metrics if "time" in row]
     days = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in (min(times), max(times))] if times else []

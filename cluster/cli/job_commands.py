@@ -1,0 +1,82 @@
+"""The commands `submit`, `jobs`, `attach`, `logs`, `stop` and `fetch`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
+
+job_commands = typer.Typer()
+_LOCAL = "http://127.0.0.1:8265"
+
+
+@job_commands.command()
+def submit(
+    recipe: RecipePath,
+    runs: Annotated[str, typer.Option(help="Directory of all runs, at the same path on all nodes.")],
+    overrides: Overrides = None,
+    address: Dashboard = _LOCAL,
+    stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
+    allow_change: Allow = None,
+) -> None:
+    """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
+    from cluster.cli.jobs import submit_and_follow
+    from cluster.jobs.submit import Order
+    from cluster.runs.recipe import load_recipe
+
+    order = Order(load_recipe(recipe, overrides or []), stage, runs.rstrip("/"), allow_change or ())
+    raise typer.Exit(submit_and_follow(address, order))
+
+
+@job_commands.command()
+def jobs(address: Dashboard = _LOCAL) -> None:
+    """List the jobs of a cluster."""
+    from cluster.cli.jobs import show_jobs
+
+    show_jobs(address)
+
+
+@job_commands.command()
+def attach(name: JobName, address: Dashboard = _LOCAL) -> None:
+    """Follow the newest job of a run from its first line."""
+    from cluster.cli.jobs import attach_to
+
+    raise typer.Exit(attach_to(address, name))
+
+
+@job_commands.command()
+def logs(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow it until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="The log of this rank.")] = None,
+) -> None:
+    """Print the output of a run's newest job."""
+    from cluster.cli.jobs import show_log
+
+    raise typer.Exit(show_log(address, name, follow, rank))
+
+
+@job_commands.command()
+def stop(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    now: Annotated[bool, typer.Option("--now", help="Kill it without saving a checkpoint.")] = False,
+) -> None:
+    """Have a run save a checkpoint and stop."""
+    from cluster.cli.jobs import stop_job
+
+    raise typer.Exit(stop_job(address, name, now))
+
+
+@job_commands.command()
+def fetch(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to put the folder NAME.")] = Path("fetched"),
+) -> None:
+    """Copy a run's report and results to this machine."""
+    from cluster.cli.jobs import fetch_results
+
+    fetch_results(address, name, out)

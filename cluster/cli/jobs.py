@@ -1,0 +1,155 @@
+"""The commands about jobs of a cluster."""
+
+import base64
+import io
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from cluster.jobs.errand import ErrandFailed, run_errand
+from cluster.jobs.errands.pack_results import MARK
+from cluster.jobs.follow import exit_code, follow, verdict
+from cluster.jobs.submit import Order, submit
+from cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
+from common.exit_codes import DETACHED, FAILED
+from common.redaction import shown
+
+
+def submit_and_follow(address: str, order: Order) -> int:
+    """Submit an order, follow it, and return the run's exit code."""
+    jobs = Jobs(address)
+    return _follow(jobs, submit(jobs, order, lambda line: print(shown(line), flush=True)))
+
+
+def attach_to(address: str, name: str) -> int:
+    """Follow the newest job of a run, from its first line; returns the run's exit code."""
+    jobs = Jobs(address)
+    return _follow(jobs, newest(jobs, name))
+
+
+def show_jobs(address: str) -> None:
+    """Print a table of all jobs, the newest first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from cluster.console import plain
+
+    table = Table("run", "job", "status", "started", "took", "code", header_style="bold", box=None)
+    for job in reversed(Jobs(address).all()):
+        code = "" if job.exit_code in (None, 0) else f", exit code {job.exit_code}"
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else ""
+        cells = (job.run, job.id, job.status.lower() + code, started, _duration(job), job.metadata.get(COMMIT, ""))
+        table.add_row(*map(plain, cells))
+    Console().print(table)
+
+
+def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
+    """Print what the newest job of a run printed, or the log of one of its ranks."""
+    jobs = Jobs(address)
+    job = newest(jobs, name)
+    if rank is not None:
+        arguments = [f"{_folder(job)}/logs/rank-{rank}.log", *(["-f"] if following else [])]
+        try:
+            run_errand(jobs, "print_log", arguments, _write)
+        except ErrandFailed as error:
+            print(f"multihop: {shown(str(error))}", file=sys.stderr)
+            return FAILED
+        return 0
+    if following:
+        return _follow(jobs, job)
+    _write(jobs.output(job.id))
+    return 0
+
+
+def stop_job(address: str, name: str, now: bool) -> int:
+    """Stop the newest job of a run and wait for its end: it saves a checkpoint first, unless `now`."""
+    jobs = Jobs(address)
+    job = newest(jobs, name)
+    if job.has_ended:
+        print(f"{name} has ended: {job.status.lower()}")
+        return 0
+    if now:
+        print(run_errand(jobs, "kill", [JOB, job.id]).strip())
+    jobs.stop(job.id)
+    ended = follow(jobs, job.id, lambda chunk: None)
+    print(verdict(ended, name))
+    return 0 if ended is not None else exit_code(None)
+
+
+def fetch_results(address: str, name: str, out: Path) -> None:
+    """Copy report, results, metrics and recipe of a run to this machine.
+
+    Raises:
+        ValueError: the run has none, or a file of this name is there.
+    """
+    jobs = Jobs(address)
+    job = newest(jobs, name)
+    try:
+        printed = run_errand(jobs, "pack_results", [_folder(job)])
+    except ErrandFailed as error:
+        raise ValueError(str(error)) from None
+    lines = [line.removeprefix(MARK) for line in printed.splitlines() if line.startswith(MARK)]
+    content = b"".join(base64.b64decode(line, validate=True) for line in lines)
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        archive.extractall(folder, filter="data")  # nothing outside the folder, no links to elsewhere
+        print(f"wrote {len(archive.getnames())} files to {shown(str(folder))}")
+
+
+def newest(jobs: Jobs, name: str) -> Job:
+    """The newest job of a run.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = jobs.all()
+    mine = [job for job in found if job.run == name]
+    if not mine:
+        there = ", ".join(sorted({job.run for job in found})) or "none"
+        raise ValueError(f"no job of a run {name}; runs with jobs: {there}")
+    return mine[-1]
+
+
+def _follow(jobs: Jobs, job: Job) -> int:
+    name = job.run
+    while True:
+        try:
+            ended = follow(jobs, job.id, _write)
+            break
+        except KeyboardInterrupt:
+            if not _wants_to_stop(name):
+                print(f"\nthe job runs on; `multihop attach {name}` follows it again", file=sys.stderr)
+                return DETACHED
+            jobs.stop(job.id)
+    print(verdict(ended, name), file=sys.stderr)
+    return exit_code(ended)
+
+
+def _wants_to_stop(name: str) -> bool:
+    """Ask; without a terminal, or with a second Ctrl-C, the job runs on."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        print(f"\nStop {name}? It saves a checkpoint first. [y: stop, Enter: leave it running]", file=sys.stderr)
+        return input().strip().lower() in ("y", "yes", "stop")
+    except (KeyboardInterrupt, EOFError):
+        return False
+
+
+def _folder(job: Job) -> str:
+    return f"{job.metadata[RUNS]}/{job.run}"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(shown(text))
+    sys.stdout.flush()
+
+
+def _duration(job: Job) -> str:
+    if job.started is None:
+        return ""
+    minutes, seconds = divmod(round((job.ended or time.time()) - job.started), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

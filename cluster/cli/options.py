@@ -1,0 +1,45 @@
+"""Arguments and options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, for example recipes/demo.yaml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE…", help="Recipe overrides, for example model.layers=3 name=other."),
+]
+Runs = Annotated[Path, typer.Option(help="Directory of all runs.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-change", metavar="KEY", help="Allow this recipe key to change in an existing run. Repeatable."
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="Ray cluster, HOST:PORT. Default: start Ray on this machine.")]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
+]
+CheckpointsPlace = Annotated[
+    str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
+]
+DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
+ModelPlace = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, s3://BUCKET/PREFIX, or exported model."),
+]
+Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Dashboard = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        envvar="RAY_API_SERVER_ADDRESS",
+        metavar="URL",
+        help="Dashboard of the cluster's head, for example http://10.0.0.1:8265.",
+    ),
+]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a run.")]

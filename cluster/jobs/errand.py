@@ -1,0 +1,74 @@
+"""Run one of the small programs of errands/ on a cluster's head, and take what it prints."""
+
+import secrets
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.jobs import errands
+from cluster.jobs.archive import write_archive
+from cluster.jobs.follow import follow
+from cluster.ray.jobs import Jobs
+
+_FOLDER = Path(errands.__file__).parent
+
+
+class ErrandFailed(Exception):
+    """With what the program printed last."""
+
+
+def run_errand(jobs: Jobs, program: str, arguments: Sequence[str], write: Callable[[str], object] | None = None) -> str:
+    """Run errands/PROGRAM.py on the head, and remove its job from the list; returns what it printed.
+
+    Args:
+        write: takes the output as it comes.
+
+    Raises:
+        ErrandFailed: it did not end with exit code 0.
+    """
+    job_id = f"multihop-{program}-{secrets.token_hex(6)}"
+    command = "exec " + shlex.join(["python", f"{program}.py", *arguments])
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "errand.zip"
+        write_archive(archive, {}, [_FOLDER / f"{program}.py"], _FOLDER)
+        jobs.submit(job_id, command, archive, {})
+    output = _Output(f"Running entrypoint for job {job_id}: {command}", write or (lambda text: None))
+    try:
+        ended = follow(jobs, job_id, output.take)
+    except BaseException:
+        jobs.stop(job_id)
+        raise
+    printed = output.all()
+    if ended is None or ended.status != "SUCCEEDED":
+        raise ErrandFailed(printed.strip().rpartition("\n")[2] or "the head lost the job")
+    jobs.delete(job_id)
+    return printed
+
+
+class _Output:
+    """What the program printed, without the two lines of Ray's: the first, and the command, which Ray writes while the
+    program runs, so that it can be anywhere."""
+
+    def __init__(self, command: str, write: Callable[[str], object]) -> None:
+        self._command, self._write = command, write
+        self._lines: list[str] = []
+        self._begun = ""
+        self._is_first = True
+
+    def take(self, chunk: str) -> None:
+        """Pass whole lines on."""
+        *whole, self._begun = (self._begun + chunk).split("\n")
+        for line in whole:
+            if not self._is_first and line != self._command:
+                self._lines.append(f"{line}\n")
+                self._write(self._lines[-1])
+            self._is_first = False
+
+    def all(self) -> str:
+        """After its end: all of it."""
+        if self._begun:
+            self._lines.append(self._begun)
+            self._write(self._begun)
+            self._begun = ""
+        return "".join(self._lines)

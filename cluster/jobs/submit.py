@@ -1,0 +1,193 @@
+"""Submit a run to a cluster, named by its content: the same again attaches to the job that runs, or resumes the run."""
+
+import json
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.jobs.archive import check_size, code_to_send, write_archive
+from cluster.jobs.errand import run_errand
+from cluster.jobs.errands.look import MARK, code_hash
+from cluster.ray.jobs import CODE, COMMIT, CONTENT, JOB, LARGEST_ARCHIVE, RECIPE, RUN, RUNS, Job, Jobs
+from cluster.runs.code_version import COMMIT as COMMIT_HERE
+from cluster.runs.code_version import CodeVersion, code_version
+from cluster.runs.recipe import Recipe, validate_recipe
+from common.files import sha256_json
+from pretrain.run.changes import binding_differences, check_allowed, differences, listed
+
+COMMANDS = {"prep": "prep", "train": "train", "eval": "eval", None: "run"}
+"""The command for each stage."""
+_RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be run where."""
+
+    recipe: Recipe
+    stage: str | None
+    """None: all."""
+    runs: str
+    """The folder of all runs, on the cluster."""
+    allowed: Sequence[str]
+    """Keys that may change in a run that stands."""
+
+    @property
+    def content(self) -> str:
+        """Names the order: 10 hexadecimal digits. Where the cluster is and what is allowed to change are no part."""
+        described = _comparable(self.recipe.model_dump(mode="json"))
+        return sha256_json({"recipe": described, "stage": self.stage, "runs": self.runs})[:10]
+
+    def command(self, job_id: str) -> str:
+        """The shell command of the job."""
+        options = ["--runs", self.runs, *(part for key in self.allowed for part in ("--allow-change", key))]
+        variables = [f"{JOB}={job_id}", f"{COMMIT_HERE}={code_version().label or ''}"]
+        return "exec " + shlex.join(
+            ["env", *variables, "python", "-m", "cluster.cli.main", COMMANDS[self.stage], _RECIPE, *options]
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the head says of itself."""
+
+    code: str | None
+    """Hash of the installed code; None: not installed."""
+    versions: dict[str, str | None]
+    recipe: dict[str, Any] | None
+    """Of the run that stands under this name."""
+
+
+def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
+    """Submit, or find the job that does this already.
+
+    Args:
+        say: prints a line.
+
+    Raises:
+        ValueError: another recipe runs or stands under this name, or the code is too large to send.
+    """
+    _check_paths(order)
+    name = order.recipe.name
+    earlier = [job for job in jobs.all() if job.run == name]
+    if running := next((job for job in earlier if not job.has_ended), None):
+        return _attached(running, order, say)
+    found = look(jobs, f"{order.runs}/{name}")
+    if found.versions["ray"] is None:
+        raise ValueError(
+            f"`python` on the cluster's head is a Python {found.versions['python']} without Ray; start Ray there from "
+            "the environment that has this project's packages"
+        )
+    here = code_version()
+    is_same = found.code is not None and found.code == code_hash(here.root)
+    say(f"run       {name}, {order.runs}/{name} on the cluster: {order.stage or 'all stages'}")
+    for line in _changes(order, found.recipe):
+        say(f"recipe    {line}")
+    say(f"ranks     {order.recipe.cluster.workers}")
+    code = [] if is_same else code_to_send(here)
+    contents = {_RECIPE: yaml.safe_dump(_for_cluster(order.recipe), sort_keys=False).encode()}
+    metadata = {
+        RUN: name,
+        RUNS: order.runs,
+        CONTENT: order.content,
+        CODE: code_hash(here.root) or "",
+        COMMIT: here.label or "",
+        RECIPE: json.dumps(order.recipe.model_dump(mode="json")),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "job.zip"
+        write_archive(archive, contents, code, here.root)
+        size = check_size(archive, code, here.root, LARGEST_ARCHIVE)
+        say(f"code      {_code_line(here, is_same, found.code)}")
+        say(f"sends     {size}")
+        number = 1 + max((_number(job, name) for job in earlier), default=0)
+        while True:
+            job_id = f"{name}-{order.content}-{number}"
+            if jobs.submit(job_id, order.command(job_id), archive, metadata):
+                break
+            other = jobs.get(job_id)  # somebody else was faster
+            if other is not None and not other.has_ended:
+                return _attached(other, order, say)
+            number += 1
+    job = jobs.get(job_id)
+    assert job is not None, job_id
+    say(f"job       {job_id}")
+    return job
+
+
+def look(jobs: Jobs, run_dir: str) -> Found:
+    """Ask the head for its code, its packages and the recipe of a run."""
+    printed = run_errand(jobs, "look", [run_dir])
+    found = json.loads(next(line for line in printed.splitlines() if line.startswith(MARK)).removeprefix(MARK))
+    recipe = None if found["recipe"] is None else json.loads(found["recipe"])
+    return Found(found["code"], found["versions"], recipe)
+
+
+def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
+    now = order.recipe.model_dump(mode="json")
+    if job.metadata.get(CONTENT) != order.content:
+        changed = differences(_comparable(job.recipe), _comparable(now))
+        what = listed(changed) if changed else "another stage or folder of runs"
+        raise ValueError(
+            f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop it first "
+            f"with `multihop stop {job.run}`"
+        )
+    if job.metadata.get(CODE) != code_hash(code_version().root):
+        say(f"code      the job runs {job.metadata.get(COMMIT) or 'no commit'}, which differs from yours")
+    say(f"job       {job.id} does this already; following it")
+    return job
+
+
+def _changes(order: Order, standing: dict[str, Any] | None) -> list[str]:
+    """The differences from the run that stands, as lines; raises ValueError for those that are not allowed."""
+    if standing is None:
+        return ["a new run"]
+    where = f"{order.runs}/{order.recipe.name}"
+    then = validate_recipe(standing, f"{where}/recipe.json").model_dump(mode="json")
+    now = order.recipe.model_dump(mode="json")
+    check_allowed(binding_differences(then, now, Recipe), Recipe, order.allowed, where)
+    changed = differences(_comparable(then), _comparable(now))
+    return [listed([entry]) for entry in changed] or ["the same as that of the run that stands"]
+
+
+def _comparable(recipe: dict[str, Any]) -> dict[str, Any]:
+    return {**recipe, "cluster": {key: value for key, value in recipe.get("cluster", {}).items() if key != "address"}}
+
+
+def _for_cluster(recipe: Recipe) -> dict[str, Any]:
+    described = recipe.model_dump(mode="json")
+    described["cluster"]["address"] = None  # the job is on it
+    return described
+
+
+def _number(job: Job, name: str) -> int:
+    last = job.id.removeprefix(f"{name}-").rpartition("-")[2]
+    return int(last) if last.isdigit() else 0
+
+
+def _code_line(here: CodeVersion, is_same: bool, theirs: str | None) -> str:
+    label = here.label or "no commit"
+    if is_same:
+        return f"{label}, which the cluster has installed"
+    return f"{label}, sent: the cluster has {'none' if theirs is None else 'another one'}"
+
+
+def _check_paths(order: Order) -> None:
+    """Paths of the recipe are paths on the cluster's nodes: relative ones mean nothing there."""
+    recipe = order.recipe
+    paths = {f"data.sources[{number}].path": source.path for number, source in enumerate(recipe.data.sources)}
+    paths |= {"tokenizer.path": recipe.tokenizer.path, "eval.data_dir": recipe.eval.data_dir, "--runs": order.runs}
+    paths |= {"eval.checkpoint": recipe.eval.checkpoint}
+    paths |= {
+        f"eval.tasks[{number}]": task.name
+        for number, task in enumerate(recipe.eval.tasks)
+        if task.name.endswith((".yaml", ".yml"))
+    }
+    for key, path in paths.items():
+        if path is not None and not str(path).startswith("/") and ":" not in str(path):
+            raise ValueError(f"{key}={path} is relative; give the absolute path that all nodes of the cluster see")

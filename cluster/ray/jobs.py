@@ -1,0 +1,183 @@
+"""Ray Jobs over HTTP: what a machine outside a cluster asks its head for."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
+    f"multihop.{key}" for key in ("run", "runs", "content", "code", "commit", "recipe")
+)
+"""Keys of a job's metadata."""
+JOB = "MULTIHOP_JOB"
+"""Environment variable of a job's command and what it starts, with the job's id."""
+LARGEST_ARCHIVE = 512 * 2**20
+"""Bytes that Ray takes as a job's folder: the size of its messages, unless RAY_max_grpc_message_size is set."""
+_ADDRESS = "RAY_API_SERVER_ADDRESS"
+_REQUEST_S, _SILENCE_S = 60.0, 60.0
+_PATIENCE_S, _RETRY_S = 60.0, 1.0
+_STOP_S = 7 * 24 * 3600
+"""How long Ray waits between SIGTERM and SIGKILL when it stops a job; its default of 3 s is too short for a save."""
+_ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
+
+
+class UnreachableError(ConnectionError):
+    """The cluster's head does not answer, or is not ready to."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as the head describes it."""
+
+    id: str
+    status: str
+    """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
+    exit_code: int | None
+    """Of the command; None if it was stopped, or did not end by itself."""
+    message: str
+    started: float | None
+    ended: float | None
+    """Seconds since the epoch."""
+    metadata: dict[str, str]
+
+    @property
+    def run(self) -> str:
+        """The name of its run."""
+        return self.metadata.get(RUN, "")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe it was submitted with."""
+        content: dict[str, Any] = json.loads(self.metadata.get(RECIPE, "{}"))
+        return content
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its status is final."""
+        return self.status in _ENDED
+
+
+class Jobs:
+    """A connection to the jobs of a cluster. Every call asks again for a minute where the head does not answer, as
+    when it has just started, and then raises UnreachableError."""
+
+    def __init__(self, address: str) -> None:
+        """Connect.
+
+        Raises:
+            ValueError: nothing answers at the address, or it wants another token.
+        """
+        from ray.job_submission import JobSubmissionClient
+
+        class Client(JobSubmissionClient):
+            def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+                return super()._do_request(*args, **{"timeout": _REQUEST_S, **kwargs})
+
+        for module in ("dashboard_sdk", "job.sdk"):
+            logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
+        os.environ.pop(_ADDRESS, None)  # Ray would prefer it to the argument
+        try:
+            self._client = Client(address)
+        except Exception as error:  # Ray raises RuntimeError, ConnectionError and those of requests
+            raise ValueError(
+                f"--address={address}: no Ray dashboard answers there ({_first_line(error)}); give the head's, for "
+                "example http://10.0.0.1:8265, and set RAY_AUTH_MODE and RAY_AUTH_TOKEN if the cluster has a token"
+            ) from None
+
+    def submit(self, job_id: str, command: str, archive: Path, metadata: dict[str, str]) -> bool:
+        """Start a job in the folder that `archive`, a .zip file, is unpacked to; false if there is one with this id."""
+        environment = {"working_dir": str(archive), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S)}}
+        answer = self._asked(
+            self._client.submit_job,
+            unless="already exists",
+            entrypoint=command,
+            submission_id=job_id,
+            runtime_env=environment,
+            metadata=metadata,
+        )
+        return answer is not None
+
+    def all(self) -> list[Job]:
+        """The jobs that this project submitted, the oldest first."""
+        found = [_job(details) for details in self._asked(self._client.list_jobs) if details.submission_id]
+        return sorted((job for job in found if RUN in job.metadata), key=lambda job: job.started or 0.0)
+
+    def get(self, job_id: str) -> Job | None:
+        """The job; None if the head does not know it."""
+        details = self._asked(self._client.get_job_info, job_id, unless="status code 404")
+        return None if details is None else _job(details)
+
+    def stop(self, job_id: str) -> None:
+        """Send SIGTERM to a job's processes."""
+        self._asked(self._client.stop_job, job_id)
+
+    def delete(self, job_id: str) -> None:
+        """Remove an ended job from the list."""
+        self._asked(self._client.delete_job, job_id)
+
+    def output(self, job_id: str) -> str:
+        """All that a job has printed."""
+        text: str = self._asked(self._client.get_job_logs, job_id)
+        return text
+
+    def follow(self, job_id: str) -> Iterator[str]:
+        """What a job has printed, from the beginning, and prints until it ends or the connection breaks.
+
+        Ends as well when nothing was printed for a minute: a link that is cut looks like silence.
+        """
+        chunks = self._client.tail_job_logs(job_id)
+        with asyncio.Runner() as runner:
+            while True:
+                try:
+                    chunk = runner.run(asyncio.wait_for(_next(chunks), _SILENCE_S))
+                except TimeoutError:
+                    return
+                except Exception as error:  # aiohttp's, and Ray's RuntimeError
+                    raise UnreachableError(_first_line(error)) from None
+                if chunk is None:
+                    return
+                yield chunk
+
+    def _asked(self, call: Callable[..., Any], *arguments: Any, unless: str | None = None, **named: Any) -> Any:
+        """The answer; None to an error with the text `unless`, which is an answer too."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return call(*arguments, **named)
+            except Exception as error:  # Ray's RuntimeError, and those of requests
+                if unless is not None and unless in str(error):
+                    return None
+                if time.monotonic() > deadline or "status code 4" in str(error):
+                    raise UnreachableError(f"the cluster does not do it: {_first_line(error)}") from None
+            time.sleep(_RETRY_S)
+
+
+async def _next(chunks: AsyncIterator[str]) -> str | None:
+    try:
+        return await chunks.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def _job(details: Any) -> Job:
+    def seconds(milliseconds: int | None) -> float | None:
+        return milliseconds / 1000 if milliseconds else None
+
+    return Job(
+        id=details.submission_id,
+        status=str(getattr(details.status, "value", details.status)),
+        exit_code=details.driver_exit_code,
+        message=details.message or "",
+        started=seconds(details.start_time),
+        ended=seconds(details.end_time),
+        metadata=details.metadata or {},
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,49 @@
+"""Which code runs here: the commit, and whether files differ from it."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMIT = "MULTIHOP_COMMIT"
+"""Environment variable with `CodeVersion.label` of code that was sent here without its git repository."""
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """Of a checkout."""
+
+    root: Path
+    """The folder that the packages are imported from."""
+    commit: str | None
+    """None outside a git checkout."""
+    is_dirty: bool
+    """Whether files differ from the commit, or are new."""
+
+    @property
+    def label(self) -> str | None:
+        """12 digits of the commit, with -dirty if files differ from it, as `git describe` writes it."""
+        return None if self.commit is None else self.commit[:12] + ("-dirty" if self.is_dirty else "")
+
+
+def code_version() -> CodeVersion:
+    """Of the code that runs here."""
+    root = Path(__file__).resolve().parents[2]
+    commit = git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    if commit is None:
+        return CodeVersion(root, None, False)
+    return CodeVersion(root, commit.strip(), bool(git(root, "status", "--porcelain")))
+
+
+def commit_label() -> str | None:
+    """Of the code that runs here, or of the checkout that it was sent from."""
+    return os.environ.get(COMMIT) or code_version().label
+
+
+def git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails or is not installed."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None

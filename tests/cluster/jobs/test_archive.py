@@ -1,0 +1,88 @@
+"""What is sent to a cluster with a job."""
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster.jobs.archive import check_size, code_to_send, write_archive
+from cluster.jobs.errands.look import PACKAGES, code_hash
+from cluster.runs.code_version import CodeVersion, code_version
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "checkout"
+    for package in PACKAGES:
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").write_text(f'"""{package}."""\n')
+    (root / ".gitignore").write_text("runs/\n*.log\n")
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def names(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in code_to_send(CodeVersion(root, "0" * 40, True))]
+
+
+def test_tracked_and_new_files_are_sent_but_no_git_caches_runs_links_or_removed_files(repository: Path) -> None:
+    (repository / "cluster" / "new.py").write_text("x = 1\n")
+    (repository / "eval" / "__init__.py").unlink()
+    (repository / "runs").mkdir()
+    (repository / "runs" / "weights.bin").write_text("large")
+    (repository / "a.log").write_text("")
+    (repository / "secrets").symlink_to("/etc/passwd")
+    assert names(repository) == [
+        ".gitignore",
+        "cluster/__init__.py",
+        "cluster/new.py",
+        "common/__init__.py",
+        "data_prep/__init__.py",
+        "pretrain/__init__.py",
+    ]
+
+
+def test_without_git_the_packages_are_sent(repository: Path) -> None:
+    sent = code_to_send(CodeVersion(repository, None, False))
+    assert sent == sorted(repository / package / "__init__.py" for package in PACKAGES)
+
+
+def test_the_same_content_makes_the_same_archive_and_the_hash_tells_code_apart(
+    repository: Path, tmp_path: Path
+) -> None:
+    one, again = tmp_path / "one.zip", tmp_path / "again.zip"
+    here = CodeVersion(repository, "0" * 40, False)
+    write_archive(one, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository)
+    before = code_hash(repository)
+    (repository / "cluster" / "__init__.py").touch()
+    write_archive(again, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository)
+    assert one.read_bytes() == again.read_bytes() and code_hash(repository) == before
+    with zipfile.ZipFile(one) as archive:
+        assert archive.read("recipe.yaml") == b"a: 1"
+        assert not any(name.startswith(("/", "..", ".git/")) for name in archive.namelist())
+    (repository / "cluster" / "__init__.py").rename(repository / "cluster" / "other.py")
+    assert code_hash(repository) is None  # a package is missing
+    (repository / "cluster" / "__init__.py").write_text('"""cluster"""\n')
+    assert code_hash(repository) not in (None, before)
+
+
+def test_an_archive_that_ray_would_refuse_is_refused_with_its_largest_files(repository: Path, tmp_path: Path) -> None:
+    (repository / "big.bin").write_bytes(bytes(3_000_000))
+    code = code_to_send(CodeVersion(repository, "0" * 40, True))
+    archive = tmp_path / "a.zip"
+    write_archive(archive, {}, code, repository)
+    assert check_size(archive, code, repository, 10**6).startswith("0.0 MB; largest: big.bin 3.0 MB, ")
+    with pytest.raises(ValueError, match=r"largest files are big.bin 3.0 MB.*\.gitignore"):
+        check_size(archive, code, repository, 100)
+
+
+def test_this_checkout_can_be_sent(tmp_path: Path) -> None:
+    here = code_version()
+    assert here.root == ROOT and code_hash(ROOT) is not None
+    sent = {path.relative_to(ROOT).as_posix() for path in code_to_send(here)}
+    assert {"cluster/jobs/errands/look.py", "pretrain/run/worker.py", "recipes/demo.yaml"} <= sent
+    assert not any(name.startswith((".venv", "runs", ".git/")) or "__pycache__" in name for name in sent)

@@ -1,0 +1,255 @@
+"""Jobs on a real Ray cluster with a token: submitted, followed, stopped, resumed, fetched."""
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from workplace import ROOT, begin, ended, json_lines, make_workplace
+
+from cluster.jobs.follow import follow
+from cluster.ray.jobs import Jobs
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The dashboard of a cluster of one node; the environment has its token."""
+    token, port = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}, free_port()
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True) as folder:
+        options = [f"--temp-dir={folder}", f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--num-cpus=3"]
+        options += [
+            f"--dashboard-agent-listen-port={free_port()}"
+        ]  # another Ray of this machine may have the usual one
+        options += [f"--port={free_port()}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+        head = subprocess.Popen(
+            [BIN / "ray", "start", "--head", *options],
+            env={**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.environ.update(token)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: answers(url))
+            yield url
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            processes = [head, *psutil.Process(head.pid).children(recursive=True)]
+            for process in processes:
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    process.kill()
+            head.wait()
+
+
+def answers(url: str) -> bool:
+    with suppress(ValueError):
+        Jobs(url).all()
+        return True
+    return False
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in json_lines(run / "metrics.jsonl") if "loss" in row}
+
+
+def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
+    address: str, texts: Path, tmp_path: Path
+) -> None:
+    one, two = make_workplace(tmp_path, texts, "small", 800), tmp_path / "two"
+    two.mkdir()
+    shutil.copy(one / "recipe.yaml", two)
+    runs, there = str(tmp_path / "runs"), ("--address", address)
+    submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]
+    first, second = begin(one, *submit), begin(two, *submit)
+    run = Path(runs) / "small"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
+
+    other = multihop(one, *submit, "phases[0].lr=1e-3")
+    assert other.returncode == 2 and "phases[0].lr was 0.002, is 0.001" in other.stderr
+    table = multihop(one, "jobs", *there).stdout
+    assert table.count("small") == 2 and "running" in table  # a run and its one job
+    stopped = multihop(one, "stop", "small", *there)
+    assert stopped.returncode == 0 and "small was stopped; submit it again" in stopped.stdout
+    printed = [ended(one, first, 75), ended(two, second, 75)]
+    assert sum("does this already; following it" in each for each in printed) == 1
+    assert all("a new run" in each and "pretrain  " in each for each in printed)
+    saved = max(losses(run))
+    assert saved < 800
+
+    done = multihop(one, *submit)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same as that of the run that stands" in done.stdout and "small is done" in done.stderr
+    assert json_lines(run / "starts.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
+    ids = re.findall(r"small-[0-9a-f]{10}-\d", done.stdout + printed[0])
+    assert {each[-1] for each in ids} == {"1", "2"} and len({each[:-1] for each in ids}) == 1
+
+    changed = multihop(one, *submit, "phases[0].lr=1e-3")
+    assert changed.returncode == 2 and f"{run} was started with another recipe" in changed.stderr
+    assert "800/800" in multihop(one, "logs", "small", *there).stdout
+    log = multihop(one, "logs", "small", "--rank", "1", *there)
+    assert log.stdout == (run / "logs" / "rank-1.log").read_text()
+    assert multihop(one, "logs", "small", "--rank", "7", *there).returncode == 1
+    attached = multihop(one, "attach", "small", *there)
+    assert attached.returncode == 0 and "800/800" in attached.stdout
+    fetched = multihop(one, "fetch", "small", *there)
+    assert fetched.returncode == 0, fetched.stderr
+    assert (one / "fetched" / "small" / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "long", 100_000)
+    runs, there = str(tmp_path / "runs"), ("--address", address)
+    following = begin(tmp_path, "submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there)
+    run = tmp_path / "runs" / "long"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
+    workers = [process for process in psutil.process_iter() if str(run) in " ".join(command_of(process))]
+    assert len(workers) >= 2  # and what they started
+    killed = multihop(tmp_path, "stop", "long", "--now", *there)
+    assert "killed 1 processes" in killed.stdout, killed.stdout + killed.stderr
+    ended(tmp_path, following, 1)
+    wait_for(lambda: not any(process.is_running() and command_of(process) for process in workers), 30)
+
+    failed = multihop(
+        tmp_path, "submit", "recipe.yaml", "name=b", "data.sources[0].path=/nothing", "--runs", runs, *there
+    )
+    assert failed.returncode == 2 and "/nothing" in failed.stdout and "b failed with exit code 2" in failed.stderr
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        found: list[str] = process.cmdline()
+    except psutil.Error:
+        return []
+    return found
+
+
+def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "checkout"
+    for package in ("cluster", "common", "data_prep", "eval", "pretrain"):
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    line = copy / "cluster" / "runs" / "stages.py"
+    line.write_text(line.read_text() + '\nconsole.print("this is the code that was sent")\n')
+    make_workplace(tmp_path, texts, "sent", 10)
+    submit = ["submit", "recipe.yaml", "--runs", str(tmp_path / "runs"), "--stage", "prep", "--address", address]
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.cli.main", *submit],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no commit, sent: the cluster has another one" in done.stdout and "largest: " in done.stdout
+    assert "this is the code that was sent" in done.stdout
+
+
+def test_each_character_is_followed_once_over_a_connection_that_breaks(address: str, tmp_path: Path) -> None:
+    script = "import time\nfor n in range(1500):\n print('line', n, 'é' * (n % 50), flush=True)\n time.sleep(0.004)"
+    (tmp_path / "empty.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    Jobs(address).submit("breaks", f'python -c "{script}"', tmp_path / "empty.zip", {})
+    proxy = Cutting(int(address.rpartition(":")[2]), most=3)
+    try:
+        followed: list[str] = []
+        job = follow(Jobs(f"http://127.0.0.1:{proxy.port}"), "breaks", followed.append)
+    finally:
+        proxy.close()
+    assert job is not None and job.status == "SUCCEEDED"
+    assert proxy.cuts == 3
+    assert "".join(followed) == Jobs(address).output("breaks")
+    assert "".join(followed).count("line ") == 1500 + 1  # and the command, which Ray prints
+
+
+class Cutting:
+    """Passes connections on, and cuts the first `most` that have been open for two seconds."""
+
+    def __init__(self, to: int, most: int) -> None:
+        self._to, self._most, self.cuts = to, most, 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+                threading.Timer(2.0, self._cut, (near, far)).start()
+
+    def _cut(self, *ends: socket.socket) -> None:
+        with suppress(OSError):  # it has ended already
+            if self.cuts < self._most:
+                ends[0].getpeername()
+                self.cuts += 1
+                for end in ends:
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def test_mistakes_are_told_in_a_sentence(
+    address: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_workplace(tmp_path, texts, "small", 10)
+    submit = ["submit", "recipe.yaml", "--runs", "/runs"]
+    nobody = multihop(tmp_path, "jobs", "--address", f"http://127.0.0.1:{free_port()}")
+    assert nobody.returncode == 2 and "no Ray dashboard answers there" in nobody.stderr
+    relative = multihop(tmp_path, *submit, "data.sources[0].path=texts/*.txt", "--address", address)
+    assert relative.returncode == 2 and "data.sources[0].path=texts/*.txt is relative" in relative.stderr
+    unknown = multihop(tmp_path, "stop", "nothing", "--address", address)
+    assert unknown.returncode == 2 and "no job of a run nothing" in unknown.stderr
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "00" * 32)
+    for command in (["jobs"], ["logs", "small"], ["stop", "small"], submit):
+        refused = multihop(tmp_path, *command, "--address", address)
+        assert refused.returncode == 2 and "token" in refused.stderr, refused.stdout
