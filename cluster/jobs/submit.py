@@ -180,7 +180,9 @@ def _code_line(here: CodeVersion, is_same: bool, theirs: str | None) -> str:
 def _check_paths(order: Order) -> None:
     """Paths of the recipe are paths on the cluster's nodes: relative ones mean nothing there."""
     recipe = order.recipe
-    paths = {f"data.sources[{number}].path": source.path for number, source in enumerate(recipe.data.sources)}
+    paths: dict[str, str | None] = {
+        f"data.sources[{number}].path": source.path for number, source in enumerate(recipe.data.sources)
+    }
     paths |= {"tokenizer.path": recipe.tokenizer.path, "eval.data_dir": recipe.eval.data_dir, "--runs": order.runs}
     paths |= {"eval.checkpoint": recipe.eval.checkpoint}
     paths |= {

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def train_on_ray(
     checkpoints: str,
     workers: int,
     environment: dict[str, str],
+    needed: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
 ) -> None:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
@@ -50,6 +51,7 @@ def train_on_ray(
     Args:
         checkpoints: location of the run's checkpoints.
         environment: environment variables for the ranks.
+        needed: names of variables that their nodes must have.
         on_row: called with each new row of metrics.jsonl.
 
     Raises:
@@ -69,7 +71,7 @@ def train_on_ray(
                 time.sleep(_POLL_S)
             before = newest_step(checkpoints)
             times["asked"] = time.time()
-            gang = _Gang(run_dir, workers, environment | {TIMES: json.dumps(times)})
+            gang = _Gang(run_dir, workers, environment | {TIMES: json.dumps(times)}, needed)
             gang.start()
             while gang.is_alive():
                 gang.join(_POLL_S)
@@ -105,9 +107,9 @@ def train_on_ray(
 class _Gang(threading.Thread):
     """Runs Ray Train in a thread of its own, because the main thread handles signals."""
 
-    def __init__(self, run_dir: Path, workers: int, environment: dict[str, str]) -> None:
+    def __init__(self, run_dir: Path, workers: int, environment: dict[str, str], needed: Sequence[str]) -> None:
         super().__init__(daemon=True)
-        self._config = {"run_dir": str(run_dir), "environment": environment}
+        self._config = {"run_dir": str(run_dir), "environment": environment, "needed": list(needed)}
         self._run_dir, self._workers = run_dir, workers
         self.error: Exception | None = None
 

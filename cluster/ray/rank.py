@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.exit_codes import DONE, STOPPED
+from common.exit_codes import DONE, STOPPED, USER_ERROR
+from common.files import write_atomically
 from pretrain.environment import SECRET, SUPERVISED, TIMES
 from pretrain.run.files import GAVE_UP
 
@@ -39,6 +40,13 @@ def run_rank(config: dict[str, Any]) -> None:
     gave_up = Path(config["run_dir"]) / GAVE_UP
     if gave_up.exists():
         return
+    if missing := [name for name in config["needed"] if name not in os.environ]:
+        message = (
+            f"cluster.env: {socket.gethostname()} has no {', '.join(missing)} in its environment; set it before `ray "
+            "start` on each node"
+        )
+        write_atomically(gave_up, json.dumps({"code": USER_ERROR, "message": message}).encode())
+        raise RuntimeError(message)  # ends the other ranks, which would wait for this one
     context = train.get_context()
     rank, local_rank = context.get_world_rank(), context.get_local_rank()
     on_one_host = context.get_local_world_size() == context.get_world_size()

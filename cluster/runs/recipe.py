@@ -38,6 +38,17 @@ class ClusterConfig(Section):
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
     workers: Annotated[int, SPEED] = Field(default=2, ge=1)
     """Number of ranks in pretraining."""
+    env: Annotated[list[str], NOTHING] = Field(default=[])
+    """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
+    Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
+
+    @field_validator("env")
+    @classmethod
+    def _has_names_only(cls, names: list[str]) -> list[str]:
+        # The message does not repeat what was given: it may be a secret.
+        if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names):
+            raise ValueError("expected names of environment variables, without values: set these on the nodes")
+        return names
 
     @field_validator("address")
     @classmethod

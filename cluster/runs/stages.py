@@ -199,7 +199,8 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
                 line.update(row["step"], last, f"loss {row['loss']:.3f}  {heldout}  {speed}")
 
         line.update(run.step, last, heldout)
-        train_on_ray(run.folder, run.checkpoints, run.recipe.cluster.workers, {MLFLOW_RUN_ID: tracker.run_id}, show)
+        environment, cluster = {MLFLOW_RUN_ID: tracker.run_id}, run.recipe.cluster
+        train_on_ray(run.folder, run.checkpoints, cluster.workers, environment, cluster.env, show)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:

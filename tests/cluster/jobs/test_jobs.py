@@ -23,6 +23,8 @@ from cluster.ray.jobs import Jobs
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
+PLANTED = secrets.token_hex(16)
+"""Value of a variable of the node, which nothing may repeat."""
 
 
 def free_port() -> int:
@@ -45,13 +47,14 @@ def address() -> Iterator[str]:
         options += [f"--port={free_port()}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         head = subprocess.Popen(
             [BIN / "ray", "start", "--head", *options],
-            env={**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT), "STORE_SECRET": PLANTED},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         os.environ.update(token)
         try:
+            os.environ["RAY_FOLDER_OF_TEST"] = folder
             url = f"http://127.0.0.1:{port}"
             wait_for(lambda: answers(url))
             yield url
@@ -102,11 +105,13 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     two.mkdir()
     shutil.copy(one / "recipe.yaml", two)
     runs, there = str(tmp_path / "runs"), ("--address", address)
-    submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]
+    submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there, "cluster.env=[STORE_SECRET]"]
     first, second = begin(one, *submit), begin(two, *submit)
     run = Path(runs) / "small"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
 
+    shown = {str(process.pid): " ".join(command_of(process)) for process in psutil.process_iter()}
+    assert not any(PLANTED in command for command in shown.values())
     other = multihop(one, *submit, "phases[0].lr=1e-3")
     assert other.returncode == 2 and "phases[0].lr was 0.002, is 0.001" in other.stderr
     table = multihop(one, "jobs", *there).stdout
@@ -136,6 +141,11 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     assert attached.returncode == 0 and "800/800" in attached.stdout
     fetched = multihop(one, "fetch", "small", *there)
     assert fetched.returncode == 0, fetched.stderr
+    described = [job.__dict__ for job in Jobs(address).all()]
+    assert PLANTED not in str(described) + "".join(printed) + done.stdout + done.stderr
+    for place in (tmp_path, Path(os.environ["RAY_FOLDER_OF_TEST"])):  # the run, MLflow's store, and Ray's logs
+        files = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+        assert files and not [path for path in files if PLANTED.encode() in path.read_bytes()]
     assert (one / "fetched" / "small" / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
@@ -152,6 +162,21 @@ def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, 
     ended(tmp_path, following, 1)
     wait_for(lambda: not any(process.is_running() and command_of(process) for process in workers), 30)
 
+    lacking = multihop(
+        tmp_path,
+        "submit",
+        "recipe.yaml",
+        "name=c",
+        "cluster.env=[NOT_THERE]",
+        "--runs",
+        runs,
+        "--stage",
+        "train",
+        *there,
+    )
+    assert lacking.returncode == 2 and "has no NOT_THERE in its environment" in lacking.stdout
+    given = multihop(tmp_path, "submit", "recipe.yaml", "cluster.env=[KEY=abcd]", "--runs", runs, *there)
+    assert given.returncode == 2 and "cluster.env" in given.stderr and "abcd" not in given.stderr + given.stdout
     failed = multihop(
         tmp_path, "submit", "recipe.yaml", "name=b", "data.sources[0].path=/nothing", "--runs", runs, *there
     )
@@ -199,7 +224,7 @@ def test_each_character_is_followed_once_over_a_connection_that_breaks(address: 
     assert job is not None and job.status == "SUCCEEDED"
     assert proxy.cuts == 3
     assert "".join(followed) == Jobs(address).output("breaks")
-    assert "".join(followed).count("line ") == 1500 + 1  # and the command, which Ray prints
+    assert "".join(followed).count("line ") == 1500
 
 
 class Cutting:
