@@ -24,6 +24,7 @@ from data_prep.tokenizers.existing import check_objective
 from eval.health import diagnosis
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
+from pretrain.data.word_vectors import build_word_vectors
 from pretrain.environment import MLFLOW_RUN_ID
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     from data_prep.dataset.shards import open_dataset
 
     last, heldout, told = total_steps(run.recipe.phases), "starting", False
-    build_indexes(run.folder / "index", open_dataset(run.data_folder), run.recipe, full_verify)
+    data = open_dataset(run.data_folder)
+    build_indexes(run.folder / "index", data, run.recipe, full_verify)
+    build_word_vectors(run.folder / "index", data, run.recipe.model, full_verify)
     write_summary(run.folder, "running", seconds.by_stage)
     with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
 

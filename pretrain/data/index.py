@@ -3,19 +3,16 @@
 All training documents have one index, or each source has its own where sources have weights.
 """
 
-import hashlib
-import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import canonical_json, make_folder, open_regular, read_json_object, sha256_file, write_atomically
 from common.keyed import key_of
 from data_prep.dataset.shards import Documents, TokenDataset
 from pretrain.config import ObjectiveConfig, TrainingConfig
+from pretrain.data.array_file import ensure_array, open_array
 from pretrain.objectives import objective_of
 
 
@@ -67,36 +64,32 @@ def build_index(
     source: int | None = None,
     full: bool = False,
 ) -> None:
-    """Write an index into `folder`, with a record of its hash, size and modification time; keep one that is whole.
-
-    An index whose size and modification time are those of its record is trusted without being read.
+    """Write an index into `folder`; keep one that is whole.
 
     Args:
-        full: hash it in any case.
+        full: as `ensure_array`.
 
     Raises:
         ValueError: the documents yield no sample.
     """
-    path = index_path(folder, data, split, objective, seq_len, source)
-    if _is_whole(path, full):
-        return
     _, documents = _documents(data, split, source)
     whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
     rules = objective_of(objective)
-    try:
-        index = rules.build_index(documents, seq_len, _key(data, split, objective, seq_len, source), objective)
-    except ValueError as error:
-        raise ValueError(f"the {whose} cannot be used: {error}") from None
-    if rules.sample_count(index, seq_len) == 0:
-        raise ValueError(
-            f"the {whose} have {int(documents.lengths.sum())} tokens, too few for one sample of {seq_len}; "
-            "prepare more text, shorten phases.seq_len, or raise data.heldout_fraction if it is the held-out text"
-        )
-    content = io.BytesIO()
-    np.save(content, index)
-    make_folder(folder)
-    write_atomically(path, content.getvalue())
-    _write_record(path, hashlib.sha256(content.getbuffer()).hexdigest())
+
+    def make() -> NDArray[np.int64]:
+        key = _key(data, split, objective, seq_len, source)
+        try:
+            index: NDArray[np.int64] = rules.build_index(documents, seq_len, key, objective)
+        except ValueError as error:
+            raise ValueError(f"the {whose} cannot be used: {error}") from None
+        if rules.sample_count(index, seq_len) == 0:
+            raise ValueError(
+                f"the {whose} have {int(documents.lengths.sum())} tokens, too few for one sample of {seq_len}; "
+                "prepare more text, shorten phases.seq_len, or raise data.heldout_fraction if it is the held-out text"
+            )
+        return index
+
+    ensure_array(index_path(folder, data, split, objective, seq_len, source), make, full)
 
 
 def open_index(
@@ -113,16 +106,7 @@ def open_index(
         ValueError: it is missing or damaged. Its hash is checked by `build_index`.
     """
     path = index_path(folder, data, split, objective, seq_len, source)
-    try:
-        open_regular(path).close()
-        rows: NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
-        if rows.dtype != np.int64:
-            raise ValueError(f"it holds {rows.dtype}")
-    except (OSError, ValueError, EOFError, OverflowError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"the sample index {path} cannot be read ({reason}); rerun the same command to rebuild it"
-        ) from None
+    rows: NDArray[np.int64] = open_array(path, np.int64, "the sample index")
     first_document, _ = _documents(data, split, source)
     return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
 
@@ -160,30 +144,6 @@ def look_up(
         rows[mine] = found
     assert rows is not None
     return rows
-
-
-def _record_of(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def _write_record(path: Path, sha256: str) -> None:
-    found = os.stat(path)
-    record = {"sha256": sha256, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
-    write_atomically(_record_of(path), canonical_json(record))
-
-
-def _is_whole(path: Path, full: bool) -> bool:
-    try:
-        record, found = read_json_object(_record_of(path)), os.stat(path)
-        if not full and (record.get("bytes"), record.get("mtime_ns")) == (found.st_size, found.st_mtime_ns):
-            return True
-        sha256 = sha256_file(path)
-    except (OSError, ValueError):  # missing, damaged, or no regular file: it is written again
-        return False
-    if record.get("sha256") != sha256:
-        return False
-    _write_record(path, sha256)
-    return True
 
 
 def _documents(data: TokenDataset, split: str, source: int | None) -> tuple[int, Documents]:

@@ -15,6 +15,10 @@ from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
 from pretrain.models.neighbours import add_neighbours
 
+_STD = 0.02
+"""Of weights that are drawn, unless the family declares another."""
+_EMBEDDINGS = ("word.weight", "position.weight", "segment.weight")
+
 
 def outline_model(config: ModelConfig, vocab_size: int) -> Model:
     """The model of a recipe on the meta device: names and shapes that take no memory."""
@@ -36,12 +40,17 @@ def initialise(model: Model, seed: int) -> None:
 
 
 def first_weights(
-    config: ModelConfig, seed: int, unigram: NDArray[np.float64] | None = None
+    config: ModelConfig,
+    seed: int,
+    unigram: NDArray[np.float64] | None = None,
+    vectors: NDArray[np.float32] | None = None,
 ) -> Callable[[str, Tensor], None]:
-    """`draw` for a model of this recipe, and the bias of its output layer as `model.output_bias` says.
+    """`draw` for a model of this recipe, and what `model.output_bias` and `model.word_init` take from the text.
 
     Args:
         unigram: float64 (V,), the log of each token's frequency; only `model.output_bias: unigram` needs it.
+        vectors: float32 (V, E), rows of length 1, or 0 for tokens that do not occur; only `model.word_init:
+            cooccurrences` needs them. Tokens that do not occur get random vectors of about this length.
     """
 
     @torch.no_grad()
@@ -50,6 +59,12 @@ def first_weights(
         if name == "word_bias" and config.output_bias == "unigram":
             assert unigram is not None
             parameter.copy_(torch.from_numpy(unigram))
+        if config.word_init == "cooccurrences" and name in _EMBEDDINGS:
+            parameter.mul_(config.embedding**-0.5 / _STD)  # as large, beside each other, as they were drawn
+            if name == "word.weight":
+                assert vectors is not None
+                occurs = torch.from_numpy(vectors.any(axis=1))
+                parameter[occurs] = torch.from_numpy(vectors)[occurs].to(parameter)
 
     return fill
 
@@ -63,7 +78,7 @@ def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
     """
     family = FAMILIES[config.family]
     generator = torch.Generator().manual_seed(key_of("init", seed, name) >> 1)
-    std = family.position_std if name == "position.weight" else 0.02
+    std = family.position_std if name == "position.weight" else _STD
     if family.scaled_residual and name.endswith(("attention.output.weight", "feed_forward.down.weight")):
         std /= math.sqrt(2 * config.layers)
     if name.endswith("bias"):

@@ -29,6 +29,9 @@ class ModelConfig(Section):
     output_bias: Annotated[Literal["zeros", "unigram"], UPDATES] = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
     text, so that training begins at the unigram model's loss and its first steps are not spent on learning it."""
+    word_init: Annotated[Literal["random", "cooccurrences"], UPDATES] = "random"
+    """Initial token embeddings. cooccurrences: vectors of length 1 by which tokens occur together in the training text,
+    computed before training begins. Rare tokens get better embeddings from little text, and fine-tuning with them."""
     attention_init: Annotated[Literal["random", "neighbours"], UPDATES | FINE_TUNING] = "random"
     """neighbours: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
     2, … positions before or after each token. Small masked models learn from far fewer tokens with it."""

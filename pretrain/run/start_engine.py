@@ -14,6 +14,7 @@ from pretrain.checkpoint.reader import CheckpointReader
 from pretrain.checkpoint.restore import check_fits, restore
 from pretrain.checkpoint.train_state import TrainState
 from pretrain.config import TrainingConfig
+from pretrain.data.word_vectors import open_word_vectors
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import Model, draw, first_weights, outline_model
@@ -51,7 +52,11 @@ def start_engine(
         unigram = None
         if config.model.output_bias == "unigram":
             unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
-        engine = Engine(config, model, ranks, micro_batch, first_weights(config.model, config.seed, unigram))
+        vectors = None
+        if config.model.word_init == "cooccurrences":
+            vectors = open_word_vectors(run_dir / "index", data.fingerprint, config.model.embedding)
+        fill = first_weights(config.model, config.seed, unigram, vectors)
+        engine = Engine(config, model, ranks, micro_batch, fill)
         return Start(engine, TrainState(), None)
     own = resume_from >= 0
     if not own and is_huggingface(Path(config.model.init_from or "")):

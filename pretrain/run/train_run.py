@@ -26,6 +26,7 @@ from pretrain.checkpoint.writer import CheckpointWriter
 from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
+from pretrain.data.word_vectors import build_word_vectors
 from pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from pretrain.engine.peak_flops import matmul_rate
 from pretrain.engine.ranks import Ranks
@@ -131,6 +132,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
             log.warning(sentence)
         if SUPERVISED not in os.environ:  # the driver has built them otherwise
             build_indexes(run_dir / "index", data, config)
+            build_word_vectors(run_dir / "index", data, config.model)
     attempt = ranks.broadcast(attempt)
     run = ranks.broadcast(int(run_id[:8] or "0", 16))
     return _Resume(found.step if found else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)

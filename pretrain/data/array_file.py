@@ -1,0 +1,74 @@
+"""Arrays that are computed from the data once and then memory-mapped: FILE.npy, and FILE.json with its hash."""
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.files import canonical_json, make_folder, open_regular, read_json_object, sha256_file, write_atomically
+
+
+def ensure_array(path: Path, make: Callable[[], NDArray[Any]], full: bool = False) -> None:
+    """Write what `make` returns to `path`, with a record of its hash, size and modification time; keep a whole file.
+
+    A file whose size and modification time are those of its record is trusted without being read.
+
+    Args:
+        full: hash it in any case.
+    """
+    if _is_whole(path, full):
+        return
+    content = io.BytesIO()
+    np.save(content, make())
+    make_folder(path.parent)
+    write_atomically(path, content.getvalue())
+    _write_record(path, hashlib.sha256(content.getbuffer()).hexdigest())
+
+
+def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:
+    """The array that `ensure_array` wrote, memory-mapped. Its hash is checked there.
+
+    Args:
+        what: names it in the message.
+
+    Raises:
+        ValueError: it is missing or damaged, or of another dtype.
+    """
+    try:
+        open_regular(path).close()
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.dtype != dtype:
+            raise ValueError(f"it holds {array.dtype}")
+    except (OSError, ValueError, EOFError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{what} {path} cannot be read ({reason}); rerun the same command to rebuild it") from None
+    return array
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _write_record(path: Path, sha256: str) -> None:
+    found = os.stat(path)
+    record = {"sha256": sha256, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+    write_atomically(_record_of(path), canonical_json(record))
+
+
+def _is_whole(path: Path, full: bool) -> bool:
+    try:
+        record, found = read_json_object(_record_of(path)), os.stat(path)
+        if not full and (record.get("bytes"), record.get("mtime_ns")) == (found.st_size, found.st_mtime_ns):
+            return True
+        sha256 = sha256_file(path)
+    except (OSError, ValueError):  # missing, damaged, or no regular file: it is written again
+        return False
+    if record.get("sha256") != sha256:
+        return False
+    _write_record(path, sha256)
+    return True

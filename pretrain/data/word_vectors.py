@@ -1,0 +1,108 @@
+"""Vectors of tokens from their co-occurrences: first values of the token embeddings (`model.word_init`).
+
+By gradient descent on a few million tokens, rare tokens get embeddings that are mostly noise: each of their
+occurrences moves them by about the learning rate. Their counts are exact, and cheap.
+
+count which tokens are within 8 tokens of each other in a document
+positive pointwise mutual information of each pair        Levy and Goldberg 2014, section 3.2
+its `width` largest eigenvalues and their eigenvectors    section 3.3; eigenvalues to the power of 1/2
+scale each token's vector to length 1                     Levy, Goldberg and Dagan 2015, sections 3.3 and 6
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.keyed import key_of
+from data_prep.dataset.shards import Documents, TokenDataset
+from pretrain.data.array_file import ensure_array, open_array
+from pretrain.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_WINDOW = 8
+_TOKENS = 16 * 2**20
+"""About so many tokens are counted, in documents spread evenly over a larger text."""
+_AT_ONCE = 2**20
+
+
+def build_word_vectors(folder: Path, data: TokenDataset, model: ModelConfig, full: bool = False) -> None:
+    """Write the vectors that a run needs into `folder`; keep a file that is whole.
+
+    Args:
+        full: as `ensure_array`.
+    """
+    if model.word_init == "cooccurrences":
+        vocab_size = data.manifest.tokenizer.vocab_size
+        path = _path(folder, data.manifest.fingerprint, model.embedding)
+        ensure_array(path, lambda: word_vectors(data.train, vocab_size, model.embedding), full)
+
+
+def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.float32]:
+    """float32 (V, width): what `word_vectors` returned for the data with this fingerprint, memory-mapped.
+
+    Raises:
+        ValueError: they are missing or damaged.
+    """
+    return open_array(_path(folder, fingerprint, width), np.float32, "the file of word vectors")
+
+
+def word_vectors(documents: Documents, vocab_size: int, width: int) -> NDArray[np.float32]:
+    """float32 (V, width), each row of length 1; 0 for tokens that do not occur, special tokens among them.
+
+    With fewer tokens than `width` the last columns are 0.
+    """
+    from scipy.sparse.linalg import eigsh
+
+    vectors = np.zeros((vocab_size, width))
+    rank = min(width, vocab_size - 1)
+    if rank > 0:
+        # Lanczos' first vector is fixed: the same text gives the same vectors.
+        first = np.random.default_rng(0).standard_normal(vocab_size)
+        values, found = eigsh(_information(_cooccurrences(documents, vocab_size)), k=rank, which="LM", v0=first)
+        vectors[:, :rank] = found * np.sqrt(np.abs(values))
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    known = lengths > 1e-6
+    return np.where(known, vectors / np.where(known, lengths, 1.0), 0.0).astype(np.float32)
+
+
+def _cooccurrences(documents: Documents, vocab_size: int) -> "csr_array":
+    """float64 (V, V), symmetric: how often two tokens are 1 to 8 tokens apart in a document."""
+    from scipy.sparse import coo_array, csr_array
+
+    counts = csr_array((vocab_size, vocab_size), dtype=np.float64)
+    for tokens, owners in _parts(documents):
+        pairs = []
+        for distance in range(1, _WINDOW + 1):
+            together = owners[distance:] == owners[:-distance]
+            pairs.append((tokens[:-distance][together], tokens[distance:][together]))
+        one, other = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        counts = counts + coo_array((np.ones(len(one)), (one, other)), shape=counts.shape).tocsr()
+    return counts + counts.T
+
+
+def _parts(documents: Documents) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(tokens, their documents): int64 (n,) each, of about a million tokens."""
+    every = max(1, round(int(documents.lengths.sum()) / _TOKENS))
+    counted = np.arange(0, len(documents), every)
+    lengths = documents.lengths[counted]
+    for part in np.split(counted, np.flatnonzero(np.diff(np.cumsum(lengths) // _AT_ONCE)) + 1):
+        tokens = np.concatenate([documents.tokens(i) for i in part.tolist()])
+        yield tokens.astype(np.int64), np.repeat(part, documents.lengths[part])
+
+
+def _information(counts: "csr_array") -> "csr_array":
+    """max(0, log(P(a, b) / (P(a) P(b)))) where a and b occur together, else 0."""
+    pairs = counts.tocoo()
+    of_token = counts.sum(axis=1)
+    information = np.log(pairs.data * pairs.data.sum() / (of_token[pairs.row] * of_token[pairs.col]))
+    pairs.data = np.maximum(information, 0.0)
+    return pairs.tocsr()
+
+
+def _path(folder: Path, fingerprint: str, width: int) -> Path:
+    return folder / f"word-vectors-{width}-{key_of('word vectors', fingerprint, width):016x}.npy"
