@@ -88,7 +88,8 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
     say(f"run       {name}, {order.runs}/{name} on the cluster: {order.stage or 'all stages'}")
     for line in _changes(order, found.recipe):
         say(f"recipe    {line}")
-    say(f"ranks     {order.recipe.cluster.workers}")
+    least, most = order.recipe.cluster.least_and_most
+    say(f"ranks     {least if least == most else f'{least} to {most}'}")
     code = [] if is_same else code_to_send(here)
     contents = {_RECIPE: yaml.safe_dump(_for_cluster(order.recipe), sort_keys=False).encode()}
     metadata = {

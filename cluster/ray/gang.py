@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console import clock, console
+from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
 from common.exit_codes import USER_ERROR
@@ -25,6 +26,7 @@ from common.json_lines import RowFollower
 from pretrain.checkpoint.verify import newest_step
 from pretrain.environment import TIMES
 from pretrain.run.files import GAVE_UP
+from pretrain.run.stop import RESTART_FILE, STOP_FILE
 
 _POLL_S = 0.5
 _LONGEST_REASON = 160
@@ -39,17 +41,22 @@ class TrainingFailed(Exception):
 def train_on_ray(
     run_dir: Path,
     checkpoints: str,
-    workers: int,
+    last_step: int,
+    workers: tuple[int, int],
     environment: dict[str, str],
     needed: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
 ) -> None:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
-    Ranks that fail are restarted from the newest checkpoint as soon as the cluster has room for them.
+    Ranks that fail are restarted from the newest checkpoint as soon as the cluster has room for them: for the
+    least number of them. When it gets room for more, up to the greatest number, and the rest of the run repays a
+    restart, the ranks save and are restarted with more.
 
     Args:
         checkpoints: location of the run's checkpoints.
+        last_step: after it the run is done.
+        workers: the least and the greatest number of ranks.
         environment: environment variables for the ranks.
         needed: names of variables that their nodes must have.
         on_row: called with each new row of metrics.jsonl.
@@ -59,36 +66,48 @@ def train_on_ray(
         ValueError: the ranks found a mistake of the user's.
     """
     run_dir = run_dir.absolute()
-    (run_dir / "stop").unlink(missing_ok=True)
-    (run_dir / GAVE_UP).unlink(missing_ok=True)
+    stop, restart = run_dir / STOP_FILE, run_dir / RESTART_FILE
+    for file in (stop, restart, run_dir / GAVE_UP):
+        file.unlink(missing_ok=True)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
-    nodes = Nodes(workers)
+    nodes, growth = Nodes(*workers), Growth(last_step)
     times: dict[str, float] = {}
     failures = 0
-    with _stop_file_on_signals(run_dir / "stop"):
+    with _stop_file_on_signals(stop):
         while True:
-            while nodes.are_missing() and not (run_dir / "stop").exists():
+            while not (ranks := nodes.room()) and not stop.exists():
                 time.sleep(_POLL_S)
+            if stop.exists():
+                break
             before = newest_step(checkpoints)
             times["asked"] = time.time()
-            gang = _Gang(run_dir, workers, environment | {TIMES: json.dumps(times)}, needed)
+            growth.asked(times["asked"])
+            gang = _Gang(run_dir, ranks, environment | {TIMES: json.dumps(times)}, needed)
             gang.start()
             while gang.is_alive():
                 gang.join(_POLL_S)
-                nodes.are_missing()
+                room = nodes.room()
                 for row in rows.read():
                     times["silent"] = row.get("time", times["asked"])
+                    growth.saw(row)
                     on_row(row)
+                if growth.pays(ranks, room, time.time()) and not (stop.exists() or restart.exists()):
+                    console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
+                    write_atomically(restart, b"")
             if (run_dir / GAVE_UP).exists():
                 reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
                 raise (
                     ValueError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
                 )
-            if gang.error is None:
-                break
             times["ended"] = time.time()
             step = newest_step(checkpoints)
-            if (run_dir / "stop").exists():
+            grows = restart.exists()
+            restart.unlink(missing_ok=True)
+            if gang.error is None:
+                if grows and not stop.exists() and step != last_step:
+                    continue
+                break
+            if stop.exists():
                 console.print(
                     f"the ranks failed ({_reason(gang.error)}) before they saved a checkpoint after step {step}"
                 )
@@ -101,7 +120,7 @@ def train_on_ray(
                 )
             console.print(f"{clock()} the ranks failed ({_reason(gang.error)}); restarting from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
-    (run_dir / "stop").unlink(missing_ok=True)
+    stop.unlink(missing_ok=True)
 
 
 class _Gang(threading.Thread):

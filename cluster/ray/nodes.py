@@ -10,29 +10,33 @@ _REMIND_S = 60.0
 class Nodes:
     """Reports when the cluster has too few GPUs or CPUs for the ranks, and since when."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
         self._since: float | None = None
         self._said = 0.0
 
-    def are_missing(self) -> bool:
-        """Whether the live nodes are too few. Prints it at first, every minute while it lasts, and when it ends."""
+    def room(self) -> int:
+        """How many ranks the live nodes have room for: `least` to `most`, or 0.
+
+        Prints it at first, every minute while it is 0, and when that ends.
+        """
         import ray
 
         resources = ray.cluster_resources()
         kind = "GPU" if resources.get("GPU", 0) else "CPU"
         there, now = int(resources.get(kind, 0)), time.time()
-        if there >= self._workers:
+        if there >= self._least:
             if self._since is not None:
                 console.print(f"{clock()} the cluster has {there} {kind}s again, after {now - self._since:.0f} s")
             self._since = None
-            return False
+            return min(there, self._most)
         if self._since is None:
             self._since, self._said = now, 0.0
         if now - self._said >= _REMIND_S:
             self._said = now
+            workers = self._most if self._least == self._most else f"[{self._least}, {self._most}]"
             console.print(
                 f"{clock()} waiting for nodes since {clock(self._since)}: the cluster has {there} of the "
-                f"{self._workers} {kind}s that cluster.workers={self._workers} needs; training resumes when they join"
+                f"{self._least} {kind}s that cluster.workers={workers} needs; training resumes when they join"
             )
-        return True
+        return 0

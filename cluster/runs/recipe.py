@@ -36,11 +36,29 @@ class ClusterConfig(Section):
 
     address: Annotated[str | None, NOTHING] = None
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
-    workers: Annotated[int, SPEED] = Field(default=2, ge=1)
-    """Number of ranks in pretraining."""
+    workers: Annotated[list[Annotated[int, Field(ge=1)]], SPEED] = Field(default=[2], min_length=1, max_length=2)
+    """Number of ranks in pretraining, or [least, most]: as many as the cluster has room for. The run goes on with fewer
+    when nodes are lost, and with more when they join. Order, batch size and losses do not depend on it."""
     env: Annotated[list[str], NOTHING] = Field(default=[])
     """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
     Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _one_number_is_a_list_of_one(cls, workers: Any) -> Any:
+        return workers if isinstance(workers, list | tuple) else [workers]
+
+    @field_validator("workers")
+    @classmethod
+    def _the_least_is_first(cls, workers: list[int]) -> list[int]:
+        if workers != sorted(workers):
+            raise ValueError(f"expected [least, most]; write {sorted(workers)}")
+        return workers
+
+    @property
+    def least_and_most(self) -> tuple[int, int]:
+        """Numbers of ranks."""
+        return self.workers[0], self.workers[-1]
 
     @field_validator("env")
     @classmethod

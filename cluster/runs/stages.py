@@ -81,7 +81,7 @@ def run_stages(
             _print_report_path(run)
             return DONE
         seconds = _Seconds(read_summary(folder).get("stages", {}))
-        ranks = recipe.cluster.workers if "train" in wanted else 1
+        ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
             return _run_left(run, wanted, allowed, full_verify, seconds)
 
@@ -203,7 +203,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
         line.update(run.step, last, heldout)
         environment, cluster = {MLFLOW_RUN_ID: tracker.run_id}, run.recipe.cluster
-        train_on_ray(run.folder, run.checkpoints, cluster.workers, environment, cluster.env, show)
+        train_on_ray(run.folder, run.checkpoints, last, cluster.least_and_most, environment, cluster.env, show)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:

@@ -23,14 +23,19 @@ def cluster() -> Iterator[Cluster]:
 def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = Nodes(2)
-    assert [nodes.are_missing() for _ in range(3)] == [True] * 3
+    nodes = Nodes(2, 3)
+    assert [nodes.room() for _ in range(3)] == [0] * 3
     said = capsys.readouterr().err
-    pattern = r"(\S+) waiting for nodes since \1: the cluster has 1 of the 2 CPUs that cluster.workers=2 needs; .*\n"
+    pattern = (
+        r"(\S+) waiting for nodes since \1: the cluster has 1 of the 2 CPUs that cluster.workers=\[2, 3\] needs; .*\n"
+    )
     assert re.fullmatch(pattern, said)
     added = cluster.add_node(num_cpus=1)
-    assert not nodes.are_missing()
+    assert nodes.room() == 2
     assert re.fullmatch(r"\S+ the cluster has 2 CPUs again, after \d+ s\n", capsys.readouterr().err)
-    assert not nodes.are_missing() and not capsys.readouterr().err
-    cluster.remove_node(added)
-    assert nodes.are_missing() and "waiting for nodes since" in capsys.readouterr().err
+    assert nodes.room() == 2 and not capsys.readouterr().err
+    more = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    assert nodes.room() == 3
+    for node in (*more, added):
+        cluster.remove_node(node)
+    assert nodes.room() == 0 and "waiting for nodes since" in capsys.readouterr().err

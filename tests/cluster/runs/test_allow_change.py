@@ -101,7 +101,7 @@ def test_changes_are_refused_or_allowed_by_name_or_free(workplace: Path) -> None
     assert starts == [(0, 2), (first, 2), (second, 1)]
     assert sorted(losses(run)) == list(range(1, STEPS + 1)) and saved(workplace) == STEPS
     now = json.loads((run / "recipe.json").read_text())
-    assert (now["engine"]["zero_stage"], now["engine"]["offload"], now["cluster"]["workers"]) == (3, "optimizer", 1)
+    assert (now["engine"]["zero_stage"], now["engine"]["offload"], now["cluster"]["workers"]) == (3, "optimizer", [1])
     assert len(json_lines(run / "changes.jsonl")) == 1
 
 
