@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from cluster.console import clock, console
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
-from cluster.ray.rank import run_rank
+from cluster.ray.rank import LOST_FILE, run_rank
+from cluster.ray.watch import NODE_ID, nodes_of_ranks, unreachable, watched
 from common.exit_codes import USER_ERROR
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower
@@ -66,27 +67,30 @@ def train_on_ray(
         ValueError: the ranks found a mistake of the user's.
     """
     run_dir = run_dir.absolute()
-    stop, restart = run_dir / STOP_FILE, run_dir / RESTART_FILE
-    for file in (stop, restart, run_dir / GAVE_UP):
+    stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
+    for file in (stop, restart, lost, run_dir / GAVE_UP):
         file.unlink(missing_ok=True)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
     nodes, growth = Nodes(*workers), Growth(last_step)
     times: dict[str, float] = {}
     failures = 0
-    with _stop_file_on_signals(stop):
+    with _stop_file_on_signals(stop), watched() as watch:
         while True:
-            while not (ranks := nodes.room()) and not stop.exists():
+            while not (ranks := nodes.room(silent := unreachable())) and not stop.exists():
                 time.sleep(_POLL_S)
             if stop.exists():
                 break
             before = newest_step(checkpoints)
             times["asked"] = time.time()
             growth.asked(times["asked"])
-            gang = _Gang(run_dir, ranks, environment | {TIMES: json.dumps(times)}, needed)
+            gang = _Gang(run_dir, ranks, environment | {TIMES: json.dumps(times)}, needed, silent)
             gang.start()
             while gang.is_alive():
                 gang.join(_POLL_S)
-                room = nodes.room()
+                silent = watch.silent()
+                room = nodes.room(silent)
+                if silent and not lost.exists() and (gone := silent & nodes_of_ranks()):
+                    write_atomically(lost, f"{len(gone)} of its nodes fell silent".encode())
                 for row in rows.read():
                     times["silent"] = row.get("time", times["asked"])
                     growth.saw(row)
@@ -94,18 +98,14 @@ def train_on_ray(
                 if growth.pays(ranks, room, time.time()) and not (stop.exists() or restart.exists()):
                     console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
                     write_atomically(restart, b"")
-            if (run_dir / GAVE_UP).exists():
-                reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
-                raise (
-                    ValueError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
-                )
+            _raise_if_given_up(run_dir)
             times["ended"] = time.time()
-            step = newest_step(checkpoints)
-            grows = restart.exists()
-            restart.unlink(missing_ok=True)
+            step, grows = newest_step(checkpoints), restart.exists()
+            for file in (restart, lost):
+                file.unlink(missing_ok=True)
+            if gang.was_not_placed() or (gang.error is None and grows and step != last_step):
+                continue
             if gang.error is None:
-                if grows and not stop.exists() and step != last_step:
-                    continue
                 break
             if stop.exists():
                 console.print(
@@ -126,33 +126,50 @@ def train_on_ray(
 class _Gang(threading.Thread):
     """Runs Ray Train in a thread of its own, because the main thread handles signals."""
 
-    def __init__(self, run_dir: Path, workers: int, environment: dict[str, str], needed: Sequence[str]) -> None:
+    def __init__(
+        self, run_dir: Path, workers: int, environment: dict[str, str], needed: Sequence[str], silent: Set[str]
+    ) -> None:
         super().__init__(daemon=True)
         self._config = {"run_dir": str(run_dir), "environment": environment, "needed": list(needed)}
         self._run_dir, self._workers = run_dir, workers
+        # Ray may take them for alive for another minute.
+        self._where = {NODE_ID: f"!in({','.join(sorted(silent))})"} if silent else None
         self.error: Exception | None = None
 
     def run(self) -> None:
         import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train import RunConfig
+        from ray.train.v2.api.config import FailureConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         trainer = DataParallelTrainer(
             run_rank,
             train_loop_config=self._config,
-            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=on_gpu),
+            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=on_gpu, label_selector=self._where),
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",
                 storage_path=str(self._run_dir / ".ray-train"),
                 # Ray Train would restart silently, and does not know whether there was progress.
-                failure_config=FailureConfig(max_failures=0),
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             ),
         )
         try:
             trainer.fit()
         except Exception as error:
             self.error = error
+
+    def was_not_placed(self) -> bool:
+        """Whether the room that the cluster had for the ranks was gone or taken when they asked for it."""
+        failure = getattr(self.error, "controller_failure", None)
+        return type(failure).__name__ == "WorkerGroupStartupTimeoutError"
+
+
+def _raise_if_given_up(run_dir: Path) -> None:
+    """Raise what the ranks say that a restart would not mend."""
+    if (run_dir / GAVE_UP).exists():
+        reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
+        raise ValueError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
 
 
 @contextmanager

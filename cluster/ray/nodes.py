@@ -1,6 +1,7 @@
 """Wait for a cluster with room for all ranks, and keep the user informed."""
 
 import time
+from collections.abc import Set
 
 from cluster.console import clock, console
 
@@ -15,16 +16,19 @@ class Nodes:
         self._since: float | None = None
         self._said = 0.0
 
-    def room(self) -> int:
+    def room(self, silent: Set[str] = frozenset()) -> int:
         """How many ranks the live nodes have room for: `least` to `most`, or 0.
 
         Prints it at first, every minute while it is 0, and when that ends.
+
+        Args:
+            silent: ids of nodes that do not count.
         """
         import ray
 
-        resources = ray.cluster_resources()
-        kind = "GPU" if resources.get("GPU", 0) else "CPU"
-        there, now = int(resources.get(kind, 0)), time.time()
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in silent]
+        kind = "GPU" if any("GPU" in resources for resources in alive) else "CPU"
+        there, now = int(sum(resources.get(kind, 0) for resources in alive)), time.time()
         if there >= self._least:
             if self._since is not None:
                 console.print(f"{clock()} the cluster has {there} {kind}s again, after {now - self._since:.0f} s")

@@ -21,6 +21,9 @@ from common.files import write_atomically
 from pretrain.environment import SECRET, SUPERVISED, TIMES
 from pretrain.run.files import GAVE_UP
 
+LOST_FILE = "lost"
+"""File in a run's folder by which the driver ends all ranks: it holds the reason."""
+_LOST_POLL_S = 0.5
 _LAST_LINE_S = 1.0
 _CAUSE_FIRST_S = 2.0
 """A rank that exits with an error waits this long before it reports it: Ray Train stops all ranks at the first report,
@@ -87,7 +90,7 @@ def run_rank(config: dict[str, Any]) -> None:
     reader.start()
     # Do not wait for the end of its output: children of a killed rank may keep it open for a while, and another rank's
     # broken connection would then be reported as the cause.
-    code = child.wait()
+    code = _end_of(child, Path(config["run_dir"]) / LOST_FILE)
     reader.join(_LAST_LINE_S)
     if code not in (DONE, STOPPED) and not gave_up.exists():
         detail = f": {last_line[0]}" if last_line[0] else ""
@@ -95,6 +98,22 @@ def run_rank(config: dict[str, Any]) -> None:
         if code > 0 and context.get_world_size() > 1:
             time.sleep(_CAUSE_FIRST_S)
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
+
+
+def _end_of(child: "subprocess.Popen[str]", lost: Path) -> int:
+    """The exit code of a rank's process, which is killed when a node of the other ranks is lost.
+
+    Raises:
+        RuntimeError: it was killed.
+    """
+    while True:
+        try:
+            return child.wait(_LOST_POLL_S)
+        except subprocess.TimeoutExpired:
+            if lost.exists():  # its collectives would wait for the lost ranks until they time out
+                child.kill()
+                child.wait()
+                raise RuntimeError(lost.read_text()) from None
 
 
 def _keep_last_line(child: "subprocess.Popen[str]", last_line: list[str]) -> None:

@@ -27,6 +27,9 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         check_answers(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault(
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20"
+    )  # then the driver looks again what room there is
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray

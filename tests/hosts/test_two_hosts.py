@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,17 +38,49 @@ def wait_for(condition: Callable[[], Any], output: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, tmp_path: Path) -> None:
-    make_workplace(tmp_path, texts, "two", STEPS)
-    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *overrides: str) -> "subprocess.Popen[bytes]":
+    """A run named two, with its driver on the first host; what it prints goes to output.txt."""
+    make_workplace(folder, texts, "two", steps)
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     recipe["data"]["sources"] = [{"path": str(texts.absolute())}]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    run, output = tmp_path / "runs" / "two", tmp_path / "output.txt"
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     for host in (0, 1):
-        hosts.start_ray(host, tmp_path / f"ray-start-{host}.txt", cpus=1, **RAY)
-    recipe_path, address = str(tmp_path / "recipe.yaml"), f"{hosts.addresses[0]}:6379"
-    place = [recipe_path, "--runs", str(tmp_path / "runs"), "--address", address]
-    driver = hosts.start(0, [sys.executable, "-m", "cluster.cli.main", "train", *place], output, **RAY)
+        hosts.start_ray(host, folder / f"ray-start-{host}.txt", cpus=1, **RAY)
+    return train(hosts, folder, *overrides)
+
+
+def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
+    place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
+    command = [sys.executable, "-m", "cluster.cli.main", "train", str(folder / "recipe.yaml"), *overrides, *place]
+    return hosts.start(0, command, folder / "output.txt", **RAY)
+
+
+def test_a_run_goes_on_without_the_host_that_lost_its_power(hosts: Hosts, texts: Path, tmp_path: Path) -> None:
+    run, output = tmp_path / "runs" / "two", tmp_path / "output.txt"
+    elastic = ("cluster.workers=[1, 2]", "model.dropout=0", "phases[0].lr=1e-4", "checkpoint.every_steps=50")
+    driver = begin_on_both(hosts, texts, tmp_path, 3000, *elastic)
+    wait_for(lambda: len(losses(run)) > 100, output)
+    hosts.lose_power(1)
+    lost = time.monotonic()
+    last = max(losses(run))
+    wait_for(lambda: max(losses(run)) > last + 50, output)
+    print(f"{time.monotonic() - lost:.1f} s without training;", json_lines(run / "starts.jsonl")[-1]["seconds"])
+    hosts.restore_power(1)
+    hosts.start_ray(1, tmp_path / "ray-start-1.txt", cpus=1, **RAY)
+    assert driver.wait(timeout=400) == 0, output.read_text()
+    assert [row["world_size"] for row in json_lines(run / "starts.jsonl")] == [2, 1, 2]
+    assert "fell silent" in output.read_text()
+
+    undisturbed = train(hosts, tmp_path, *elastic, "name=undisturbed")
+    assert undisturbed.wait(timeout=400) == 0, output.read_text()
+    ours, theirs = losses(run), losses(tmp_path / "runs" / "undisturbed")
+    assert sorted(ours) == sorted(theirs) == list(range(1, 3001))
+    assert max(abs(ours[step] - theirs[step]) for step in ours) < 1e-3
+
+
+def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, tmp_path: Path) -> None:
+    run, output = tmp_path / "runs" / "two", tmp_path / "output.txt"
+    driver = begin_on_both(hosts, texts, tmp_path, STEPS)
     wait_for(lambda: len(losses(run)) > 30, output)
     hosts.lose_power(1)
     wait_for(lambda: "waiting for nodes since" in output.read_text(), output)
@@ -60,8 +93,7 @@ def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, t
     first, *_, last = json_lines(run / "starts.jsonl")
     assert first["step"] == 0 < last["step"]
     print(json.dumps(last["seconds"]))
-    again = [recipe_path, "name=undisturbed", *place[1:]]
-    undisturbed = hosts.start(0, [sys.executable, "-m", "cluster.cli.main", "train", *again], output, **RAY)
+    undisturbed = train(hosts, tmp_path, "name=undisturbed")
     assert undisturbed.wait(timeout=400) == 0, output.read_text()
     assert losses(run) == losses(tmp_path / "runs" / "undisturbed")
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
