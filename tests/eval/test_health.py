@@ -119,4 +119,4 @@ def test_what_is_told_is_true_of_the_newest_evaluations(numbers: list[Numbers], 
 def test_the_keys_to_try_exist() -> None:
     sections = {"phases": PhaseConfig, "optimizer": OptimizerConfig, "model": ModelConfig}
     keys = re.findall(r"(\w+)(?:\[\])?\.([a-z_]+)", diagnosis(flat(0.0)) or "")
-    assert len(keys) == 5 and all(key in sections[section].model_fields for section, key in keys)
+    assert len(keys) == 6 and all(key in sections[section].model_fields for section, key in keys)

@@ -1,5 +1,6 @@
 """Jobs on a real Ray cluster with a token: submitted, followed, stopped, resumed, fetched."""
 
+import json
 import os
 import re
 import secrets
@@ -13,18 +14,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
-from cluster.jobs.follow import follow
-from cluster.ray.jobs import Jobs
-
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
 PLANTED = secrets.token_hex(16)
 """Value of a variable of the node, which nothing may repeat."""
+DESCRIBED = """
+import json, sys
+from cluster.ray.jobs import Jobs
+print(json.dumps([job.__dict__ for job in Jobs(sys.argv[1]).all()]))
+"""
+FOLLOWED = """
+import json, sys
+from pathlib import Path
+from cluster.jobs.follow import follow
+from cluster.ray.jobs import Jobs
+address, near, archive, script = sys.argv[1:]
+Jobs(address).submit("breaks", f'python -c "{script}"', Path(archive), {})
+parts = []
+job = follow(Jobs(near), "breaks", parts.append)
+print(json.dumps([job and job.status, "".join(parts), Jobs(address).output("breaks")]))
+"""
 
 
 def free_port() -> int:
@@ -56,7 +71,7 @@ def address() -> Iterator[str]:
         try:
             os.environ["RAY_FOLDER_OF_TEST"] = folder
             url = f"http://127.0.0.1:{port}"
-            wait_for(lambda: answers(url))
+            wait_for(lambda: multihop(Path(folder), "jobs", "--address", url).returncode == 0)
             yield url
         finally:
             os.environ.clear()
@@ -66,13 +81,6 @@ def address() -> Iterator[str]:
                 with suppress(psutil.NoSuchProcess, ProcessLookupError):
                     process.kill()
             head.wait()
-
-
-def answers(url: str) -> bool:
-    with suppress(ValueError):
-        Jobs(url).all()
-        return True
-    return False
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
@@ -92,6 +100,18 @@ def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
     )
+
+
+def in_a_child(code: str, *arguments: str) -> Any:
+    """What `code` prints as JSON: Ray reads RAY_AUTH_MODE when it is imported, as another test may have done before."""
+    child = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=True,
+    )
+    return json.loads(child.stdout)
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -141,7 +161,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     assert attached.returncode == 0 and "800/800" in attached.stdout
     fetched = multihop(one, "fetch", "small", *there)
     assert fetched.returncode == 0, fetched.stderr
-    described = [job.__dict__ for job in Jobs(address).all()]
+    described = in_a_child(DESCRIBED, address)
     assert PLANTED not in str(described) + "".join(printed) + done.stdout + done.stderr
     for place in (tmp_path, Path(os.environ["RAY_FOLDER_OF_TEST"])):  # the run, MLflow's store, and Ray's logs
         files = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -214,17 +234,14 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
 def test_each_character_is_followed_once_over_a_connection_that_breaks(address: str, tmp_path: Path) -> None:
     script = "import time\nfor n in range(1500):\n print('line', n, 'é' * (n % 50), flush=True)\n time.sleep(0.004)"
     (tmp_path / "empty.zip").write_bytes(b"PK\x05\x06" + bytes(18))
-    Jobs(address).submit("breaks", f'python -c "{script}"', tmp_path / "empty.zip", {})
     proxy = Cutting(int(address.rpartition(":")[2]), most=3)
     try:
-        followed: list[str] = []
-        job = follow(Jobs(f"http://127.0.0.1:{proxy.port}"), "breaks", followed.append)
+        near = f"http://127.0.0.1:{proxy.port}"
+        status, followed, whole = in_a_child(FOLLOWED, address, near, str(tmp_path / "empty.zip"), script)
     finally:
         proxy.close()
-    assert job is not None and job.status == "SUCCEEDED"
-    assert proxy.cuts == 3
-    assert "".join(followed) == Jobs(address).output("breaks")
-    assert "".join(followed).count("line ") == 1500
+    assert status == "SUCCEEDED" and proxy.cuts == 3
+    assert followed == whole and followed.count("line ") == 1500
 
 
 class Cutting:
