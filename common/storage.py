@@ -186,6 +186,11 @@ class Folder:
         sync(Path(self.path))
         return True
 
+    def files(self) -> list[str]:
+        """The files in it and in its folders, as sorted relative paths; in a bucket one request per 1,000."""
+        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=True))
+        return sorted(info.path[len(self.path) + 1 :] for info in found if info.type == fs.FileType.File)
+
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
         if self.is_local:
@@ -227,8 +232,11 @@ class Folder:
         return str(self.filesystem.region)
 
 
-def open_folder(location: str) -> Folder:
+def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
     """The folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
+
+    Args:
+        key: what the user calls the location, for messages.
 
     Raises:
         ValueError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.
@@ -247,8 +255,8 @@ def open_folder(location: str) -> Folder:
         )
     if scheme != "s3" or not _BUCKET_NAME.fullmatch(bucket_name):
         shown = f"s3://{'…' if bucket_name else ''}" if scheme == "s3" else location
-        raise ValueError(f"{shown} is not a location for checkpoints; give a folder or s3://BUCKET/PREFIX")
-    return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, "checkpoint.location"))
+        raise ValueError(f"{shown} is not a location that can be written to; give a folder or s3://BUCKET/PREFIX")
+    return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, key))
 
 
 class _LocalFile:

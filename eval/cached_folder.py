@@ -1,7 +1,4 @@
-"""Folders that are made once on a machine and mapped by all its trials.
-
-They are in `$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`, and may be deleted at any time.
-"""
+"""Folders that are made once on a machine and mapped by all its trials. They are in its cache."""
 
 import os
 import shutil
@@ -9,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+from common.cache import cache_folder
 from common.files import sha256_json, sync
 
 
@@ -21,7 +19,7 @@ def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
         identity: everything that decides the content, as JSON values.
         make: writes the files into an empty folder.
     """
-    folder = _cache() / sha256_json(identity)
+    folder = cache_folder("inputs", sha256_json(identity))
     if folder.is_dir():
         return folder
     temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
@@ -38,8 +36,3 @@ def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "multihop" / "inputs"

@@ -14,7 +14,9 @@ _LOCAL = "http://127.0.0.1:8265"
 @job_commands.command()
 def submit(
     recipe: RecipePath,
-    runs: Annotated[str, typer.Option(help="Directory of all runs, at the same path on all nodes.")],
+    runs: Annotated[
+        str, typer.Option(help="Directory of all runs, at the same path on all nodes, or s3://BUCKET/PREFIX.")
+    ],
     overrides: Overrides = None,
     address: Dashboard = _LOCAL,
     stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
@@ -23,9 +25,10 @@ def submit(
     """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
     from cluster.cli.jobs import submit_and_follow
     from cluster.jobs.submit import Order
+    from cluster.runs.home import in_home
     from cluster.runs.recipe import load_recipe
 
-    order = Order(load_recipe(recipe, overrides or []), stage, runs.rstrip("/"), allow_change or ())
+    order = Order(in_home(load_recipe(recipe, overrides or []), runs), stage, runs.rstrip("/"), allow_change or ())
     raise typer.Exit(submit_and_follow(address, order))
 
 

@@ -49,7 +49,7 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
     jobs = Jobs(address)
     job = newest(jobs, name)
     if rank is not None:
-        arguments = [f"{_folder(job)}/logs/rank-{rank}.log", *(["-f"] if following else [])]
+        arguments = [_folder(job), str(rank), *(["-f"] if following else [])]
         try:
             run_errand(jobs, "print_log", arguments, _write)
         except ErrandFailed as error:

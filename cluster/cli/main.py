@@ -21,6 +21,7 @@ from cluster.cli.options import (
     Overrides,
     RecipePath,
     Runs,
+    RunsOrStore,
     Step,
     Verify,
 )
@@ -51,7 +52,7 @@ _ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL,
 def run(
     recipe: RecipePath,
     overrides: Overrides = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOrStore = "runs",
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
@@ -64,7 +65,7 @@ def run(
 def prep(
     recipe: RecipePath,
     overrides: Overrides = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOrStore = "runs",
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
@@ -73,9 +74,10 @@ def prep(
     """Prepare the data: text to token shards."""
     if dry_run:
         from cluster.cli.data import show_forecast
+        from cluster.runs.home import folder_here
         from cluster.runs.recipe import load_recipe
 
-        show_forecast(load_recipe(recipe, overrides or []), runs)
+        show_forecast(load_recipe(recipe, overrides or []), folder_here(runs))
         return
     _run(recipe, overrides, runs, address, allow_change, verify, ("prep",))
 
@@ -84,7 +86,7 @@ def prep(
 def train(
     recipe: RecipePath,
     overrides: Overrides = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOrStore = "runs",
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
@@ -97,7 +99,7 @@ def train(
 def evaluate(
     recipe: RecipePath,
     overrides: Overrides = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOrStore = "runs",
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
@@ -324,7 +326,7 @@ def import_checkpoint(
 def _run(
     recipe: Path,
     overrides: list[str] | None,
-    runs: Path,
+    runs: str,
     address: str | None,
     allowed: list[str] | None,
     verify: bool,
@@ -332,15 +334,22 @@ def _run(
     following: bool = False,
 ) -> None:
     from cluster.runs.follow import follow
+    from cluster.runs.home import folder_here, in_home, opened_home
     from cluster.runs.recipe import load_recipe
     from cluster.runs.stages import run_stages
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
-    loaded = load_recipe(recipe, given)
-    if following:
-        _exit_with(lambda: follow(loaded, runs, allowed or (), verify))
-    else:
-        _exit_with(lambda: run_stages(loaded, runs, wanted, allowed or (), verify))
+    loaded = in_home(load_recipe(recipe, given), runs)
+
+    def work() -> int:
+        with opened_home(runs, loaded.name) as home:
+            if not following:
+                return run_stages(loaded, folder_here(runs), wanted, allowed or (), verify, home)
+            if home is not None:
+                raise ValueError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
+            return follow(loaded, Path(runs), allowed or (), verify)
+
+    _exit_with(work)
 
 
 def _exit_with(work: Callable[[], int]) -> None:

@@ -10,7 +10,21 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE…", help="Recipe overrides, for example model.layers=3 name=other."),
 ]
-Runs = Annotated[Path, typer.Option(help="Directory of all runs.")]
+
+
+def _folder(text: Path | str) -> Path:
+    if str(text).startswith("s3:"):
+        raise ValueError(
+            f"--runs={text}: this command reads runs from a folder; only run, prep, train, eval and submit take an "
+            "object store. `multihop fetch` brings a run's results here"
+        )
+    return Path(text)
+
+
+Runs = Annotated[Path, typer.Option(help="Directory of all runs.", parser=_folder, metavar="PATH")]
+RunsOrStore = Annotated[
+    str, typer.Option("--runs", metavar="PATH", help="Directory of all runs, or s3://BUCKET/PREFIX.")
+]
 Allow = Annotated[
     list[str] | None,
     typer.Option(

@@ -28,10 +28,10 @@ def run_errand(jobs: Jobs, program: str, arguments: Sequence[str], write: Callab
         ErrandFailed: it did not end with exit code 0.
     """
     job_id = f"multihop-{program}-{secrets.token_hex(6)}"
-    command = "exec " + shlex.join(["python", f"{program}.py", *arguments])
+    command = "exec " + shlex.join(["python", "-m", f"{_FOLDER.name}.{program}", *arguments])
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "errand.zip"
-        write_archive(archive, {}, [_FOLDER / f"{program}.py"], _FOLDER)
+        write_archive(archive, {}, sorted(_FOLDER.glob("*.py")), _FOLDER.parent)
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write or (lambda text: None))
     try:

@@ -13,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cluster.console import clock, console
+from cluster.ray.copy_of_run import LOST_FILE, RunHome
+from cluster.ray.exchange import Exchange
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
-from cluster.ray.rank import LOST_FILE, run_rank
+from cluster.ray.rank import run_rank
 from cluster.ray.watch import NODE_ID, nodes_of_ranks, unreachable, watched
 from common.exit_codes import USER_ERROR
 from common.files import read_json_object, write_atomically
@@ -47,6 +50,7 @@ def train_on_ray(
     environment: dict[str, str],
     needed: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
+    home: RunHome | None = None,
 ) -> None:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
@@ -61,6 +65,7 @@ def train_on_ray(
         environment: environment variables for the ranks.
         needed: names of variables that their nodes must have.
         on_row: called with each new row of metrics.jsonl.
+        home: where the nodes find the run and leave what they tell, if they have no folder in common.
 
     Raises:
         TrainingFailed: with the last error of the ranks.
@@ -70,6 +75,7 @@ def train_on_ray(
     stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
     for file in (stop, restart, lost, run_dir / GAVE_UP):
         file.unlink(missing_ok=True)
+    exchange = None if home is None else Exchange(run_dir, home)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
     nodes, growth = Nodes(*workers), Growth(last_step)
     times: dict[str, float] = {}
@@ -83,10 +89,19 @@ def train_on_ray(
             before = newest_step(checkpoints)
             times["asked"] = time.time()
             growth.asked(times["asked"])
-            gang = _Gang(run_dir, ranks, environment | {TIMES: json.dumps(times)}, needed, silent)
+            start = {
+                "run_dir": str(run_dir),
+                "home": home and asdict(home),
+                "start": exchange and exchange.next_start(),
+                "environment": environment | {TIMES: json.dumps(times)},
+                "needed": list(needed),
+            }
+            gang = _Gang(start, ranks, silent)
             gang.start()
             while gang.is_alive():
                 gang.join(_POLL_S)
+                if exchange:
+                    exchange.look()
                 silent = watch.silent()
                 room = nodes.room(silent)
                 if silent and not lost.exists() and (gone := silent & nodes_of_ranks()):
@@ -98,6 +113,8 @@ def train_on_ray(
                 if growth.pays(ranks, room, time.time()) and not (stop.exists() or restart.exists()):
                     console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
                     write_atomically(restart, b"")
+            if exchange:
+                exchange.end()
             _raise_if_given_up(run_dir)
             times["ended"] = time.time()
             step, grows = newest_step(checkpoints), restart.exists()
@@ -126,12 +143,9 @@ def train_on_ray(
 class _Gang(threading.Thread):
     """Runs Ray Train in a thread of its own, because the main thread handles signals."""
 
-    def __init__(
-        self, run_dir: Path, workers: int, environment: dict[str, str], needed: Sequence[str], silent: Set[str]
-    ) -> None:
+    def __init__(self, config: dict[str, Any], workers: int, silent: Set[str]) -> None:
         super().__init__(daemon=True)
-        self._config = {"run_dir": str(run_dir), "environment": environment, "needed": list(needed)}
-        self._run_dir, self._workers = run_dir, workers
+        self._config, self._workers = config, workers
         # Ray may take them for alive for another minute.
         self._where = {NODE_ID: f"!in({','.join(sorted(silent))})"} if silent else None
         self.error: Exception | None = None
@@ -149,7 +163,7 @@ class _Gang(threading.Thread):
             scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=on_gpu, label_selector=self._where),
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",
-                storage_path=str(self._run_dir / ".ray-train"),
+                storage_path=f"{self._config['run_dir']}/.ray-train",
                 # Ray Train would restart silently, and does not know whether there was progress.
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             ),

@@ -19,6 +19,8 @@ class Resources:
     gpus: float = 0
     """Where the cluster has GPUs; a fraction shares one."""
     memory_bytes: float = 0
+    here: bool = False
+    """Only on the node of the caller, whose files the tasks share."""
 
 
 def map_on_ray(
@@ -43,12 +45,16 @@ def map_on_ray(
     """
     import ray
 
-    there = ray.cluster_resources()
+    there = _own_node()["Resources"] if resources.here else ray.cluster_resources()
     gpus = resources.gpus if there.get("GPU", 0) else 0
-    task = ray.remote(num_cpus=resources.cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=_RETRIES)(
-        function
-    )
-    at_once = there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / resources.cpus
+    # A head that has no CPUs for tasks does what has to be done there all the same.
+    cpus = min(resources.cpus, there.get("CPU", 0)) if resources.here else resources.cpus
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=_RETRIES)(function)
+    if resources.here:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(_own_node()["NodeID"], soft=False))
+    at_once = there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / (cpus or 1)
     limit = 2 * max(1, int(at_once))
     running: dict[Any, Any] = {}
 
@@ -72,6 +78,14 @@ def map_on_ray(
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
+
+
+def _own_node() -> dict[str, Any]:
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    node: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == own)
+    return node
 
 
 def _result(reference: Any, name: str) -> Any:

@@ -16,13 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cluster.ray.copy_of_run import LOST_FILE, RunHome, fetch_run, hand_in, log_of, requests_as_files
 from common.exit_codes import DONE, STOPPED, USER_ERROR
 from common.files import write_atomically
-from pretrain.environment import SECRET, SUPERVISED, TIMES
+from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
 from pretrain.run.files import GAVE_UP
 
-LOST_FILE = "lost"
-"""File in a run's folder by which the driver ends all ranks: it holds the reason."""
 _LOST_POLL_S = 0.5
 _LAST_LINE_S = 1.0
 _CAUSE_FIRST_S = 2.0
@@ -37,10 +36,31 @@ def run_rank(config: dict[str, Any]) -> None:
         RuntimeError: the worker failed.
     """
     from ray import train
+
+    if config["home"] is None:
+        _run(Path(config["run_dir"]), config)
+        return
+    home, rank = RunHome(**config["home"]), train.get_context().get_world_rank()
+    try:
+        run_dir = fetch_run(home)
+    except ValueError as error:
+        raise RuntimeError(f"{socket.gethostname()}: {error}") from None
+    log = log_of(run_dir, rank)
+    log_from = log.stat().st_size if log.exists() else 0
+    config["environment"] |= {HOME: home.location, START: str(config["start"])}
+    with requests_as_files(home, run_dir):
+        try:
+            _run(run_dir, config)
+        finally:
+            hand_in(home, config["start"], run_dir, rank, log_from)
+
+
+def _run(run_dir: Path, config: dict[str, Any]) -> None:
+    from ray import train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
 
-    gave_up = Path(config["run_dir"]) / GAVE_UP
+    gave_up = run_dir / GAVE_UP
     if gave_up.exists():
         return
     if missing := [name for name in config["needed"] if name not in os.environ]:
@@ -78,7 +98,7 @@ def run_rank(config: dict[str, Any]) -> None:
     }
     child = subprocess.Popen(
         # -P: a directory `pretrain` in the working directory must not shadow the package.
-        [sys.executable, "-P", "-m", "pretrain.run.worker", config["run_dir"]],
+        [sys.executable, "-P", "-m", "pretrain.run.worker", str(run_dir)],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -90,7 +110,7 @@ def run_rank(config: dict[str, Any]) -> None:
     reader.start()
     # Do not wait for the end of its output: children of a killed rank may keep it open for a while, and another rank's
     # broken connection would then be reported as the cause.
-    code = _end_of(child, Path(config["run_dir"]) / LOST_FILE)
+    code = _end_of(child, run_dir / LOST_FILE)
     reader.join(_LAST_LINE_S)
     if code not in (DONE, STOPPED) and not gave_up.exists():
         detail = f": {last_line[0]}" if last_line[0] else ""

@@ -23,7 +23,7 @@ def make_left_examples(run: ResolvedRun) -> None:
     examples, config = left_examples(run), run.recipe.eval
     if examples is None:
         return
-    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9)
+    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here=run.home is not None)
     (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
     content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
     write_atomically(run.results.parent / FILE, content)

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from cluster.ray.map import map_on_ray
+from cluster.ray.map import Resources, map_on_ray
 from cluster.runs.folder import held_when_free
+from cluster.runs.home import Home
 from common.mapping import ReportProgress
 from data_prep.config import DataConfig, TokenizerConfig
 from data_prep.dataset.find import find_whole
@@ -24,12 +26,13 @@ def provide(
     place: Path,
     report: ReportProgress,
     full: bool = False,
+    home: Home | None = None,
 ) -> tuple[Path, Manifest]:
     """Find the data set of a run, or prepare it on the Ray that the caller has started.
 
     The data set's folder is named by settings and contents, so that a data set that runs use is never replaced by
-    another. `store` and the sources must have the same paths on every node. Runs that share a data set do not wait for
-    each other; whoever has to write into `store` waits for another writer.
+    another. Without a home, `store` and the sources must have the same paths on every node. Runs that share a data set
+    do not wait for each other; whoever has to write into `store` waits for another writer.
 
     Args:
         files: the input files, as `list_files` lists them.
@@ -38,6 +41,8 @@ def provide(
         place: where the run has its data: a link into `store`, nothing yet, or, in a copied run, a folder. A folder is
             used if it holds what the recipe asks for, and refused otherwise.
         full: hash every file of the data set.
+        home: of the run, if it has one in an object store. The data set is fetched from it if it is there; if not, it
+            is prepared on this node alone.
 
     Returns:
         The data set's folder and its manifest; every file of it has its hash.
@@ -47,11 +52,12 @@ def provide(
         WorkerDiedError: as `map_on_ray`.
     """
     work = work_of(store)
+    map_items = map_on_ray if home is None else partial(map_on_ray, resources=Resources(here=True))
     if not place.is_symlink() and place.exists():
         if inputs is None:
             with held_when_free(store):
-                inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
-        manifest = find_whole(place, inputs.identity, map_on_ray, report, full)
+                inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
+        manifest = find_whole(place, inputs.identity, map_items, report, full)
         if manifest is None:
             raise ValueError(
                 f"{place} is a folder instead of a link to the prepared data, and it is damaged or was not made from "
@@ -60,13 +66,17 @@ def provide(
         return place, manifest
     if inputs is not None:
         folder = store / inputs.identity[:16]
-        manifest = find_whole(folder, inputs.identity, map_on_ray, report, full)
+        manifest = find_whole(folder, inputs.identity, map_items, report, full)
         if manifest is not None:
             return folder, manifest
     with held_when_free(store):
-        inputs = resolve_inputs(data, tokenizer, files, work, map_on_ray, report)
+        inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         folder = store / inputs.identity[:16]
-        return folder, prepare(data, tokenizer, folder, map_on_ray, report, work, inputs)
+        if home is not None and home.fetch_data(folder):
+            manifest = find_whole(folder, inputs.identity, map_items, report)
+            if manifest is not None:
+                return folder, manifest
+        return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
 
 
 def link(place: Path, folder: Path) -> None:

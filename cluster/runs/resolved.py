@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.console import console
+from cluster.ray.copy_of_run import RunHome
 from cluster.runs.folder import note_change
+from cluster.runs.home import Home
 from cluster.runs.prepared import work_of
 from cluster.runs.recipe import Recipe
 from data_prep.dataset.find import find_verified
@@ -34,6 +36,8 @@ class ResolvedRun:
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
     """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
+    home: Home | None = None
+    """If the run has one in an object store; `folder` is this node's copy."""
 
     @property
     def checkpoints(self) -> str:
@@ -55,13 +59,17 @@ class ResolvedRun:
         """Steps that the newest checkpoint has done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
+    def shared(self) -> RunHome | None:
+        """What nodes need to know to fetch its data set, which is written to the home; None without a home."""
+        return None if self.home is None else self.home.share_data(self.data_folder)
+
     @property
     def is_trained(self) -> bool:
         """Whether the checkpoint of the last step is there."""
         return self.step == total_steps(self.recipe.phases)
 
 
-def resolve(recipe: Recipe, folder: Path, store: Path, full: bool) -> ResolvedRun:
+def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: Home | None = None) -> ResolvedRun:
     """List the inputs, find the data set and the newest checkpoint.
 
     Args:
@@ -75,7 +83,7 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool) -> ResolvedRu
     data = None
     if inputs is not None and not full and (folder / "data").exists():
         data = find_verified(folder / "data", inputs.identity)
-    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None))
+    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, home))
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:

@@ -11,6 +11,7 @@ from cluster.console import console, progress_line
 from cluster.ray.session import check_answers, ray_session
 from cluster.runs.evaluated import check_evaluation, left_examples, planned_trials
 from cluster.runs.folder import held_when_free, opened
+from cluster.runs.home import Home
 from cluster.runs.prepared import link, provide
 from cluster.runs.recipe import Recipe
 from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
@@ -54,12 +55,14 @@ def run_stages(
     wanted: Sequence[str] = STAGES,
     allowed: Sequence[str] = (),
     full_verify: bool = False,
+    home: Home | None = None,
 ) -> int:
     """Do what is not done of these stages; returns the exit code.
 
     Args:
         allowed: dotted keys that may change under a run that was started before.
         full_verify: hash every file of the data set, also those that are unchanged by size and modification time.
+        home: of the run, if it has one in an object store; `runs` is this node's copy.
 
     Raises:
         ValueError: a mistake of the user's, found before anything is started where possible.
@@ -70,7 +73,7 @@ def run_stages(
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
     with opened(folder, recipe, allowed):
-        run = resolve(recipe, folder, store_of(recipe, runs), full_verify)
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
             raise ValueError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "
@@ -155,6 +158,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
                 run.data_folder,
                 lambda stage, done, total: line.update(done, total, stage),
                 full_verify,
+                run.home,
             )
         check_data_unchanged(run, data, allowed)
         link(run.data_folder, folder)
@@ -203,7 +207,10 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
         line.update(run.step, last, heldout)
         environment, cluster = {MLFLOW_RUN_ID: tracker.run_id}, run.recipe.cluster
-        train_on_ray(run.folder, run.checkpoints, last, cluster.least_and_most, environment, cluster.env, show)
+        shared = run.shared()
+        if run.home:
+            run.home.share_indexes()
+        train_on_ray(run.folder, run.checkpoints, last, cluster.least_and_most, environment, cluster.env, show, shared)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
@@ -219,7 +226,11 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
         with seconds.of("eval"):
             make_left_examples(run)
             return run_left(
-                planned_trials(run), run.recipe.eval, run.results, lambda row: tracker.log_trials(final([row]))
+                planned_trials(run),
+                run.recipe.eval,
+                run.results,
+                lambda row: tracker.log_trials(final([row])),
+                home=run.shared() if run.recipe.eval.checkpoint is None else None,
             )
 
 

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cluster.console import console, progress_line
+from cluster.ray.copy_of_run import RunHome, fetch_data
 from cluster.ray.map import Resources, WorkerDiedError, map_on_ray
 from common.json_lines import Row, append_row, read_rows
 from eval.config import EvalConfig
@@ -22,13 +25,19 @@ def weights_dir(results: Path) -> Path:
 
 
 def run_left(
-    trials: Sequence[Trial], config: EvalConfig, results: Path, on_row: OnRow, before_row: OnRow = lambda row: None
+    trials: Sequence[Trial],
+    config: EvalConfig,
+    results: Path,
+    on_row: OnRow,
+    before_row: OnRow = lambda row: None,
+    home: RunHome | None = None,
 ) -> int:
     """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
 
     Args:
         on_row: is given each row when it is on the disk.
         before_row: is given it before, and may raise to end all trials.
+        home: of the run whose data set the trials read, if it is in an object store: each node fetches it.
 
     Returns:
         How many failed for a reason that a rerun may not meet again.
@@ -60,7 +69,7 @@ def run_left(
             for row in wave.failed:
                 append_row(results, row)
                 show(row)
-            run_trials(wave.trials, config, results, show, before_row)
+            run_trials(wave.trials, config, results, show, before_row, home)
             tried |= {trial_key(trial) for trial in wave.trials} | {row["key"] for row in wave.failed}
     if to_retry:
         console.print(f"{to_retry} of {total} trials failed; rerun the same command to try them again")
@@ -68,17 +77,24 @@ def run_left(
 
 
 def run_trials(
-    trials: Sequence[Trial], config: EvalConfig, results: Path, on_row: OnRow, before_row: OnRow = lambda row: None
+    trials: Sequence[Trial],
+    config: EvalConfig,
+    results: Path,
+    on_row: OnRow,
+    before_row: OnRow = lambda row: None,
+    home: RunHome | None = None,
 ) -> None:
     """Run trials on the Ray that the caller has started, the longest first.
 
     Each row, and the predictions behind it, is on disk before `on_row` is given it. A trial that fails, or whose worker
     dies at each attempt, has a row that tells so, and the others go on.
     """
-    memory = (config.memory_gb or 0) * 1e9
+    # Weights that others start from are files of this node.
+    here = home is not None and any(trial.weights_dir is not None for trial in trials)
+    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
-    for outcome in map_on_ray(_attempt, ordered, _name, Resources(config.cpus, config.gpus, memory), _died):
+    for outcome in map_on_ray(partial(_attempt, home=home), ordered, _name, resources, _died):
         row = outcome.row
         before_row(row)
         if outcome.predictions is not None:
@@ -94,9 +110,13 @@ def final(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.get("retry", False)]
 
 
-def _attempt(trial: Trial) -> Outcome:
+def _attempt(trial: Trial, home: RunHome | None) -> Outcome:
     started = time.monotonic()
     try:
+        if home is not None:
+            data = fetch_data(home, training=False)
+            tokenizer = str(data / Path(trial.tokenizer_path).name)
+            trial = replace(trial, tokenizer_path=tokenizer, data_path=str(data))
         return run_trial(trial)
     except (ValueError, OSError) as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started, retry=True), None)

@@ -41,16 +41,19 @@ class Owner(BaseModel):
         return self.run == other.run and (here or self.inode == other.inode)
 
 
-def claim_checkpoints(run_dir: Path, location: str) -> str:
+def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> str:
     """Check that a run's checkpoints can be written to a location that no other run owns; returns the run's id.
 
     If several runs claim a location at once, one gets it. A copy of a run's folder is another run, unless the location
     is inside it and was copied with it.
 
+    Args:
+        home: location of the run in an object store, if it has one: its id is there, and `run_dir` is one node's copy.
+
     Raises:
         ValueError: it cannot be written to, or another run owns it.
     """
-    mine = _owner_of(run_dir)
+    mine = _owner_of(run_dir) if home is None else _owner_of_home(home)
     try:
         folder = open_folder(location)
         found = read_owner(location)
@@ -116,6 +119,17 @@ def _owner_of(run_dir: Path) -> Owner:
         return Owner(run=run, host=socket.gethostname(), run_dir=str(run_dir.resolve()), inode=inode)
     except ValidationError:
         raise ValueError(f"{path} does not say which run this is; {advice}") from None
+
+
+def _owner_of_home(home: str) -> Owner:
+    """The run of a place in an object store, which gets an id if it has none."""
+    folder = open_folder(home)
+    folder.create(_IDENTITY, canonical_json({"run": secrets.token_hex(16)}), secrets.token_hex(4))
+    content = json_object(folder.read_bytes(_IDENTITY), f"{home}/{_IDENTITY}")
+    try:
+        return Owner(run=str(content.get("run")), host="", run_dir=home, inode=0)
+    except ValidationError:
+        raise ValueError(f"{home}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
 
 
 def _json_of(owner: Owner) -> bytes:

@@ -50,7 +50,14 @@ class CheckpointWriter:
     """One rank's part in saving. At most one save is in progress on all ranks; its error is raised by the next call."""
 
     def __init__(
-        self, checkpoints: str, rank: int, world_size: int, attempt: str, keep: int, keep_every: int | None = None
+        self,
+        checkpoints: str,
+        rank: int,
+        world_size: int,
+        attempt: str,
+        keep: int,
+        keep_every: int | None = None,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         """Nothing is written yet.
 
@@ -59,6 +66,7 @@ class CheckpointWriter:
                 the names of all files, so that a rank of an earlier start that is still writing replaces nothing.
             keep: how many of the newest checkpoints are kept.
             keep_every: checkpoints of steps that are multiples of this are kept for good.
+            before_commit: called by rank 0's thread; an OSError of it is one of the save.
         """
         self.last_pause_s = 0.0
         """How long the last save() stopped training to copy the slices."""
@@ -67,7 +75,7 @@ class CheckpointWriter:
         assert re.fullmatch(r"[0-9A-Za-z_-]+", attempt)
         self._checkpoints = checkpoints
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
-        self._keep, self._keep_every = keep, keep_every
+        self._keep, self._keep_every, self._before_commit = keep, keep_every, before_commit
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_progress: Future[None] | None = None
@@ -145,6 +153,7 @@ class CheckpointWriter:
         self._check_present(folder, files)
         placed = {"files": files, "kinds": _kinds_of(parts)}
         stripes = stripes_of(manifest.parameters, [part.slices for part in parts])
+        self._before_commit()
         if not commit(folder.location, manifest.model_copy(update={**placed, "stripes": stripes})):
             self._check_committed(folder, manifest)  # rank 0 of another start was faster
 

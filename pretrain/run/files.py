@@ -10,6 +10,11 @@ from pretrain.config import TrainingConfig
 GAVE_UP = "gave-up.json"
 """Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
 
+ROWS = ("metrics.jsonl", "starts.jsonl", "skipped.jsonl")
+"""What rank 0 appends to."""
+JOURNAL = "journal"
+"""Where a run that has its home in an object store has these rows."""
+
 
 def read_config(run_dir: Path) -> TrainingConfig:
     """The part of RUN_DIR/recipe.json that training reads.

@@ -16,6 +16,8 @@ from filelock import FileLock, Timeout
 
 from common.exit_codes import DONE, STOPPED
 from common.files import cut_torn_line, open_append
+from common.journal import JournalWriter
+from common.storage import open_folder
 from data_prep.dataset.shards import TokenDataset, open_dataset
 from pretrain.checkpoint.choose import newest_good_shared
 from pretrain.checkpoint.manifest import CheckpointManifest
@@ -30,9 +32,9 @@ from pretrain.data.word_vectors import build_word_vectors
 from pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from pretrain.engine.peak_flops import matmul_rate
 from pretrain.engine.ranks import Ranks
-from pretrain.environment import MLFLOW_RUN_ID, SUPERVISED
+from pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
 from pretrain.run.changes import training_part
-from pretrain.run.files import checkpoints_of, read_config
+from pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
 from pretrain.run.loop import Hooks, train
 from pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start
 from pretrain.run.start_engine import Start, start_engine
@@ -79,7 +81,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     sizes = micro_batch_sizes(config, run_dir, ranks)
     batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
-    writer = _checkpoint_writer(run_dir, config, ranks, resume)
+    journal = _journal(run_dir) if ranks.rank == 0 and HOME in os.environ else None
+    writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)
     writer.prepare(start.engine.state()[0])
 
     if ranks.rank == 0:
@@ -106,6 +109,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
             raise
         tracer.finish()
         writer.wait()
+    if journal is not None:
+        journal.close()
     if not finished:
         log.warning(
             "stopped on request after saving, by a signal or by %s; remove that file, if there is one, and rerun the "
@@ -124,7 +129,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
-        run_id = claim_checkpoints(run_dir, checkpoints)
+        run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
     found, rejected = newest_good_shared(checkpoints, ranks)
     if ranks.rank == 0:
         swept = sweep(checkpoints, found.step if found else None, f"{run_id[:8]}-{attempt:08x}")
@@ -138,7 +143,15 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     return _Resume(found.step if found else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
 
 
-def _checkpoint_writer(run_dir: Path, config: TrainingConfig, ranks: Ranks, resume: _Resume) -> CheckpointWriter:
+def _journal(run_dir: Path) -> JournalWriter:
+    """Takes rank 0's rows to the run's home, those of a save before its commit."""
+    cut_torn_line(run_dir / "metrics.jsonl")
+    return JournalWriter(open_folder(f"{os.environ[HOME]}/{JOURNAL}"), int(os.environ[START]), run_dir, ROWS)
+
+
+def _checkpoint_writer(
+    run_dir: Path, config: TrainingConfig, ranks: Ranks, resume: _Resume, journal: JournalWriter | None
+) -> CheckpointWriter:
     return CheckpointWriter(
         checkpoints_of(run_dir, config),
         ranks.rank,
@@ -146,6 +159,7 @@ def _checkpoint_writer(run_dir: Path, config: TrainingConfig, ranks: Ranks, resu
         f"{resume.run}-{resume.attempt}",
         config.checkpoint.keep,
         config.checkpoint.keep_every,
+        before_commit=journal.flush if journal else _ignore,
     )
 
 

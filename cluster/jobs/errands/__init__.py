@@ -1,2 +1,2 @@
-"""Programs that are sent to a cluster's head as small jobs. Each is one file that needs the standard library alone:
-the cluster may not have this project installed, and what is sent is small."""
+"""Programs that are sent to a cluster's head as small jobs. They need the standard library alone, and boto3 for runs
+in a bucket: the cluster may not have this project installed, and what is sent is small."""

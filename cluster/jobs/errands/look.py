@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from .files import read
+
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 SUFFIXES = (".py", ".jinja")
 MARK = "multihop found: "
@@ -50,12 +52,12 @@ def versions() -> dict[str, str | None]:
 
 def recipe_of(run_dir: str) -> str | None:
     """The text of a run's recipe.json, or None."""
-    path = Path(run_dir) / "recipe.json"
-    return path.read_text() if path.is_file() else None
+    content = read(run_dir, "recipe.json")
+    return None if content is None else content.decode()
 
 
 def main() -> None:
-    """Argument: the run's folder."""
+    """Argument: the run's folder, or its location in a bucket."""
     found = {"code": installed(), "versions": versions(), "recipe": recipe_of(sys.argv[1])}
     print(MARK + json.dumps(found), flush=True)
 

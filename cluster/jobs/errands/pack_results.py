@@ -4,7 +4,8 @@ import base64
 import io
 import sys
 import tarfile
-from pathlib import Path
+
+from .files import matching, read
 
 MARK = "multihop archive "
 _WANTED = ("recipe.json", "summary.json", "metrics.jsonl", "report.html", "report.md", "*.png", "eval/*.jsonl")
@@ -12,15 +13,18 @@ _LINE = 3 * 4096
 
 
 def main() -> None:
-    """Argument: the run's folder."""
-    run_dir = Path(sys.argv[1])
-    found = sorted(path for pattern in _WANTED for path in run_dir.glob(pattern) if path.is_file())
+    """Argument: the run's folder, or its location in a bucket."""
+    run = sys.argv[1]
+    found = matching(run, _WANTED)
     if not found:
-        sys.exit(f"{run_dir} has no results yet")
+        sys.exit(f"{run} has no results yet")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for path in found:
-            archive.add(path, path.relative_to(run_dir).as_posix(), recursive=False)
+        for name in found:
+            content = read(run, name) or b""
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
     content = packed.getvalue()
     for start in range(0, len(content), _LINE):
         print(MARK + base64.b64encode(content[start : start + _LINE]).decode())

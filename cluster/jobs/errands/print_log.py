@@ -1,27 +1,27 @@
-"""Print a file; with a second argument, also what is appended to it until this program is stopped."""
+"""Print a rank's log; with a third argument, also what is appended to it until this program is stopped."""
 
 import sys
 import time
-from pathlib import Path
+
+from .files import read
+
+_POLL_S = 1.0
 
 
 def main() -> None:
-    """Arguments: the file, and `-f` to follow it."""
-    path, following = Path(sys.argv[1]), len(sys.argv) > 2
-    while not path.exists():
+    """Arguments: the run's folder or its location in a bucket, the rank, and `-f` to follow it."""
+    run, name, following = sys.argv[1], f"logs/rank-{sys.argv[2]}.log", len(sys.argv) > 3
+    content = read(run, name)
+    if content is None and not following:
+        sys.exit(f"{run}/{name} does not exist")
+    printed = 0
+    while True:
+        printed += sys.stdout.buffer.write(content or b"")
+        sys.stdout.flush()
         if not following:
-            sys.exit(f"{path} does not exist")
-        time.sleep(1)
-    with open(path, errors="replace") as file:
-        while True:
-            text = file.read(65536)
-            if text:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            elif not following:
-                return
-            else:
-                time.sleep(1)
+            return
+        time.sleep(_POLL_S)
+        content = read(run, name, printed)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -49,20 +50,21 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """The dashboard of a cluster of one node; the environment has its token."""
+def address(s3_server: S3) -> Iterator[str]:
+    """The dashboard of a cluster of one node, which knows a store; the environment has its token."""
     token, port = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}, free_port()
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     before = dict(os.environ)
+    store = {"AWS_ENDPOINT_URL": s3_server.url, "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    store |= {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": PLANTED}
     with tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True) as folder:
         options = [f"--temp-dir={folder}", f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--num-cpus=3"]
-        options += [
-            f"--dashboard-agent-listen-port={free_port()}"
-        ]  # another Ray of this machine may have the usual one
+        # Another Ray of this machine may have the usual one.
+        options += [f"--dashboard-agent-listen-port={free_port()}"]
         options += [f"--port={free_port()}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         head = subprocess.Popen(
             [BIN / "ray", "start", "--head", *options],
-            env={**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT), "STORE_SECRET": PLANTED},
+            env={**os.environ, **token, **store, "PATH": path, "PYTHONPATH": str(ROOT), "STORE_SECRET": PLANTED},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -229,6 +231,24 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no commit, sent: the cluster has another one" in done.stdout and "largest: " in done.stdout
     assert "this is the code that was sent" in done.stdout
+
+
+def test_a_run_whose_home_is_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "stored", 12)
+    there = ["--address", address]
+    submitted = ["submit", "recipe.yaml", "--runs", f"{bucket}/runs/", "--stage", "train", *there]
+    done = multihop(tmp_path, *submitted)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"stored, {bucket}/runs/stored on the cluster: train" in done.stdout and "12/12" in done.stdout
+    refused = multihop(tmp_path, *submitted, "model.layers=1")
+    assert refused.returncode == 2 and "model.layers was 2, is 1" in refused.stderr
+    log = multihop(tmp_path, "logs", "stored", "--rank", "1", *there)
+    assert log.returncode == 0 and log.stdout
+    fetched = multihop(tmp_path, "fetch", "stored", *there)
+    assert fetched.returncode == 0, fetched.stderr
+    rows = json_lines(tmp_path / "fetched" / "stored" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
+    assert json.loads((tmp_path / "fetched" / "stored" / "summary.json").read_text())["status"] == "trained"
 
 
 def test_each_character_is_followed_once_over_a_connection_that_breaks(address: str, tmp_path: Path) -> None:

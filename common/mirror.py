@@ -1,0 +1,142 @@
+"""Folders that are copied to a storage location and fetched from there, each file checked by its hash.
+
+The listing, with size and SHA-256 of each file, is written last: a folder without it is not there. What it names never
+changes. It holds its own hash, and its names cannot lead out of the folder.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from common.files import (
+    canonical_json,
+    json_object,
+    make_folder,
+    open_regular,
+    read_json_object,
+    replacing,
+    sha256_file,
+    sha256_json,
+    write_atomically,
+)
+from common.storage import Folder
+
+LISTING = "files.json"
+_FETCHED = ".fetched.json"
+"""In a folder that was fetched: size and modification time of each file when it had its hash."""
+_BLOCK = 8 * 2**20
+_MOST_BYTES = 2**28
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def is_pushed(there: Folder) -> bool:
+    """Whether a whole copy is there."""
+    return there.size(LISTING) is not None
+
+
+def push(local: Path, there: Folder, without: Container[str] = ()) -> None:
+    """Copy the files of a folder, without its subfolders and hidden files, and then write the listing.
+
+    Args:
+        without: names of files that are not copied.
+
+    Raises:
+        OSError: the store cannot be written to.
+    """
+    files = {}
+    for path in sorted(local.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and path.name not in without:
+            digest = hashlib.sha256()
+            there.write(path.name, _hashed(path, digest))
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    there.write_atomically(LISTING, canonical_json({"files": files, "sha256": sha256_json(files)}))
+
+
+def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Have a whole copy of a folder that was pushed. What is there with its hash is not fetched again.
+
+    Processes of this machine that fetch the same folder wait for each other.
+
+    Args:
+        wanted: whether a file of this name is needed; others are left out.
+
+    Raises:
+        ValueError: there is none, or a file differs from its listing.
+        OSError: the store cannot be read, or the disk cannot be written to.
+    """
+    listing = _listing(there)
+    make_folder(local)
+    with FileLock(local / ".fetch.lock"):
+        seen = _seen(local)
+        for name, entry in listing.items():
+            if not wanted(name):
+                continue
+            path = local / name
+            stamp = _stamp(path)
+            if stamp is None or (stamp != seen.get(name) and not _has(path, entry)):
+                _fetch_file(there, path, entry)
+            seen[name] = _stamp(path)
+        write_atomically(local / _FETCHED, canonical_json(seen))
+
+
+def _hashed(path: Path, digest: Any) -> Iterator[bytes]:
+    with open_regular(path) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            yield block
+
+
+def _listing(there: Folder) -> dict[str, dict[str, Any]]:
+    where = f"{there.location}/{LISTING}"
+    try:
+        data = there.read_bytes(LISTING, _MOST_BYTES)
+    except FileNotFoundError:
+        raise ValueError(f"{there.location} holds no whole copy ({LISTING} is missing)") from None
+    content = json_object(data, where, advice=f"remove {there.location}: it is copied again", most_bytes=_MOST_BYTES)
+    files = content.get("files")
+    if not isinstance(files, dict) or content.get("sha256") != sha256_json(files):
+        raise ValueError(f"{where} is damaged; remove {there.location}: it is copied again")
+    for name, entry in files.items():
+        if not (_NAME.fullmatch(name) and _HASH.fullmatch(str(entry.get("sha256"))) and type(entry["bytes"]) is int):
+            raise ValueError(f"{where} has an entry that is not one of a copied folder: {name[:80]}")
+    return files
+
+
+def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
+    with replacing(path) as temporary, there.open(path.name) as source:
+        digest = hashlib.sha256()
+        with open(temporary, "xb") as file:
+            for chunk in source.chunks():
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != entry["sha256"]:
+            raise ValueError(
+                f"{there.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
+                f"{there.location}: it is made or copied again"
+            )
+
+
+def _seen(local: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(local / _FETCHED)
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _has(path: Path, entry: dict[str, Any]) -> bool:
+    stamp = _stamp(path)
+    return stamp is not None and stamp[0] == entry["bytes"] and sha256_file(path) == entry["sha256"]

@@ -1,0 +1,81 @@
+"""Runs whose nodes share nothing but an S3 bucket: each node and each driver has a cache of its own."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+from s3_endpoint import S3
+from workplace import begin, ended, json_lines, losses, make_workplace, multihop, wait_for
+
+from common.storage import open_folder
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+STEPS = 120
+RECIPE = ["recipe.yaml", "cluster.workers=2", "model.dropout=0"]
+
+
+@pytest.fixture
+def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
+    """Two nodes of one CPU, whose processes have different caches."""
+    found = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
+    )
+    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1"))
+    yield found
+    found.shutdown()
+
+
+def _cache(folder: Path) -> dict[str, str]:
+    folder.mkdir()
+    return {"XDG_CACHE_HOME": str(folder)}
+
+
+def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
+    cluster: Cluster, s3: S3, texts: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_workplace(tmp_path, texts, "shared", STEPS)
+    multihop(tmp_path, "train", *RECIPE, "name=local")
+    local = tmp_path / "runs" / "local"
+
+    home = f"{bucket}/home"
+    there = ["--runs", home, "--address", cluster.address]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
+    s3.failing_every = 10
+    command = begin(tmp_path, "train", *RECIPE, *there)
+    copy = next_copy(tmp_path / "node-0", tmp_path, command)
+    wait_for(lambda: len(losses(copy)) > 30, tmp_path, command)
+    command.terminate()
+    ended(tmp_path, command, 75)
+
+    # Another driver, whose disk is empty, goes on; the nodes' caches are lost too.
+    for name in ("node-0", "node-1"):
+        shutil.rmtree(tmp_path / name)
+    said = multihop(tmp_path, "train", *RECIPE, *there)
+    assert "fetched from" in said
+    copy = next_copy(tmp_path / "node-0", tmp_path, None)
+    assert losses(copy) == losses(local)
+    assert [row["step"] for row in json_lines(copy / "starts.jsonl")][1] >= 30
+    assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
+    assert "nothing left to do" in multihop(tmp_path, "train", *RECIPE, *there)
+    tasks = ["eval.tasks=[heldout-perplexity]", "eval.seeds=[0]", "eval.starts=[pretrained]"]
+    multihop(tmp_path, "eval", *RECIPE, *tasks, *there)
+    (row,) = json_lines(copy / "eval" / "results.jsonl")
+    assert row["status"] == "ok" and (copy / "report.html").exists()
+    run = open_folder(f"{home}/shared")
+    assert json.loads(run.read_bytes("summary.json"))["status"] == "done"
+    assert [name for name in run.child("logs").names() if name.startswith("rank-1")]
+    assert not (tmp_path / "runs" / "shared").exists() and os.listdir(tmp_path / "node-1")
+
+
+def next_copy(cache: Path, workplace: Path, command: object) -> Path:
+    """The driver's copy of the run on its node."""
+    place = cache / "multihop" / "homes"
+    if command is not None:
+        wait_for(lambda: list(place.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
+    (found,) = place.glob("*/shared")
+    return found
