@@ -27,7 +27,7 @@ from common.files import (
 from common.storage import Folder
 
 LISTING = "files.json"
-_FETCHED = ".fetched.json"
+FETCHED = ".fetched.json"
 """In a folder that was fetched: size and modification time of each file when it had its hash."""
 _BLOCK = 8 * 2**20
 _MOST_BYTES = 2**28
@@ -58,6 +58,11 @@ def push(local: Path, there: Folder, without: Container[str] = ()) -> None:
     there.write_atomically(LISTING, canonical_json({"files": files, "sha256": sha256_json(files)}))
 
 
+def missing_bytes(there: Folder, local: Path) -> int:
+    """How many bytes of a folder that was pushed a copy does not have; raises as `fetch`."""
+    return sum(entry["bytes"] for name, entry in _listing(there).items() if not (local / name).exists())
+
+
 def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
     """Have a whole copy of a folder that was pushed. What is there with its hash is not fetched again.
 
@@ -82,7 +87,7 @@ def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda nam
             if stamp is None or (stamp != seen.get(name) and not _has(path, entry)):
                 _fetch_file(there, path, entry)
             seen[name] = _stamp(path)
-        write_atomically(local / _FETCHED, canonical_json(seen))
+        write_atomically(local / FETCHED, canonical_json(seen))
 
 
 def _hashed(path: Path, digest: Any) -> Iterator[bytes]:
@@ -124,7 +129,7 @@ def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
 
 def _seen(local: Path) -> dict[str, Any]:
     try:
-        return read_json_object(local / _FETCHED)
+        return read_json_object(local / FETCHED)
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cache import cache_folder
+from common import mirror
+from common.cache import cache_folder, make_room, used
 from common.files import make_folder, sha256_json, write_atomically
-from common.mirror import fetch
 from common.storage import open_folder
 from pretrain.run.files import GAVE_UP
 from pretrain.run.stop import RESTART_FILE, STOP_FILE
@@ -55,17 +55,20 @@ def node_folder(runs: str) -> Path:
     return cache_folder("homes", sha256_json(runs)[:16])
 
 
-def fetch_run(home: RunHome) -> Path:
-    """Have a copy of a run with its data; returns its folder. Ranks of one node wait for each other.
+def fetch_run(home: RunHome, data: Path) -> Path:
+    """Have a copy of a run; returns its folder. Ranks of one node wait for each other.
+
+    Args:
+        data: the node's copy of its data set.
 
     Raises:
         ValueError: something is missing or damaged in the home.
         OSError: the store cannot be read, or the disk not written to.
     """
-    folder, data = node_folder(home.runs) / ".ranks" / home.name, fetch_data(home)
+    folder = node_folder(home.runs) / ".ranks" / home.name
     make_folder(folder, mode=0o700)
     there = open_folder(home.location)
-    fetch(there.child("index"), folder / "index")
+    mirror.fetch(there.child("index"), folder / "index")
     for name in FETCHED:
         with suppress(FileNotFoundError):
             write_atomically(folder / name, there.read_bytes(name, 2**28), mode=0o600)
@@ -75,18 +78,24 @@ def fetch_run(home: RunHome) -> Path:
     return folder
 
 
-def fetch_data(home: RunHome, training: bool = True) -> Path:
-    """Have a copy of a run's data set; returns its folder.
+@contextmanager
+def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
+    """The folder of a copy of a run's data set, which stays for the length of a block. Other runs' data sets that
+    nobody uses are removed for it, if the node's cache has a limit.
 
     Args:
         training: with the shards for training.
 
     Raises:
-        ValueError, OSError: as `fetch_run`.
+        ValueError: as `fetch` and `make_room`.
+        OSError: as `fetch`.
     """
-    data = node_folder(home.runs) / home.data
-    fetch(open_folder(f"{home.runs}/{home.data}"), data, lambda name: training or not name.startswith("train-"))
-    return data
+    data, there = node_folder(home.runs) / home.data, open_folder(f"{home.runs}/{home.data}")
+    with used(data):
+        fetched = cache_folder("homes").glob(f"*/.prepared/*/*/{mirror.FETCHED}")
+        make_room({path.parent for path in fetched}, mirror.missing_bytes(there, data) if training else 0)
+        mirror.fetch(there, data, lambda name: training or not name.startswith("train-"))
+        yield data
 
 
 @contextmanager

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster.ray.copy_of_run import LOST_FILE, RunHome, fetch_run, hand_in, log_of, requests_as_files
+from cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
 from common.exit_codes import DONE, STOPPED, USER_ERROR
 from common.files import write_atomically
 from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
@@ -41,18 +42,17 @@ def run_rank(config: dict[str, Any]) -> None:
         _run(Path(config["run_dir"]), config)
         return
     home, rank = RunHome(**config["home"]), train.get_context().get_world_rank()
-    try:
-        run_dir = fetch_run(home)
-    except ValueError as error:
-        raise RuntimeError(f"{socket.gethostname()}: {error}") from None
-    log = log_of(run_dir, rank)
-    log_from = log.stat().st_size if log.exists() else 0
     config["environment"] |= {HOME: home.location, START: str(config["start"])}
-    with requests_as_files(home, run_dir):
+    with ExitStack() as stack:
         try:
-            _run(run_dir, config)
-        finally:
-            hand_in(home, config["start"], run_dir, rank, log_from)
+            run_dir = fetch_run(home, stack.enter_context(data_of(home)))
+        except ValueError as error:
+            raise RuntimeError(f"{socket.gethostname()}: {error}") from None
+        log = log_of(run_dir, rank)
+        log_from = log.stat().st_size if log.exists() else 0
+        stack.enter_context(requests_as_files(home, run_dir))
+        stack.callback(hand_in, home, config["start"], run_dir, rank, log_from)
+        _run(run_dir, config)
 
 
 def _run(run_dir: Path, config: dict[str, Any]) -> None:

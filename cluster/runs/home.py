@@ -11,12 +11,13 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.console import console
 from cluster.ray.copy_of_run import RunHome, node_folder
 from cluster.runs.recipe import Recipe
+from common.cache import used
 from common.exit_codes import FAILED
 from common.files import make_folder, write_atomically
 from common.journal import JournalReader
@@ -50,6 +51,7 @@ class Home:
         self._there = open_folder(f"{self.location}/{name}", "--runs")
         self._pushed: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
+        self._used = ExitStack()
 
     def fetch_data(self, folder: Path) -> bool:
         """Fetch a prepared data set, if the home has it; `folder` is where this node has it."""
@@ -57,6 +59,7 @@ class Home:
         if not is_pushed(there):
             return False
         console.print(f"data      fetched from {there.location}", markup=False)
+        self._used.enter_context(used(folder))
         fetch(there, folder)
         return True
 
@@ -67,6 +70,7 @@ class Home:
             OSError: the store cannot be written to.
         """
         data = data.resolve()
+        self._used.enter_context(used(data))
         there = open_folder(self._location_of(data))
         if not is_pushed(there):
             push(data, there, without=(VERIFIED,))
@@ -110,6 +114,10 @@ class Home:
                 there, last = self._place_of(name)
                 there.remove(last)
                 del self._pushed[name]
+
+    def close(self) -> None:
+        """Let others remove its data set from the cache."""
+        self._used.close()
 
     def _place_of(self, name: str) -> tuple[Folder, str]:
         folder, _, last = name.rpartition("/")
@@ -164,6 +172,7 @@ def opened_home(runs: str, name: str) -> Iterator[Home | None]:
             ended.set()
             thread.join()
             home.push()
+            home.close()
 
 
 def _push_now_and_then(home: Home, ended: threading.Event) -> None:

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from cluster.console import console, progress_line
-from cluster.ray.copy_of_run import RunHome, fetch_data
+from cluster.ray.copy_of_run import RunHome, data_of
 from cluster.ray.map import Resources, WorkerDiedError, map_on_ray
 from common.json_lines import Row, append_row, read_rows
 from eval.config import EvalConfig
@@ -94,7 +93,7 @@ def run_trials(
     resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
-    for outcome in map_on_ray(partial(_attempt, home=home), ordered, _name, resources, _died):
+    for outcome in map_on_ray(lambda trial: _attempt(trial, home), ordered, _name, resources, _died):
         row = outcome.row
         before_row(row)
         if outcome.predictions is not None:
@@ -113,11 +112,11 @@ def final(rows: Sequence[Row]) -> list[Row]:
 def _attempt(trial: Trial, home: RunHome | None) -> Outcome:
     started = time.monotonic()
     try:
-        if home is not None:
-            data = fetch_data(home, training=False)
+        if home is None:
+            return run_trial(trial)
+        with data_of(home, training=False) as data:
             tokenizer = str(data / Path(trial.tokenizer_path).name)
-            trial = replace(trial, tokenizer_path=tokenizer, data_path=str(data))
-        return run_trial(trial)
+            return run_trial(replace(trial, tokenizer_path=tokenizer, data_path=str(data)))
     except (ValueError, OSError) as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started, retry=True), None)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +80,38 @@ def next_copy(cache: Path, workplace: Path, command: object) -> Path:
         wait_for(lambda: list(place.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
     (found,) = place.glob("*/shared")
     return found
+
+
+@pytest.mark.long
+def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
+    cluster: Cluster, s3: S3, texts: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_workplace(tmp_path, texts, "shared", 600)
+    multihop(tmp_path, "train", *RECIPE, "name=local")
+    there = ["--runs", f"{bucket}/home", "--address", cluster.address]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
+    command = begin(tmp_path, "train", *RECIPE, *there)
+    copy = next_copy(tmp_path / "node-0", tmp_path, command)
+    wait_for(lambda: len(losses(copy)) > 30, tmp_path, command)
+    second = multihop(_beside(tmp_path), "train", *RECIPE, *there, code=2)
+    assert "is in use by process" in second
+    command.kill()
+    command.wait()
+
+    command = begin(tmp_path, "train", *RECIPE, *there)
+    wait_for(lambda: len(json_lines(copy / "starts.jsonl")) == 2, tmp_path, command)
+    seen = max(losses(copy))
+    wait_for(lambda: max(losses(copy)) > seen + 10, tmp_path, command)
+    s3.failing_every, s3.failure = 1, "503 Service Unavailable"
+    time.sleep(60)
+    s3.failing_every = 0
+    ended(tmp_path, command)
+    assert losses(copy) == losses(tmp_path / "runs" / "local")
+
+
+def _beside(workplace: Path) -> Path:
+    """The same recipe in another folder, so that its output is apart."""
+    folder = workplace / "beside"
+    folder.mkdir()
+    shutil.copy(workplace / "recipe.yaml", folder)
+    return folder

@@ -1,0 +1,58 @@
+"""A cache with a limit."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.cache import LIMIT, make_room, used
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Three of a megabyte each, used one after the other."""
+    found = [tmp_path / name for name in "abc"]
+    for number, folder in enumerate(found):
+        with used(folder):
+            (folder / "data").write_bytes(bytes(10**6))
+        os.utime(folder / ".in-use", (number, number))
+    return found
+
+
+def left(folders: list[Path]) -> str:
+    return "".join(folder.name for folder in folders if folder.exists())
+
+
+def test_without_a_limit_nothing_is_removed(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIMIT, raising=False)
+    make_room(folders, 10**12)
+    assert left(folders) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed", "stay"), [("0.004", 10**6, "abc"), ("0.003", 10**6, "bc"), ("0.003", 2 * 10**6, "c")]
+)
+def test_what_was_not_used_for_longest_goes_first(
+    limit: str, needed: int, stay: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, limit)
+    make_room(folders, needed)
+    assert left(folders) == stay
+
+
+def test_what_is_used_stays(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, "0.002")
+    with used(folders[0]), used(folders[0]):
+        os.utime(folders[0] / ".in-use", (0, 0))
+        make_room(folders, 10**6)
+        assert left(folders) == "a"
+        with pytest.raises(ValueError, match=r"MULTIHOP_CACHE_GB=0.002 .* leaves no room for 0.0 GB"):
+            make_room(folders[:1], 2 * 10**6)
+    make_room(folders[:1], 2 * 10**6)
+    assert left(folders) == ""
+
+
+def test_a_limit_that_is_no_number_is_refused(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, "10 GB")
+    with pytest.raises(ValueError, match=r"MULTIHOP_CACHE_GB=10 GB .* is not a number of gigabytes"):
+        make_room(folders, 1)
