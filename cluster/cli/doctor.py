@@ -1,0 +1,78 @@
+"""The command `doctor`: examine a cluster or this machine, and print what is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+from cluster.console import console, plain
+from cluster.doctor.finding import Facts
+from cluster.doctor.order import Order, order_of
+from cluster.jobs.errand import ErrandFailed
+from cluster.ray.jobs import Jobs
+from cluster.runs.recipe import Recipe
+from common.exit_codes import DONE, FAILED
+from common.redaction import shown
+
+
+def examine_and_show(address: str | None, recipe: Recipe | None, runs: str | None, gpu: bool, as_json: bool) -> int:
+    """Print a table or JSON; returns the exit code: 0, or 1 where something is wrong.
+
+    Args:
+        address: of a head's dashboard; None: the cluster of RAY_ADDRESS, else this machine.
+
+    Raises:
+        ValueError: `runs` is relative on a cluster.
+    """
+    if address is not None and runs is not None and not runs.startswith("/"):
+        raise ValueError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
+    try:
+        report = _report(address, order_of(recipe, runs, gpu))
+    except ErrandFailed as error:
+        print(f"multihop: the cluster could not be examined: {shown(str(error))}", file=sys.stderr)
+        return FAILED
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        show(report)
+    return FAILED if report["findings"] else DONE
+
+
+def is_fit(address: str, recipe: Recipe, runs: str) -> bool:
+    """Whether nothing is wrong that concerns the recipe; prints what is."""
+    on_gpu = False
+    return examine_and_show(address, recipe, runs, on_gpu, as_json=False) == DONE
+
+
+def show(report: Facts) -> None:
+    """Print a table of the nodes, one of the links, and the findings."""
+    from rich.console import Console
+
+    from cluster.doctor.table import links_table, nodes_table
+
+    out = Console()
+    out.print(nodes_table(report))
+    if report["links"]:
+        out.print(links_table(report))
+    if not report["findings"]:
+        out.print("nothing is wrong")
+    for finding in report["findings"]:
+        text = f"{finding['node']}  {finding['check']}: {finding['seen']}; expected {finding['expected']}"
+        out.print(plain(f"✗ {text}: {finding['advice']}"), soft_wrap=True)
+
+
+def _report(address: str | None, order: Order) -> Facts:
+    def say(line: str) -> None:
+        console.print(plain(f"examining: {line}"))
+
+    if address is not None:
+        from cluster.doctor.remote import examine_remotely
+
+        return examine_remotely(Jobs(address), order, say)
+    from cluster.doctor.examine import examine
+
+    here = Order(**order.as_json() | {"places": [_absolute(place) for place in order.places]})
+    return examine(here, say)
+
+
+def _absolute(place: str) -> str:
+    return place if "://" in place else str(Path(place).absolute())
