@@ -14,11 +14,14 @@ from common.exit_codes import DONE, FAILED
 from common.redaction import shown
 
 
-def examine_and_show(address: str | None, recipe: Recipe | None, runs: str | None, gpu: bool, as_json: bool) -> int:
+def examine_and_show(
+    address: str | None, recipe: Recipe | None, runs: str | None, gpu: bool | None, as_json: bool
+) -> int:
     """Print a table or JSON; returns the exit code: 0, or 1 where something is wrong.
 
     Args:
         address: of a head's dashboard; None: the cluster of RAY_ADDRESS, else this machine.
+        gpu: examine GPUs, which each node must have; None: where the cluster has some.
 
     Raises:
         ValueError: `runs` is relative on a cluster.
@@ -39,8 +42,7 @@ def examine_and_show(address: str | None, recipe: Recipe | None, runs: str | Non
 
 def is_fit(address: str, recipe: Recipe, runs: str) -> bool:
     """Whether nothing is wrong that concerns the recipe; prints what is."""
-    on_gpu = False
-    return examine_and_show(address, recipe, runs, on_gpu, as_json=False) == DONE
+    return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 
 
 def show(report: Facts) -> None:

@@ -19,13 +19,20 @@ def submit(
     address: Dashboard = _LOCAL,
     stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
     allow_change: Allow = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Examine the cluster first, and submit nothing if something is wrong.")
+    ] = False,
 ) -> None:
     """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
+    from cluster.cli.doctor import is_fit
     from cluster.cli.jobs import submit_and_follow
     from cluster.jobs.submit import Order
     from cluster.runs.recipe import load_recipe
+    from common.exit_codes import FAILED
 
     order = Order(load_recipe(recipe, overrides or []), stage, runs.rstrip("/"), allow_change or ())
+    if check and not is_fit(address, order.recipe, order.runs):
+        raise typer.Exit(FAILED)
     raise typer.Exit(submit_and_follow(address, order))
 
 

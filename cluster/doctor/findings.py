@@ -3,11 +3,12 @@
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.doctor.finding import Facts, Finding, gigabytes, rate
 from cluster.doctor.gpu_findings import gpu_findings
 
+_Key = TypeVar("_Key")
 CLOCK_S = 1.0
 """Clocks may differ by this: leases, timestamps of metrics and signatures of requests to a store bear it."""
 SLOW_DEVICE, SLOW_LINK = 0.8, 0.5
@@ -43,7 +44,7 @@ def differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]
     return usual, {name: value for name, value in values.items() if value != usual}
 
 
-def slow(rates: Mapping[str, float], share: float) -> tuple[float, dict[str, float]]:
+def slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
     """The median of rates, and those below `share` of it."""
     if not rates:
         return 0.0, {}
@@ -151,10 +152,8 @@ def _devices(report: Facts) -> Iterator[Finding]:
             seen = f"device {number} computed {each['wrong']} of 20 matrix products wrongly"
             yield Finding(name, "compute", seen, "none", "take the node out, and have the device replaced")
     for kind in dict.fromkeys(each["name"] for each in devices.values()):
-        same = {f"{name}\0{number}": each["flops"] for (name, number), each in devices.items() if each["name"] == kind}
-        median, below = slow(same, SLOW_DEVICE)
-        for key, flops in below.items():
-            name, number = key.split("\0")
+        median, below = slow({key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE)
+        for (name, number), flops in below.items():
             load = report["nodes"][name]["machine"]["load"]
             seen = f"device {number} multiplies matrices at {flops / 1e9:,.0f} GFLOP/s (load {load})"
             wanted = f"{SLOW_DEVICE:.0%} of the median of {median / 1e9:,.0f}"
@@ -187,14 +186,16 @@ def _places(report: Facts) -> Iterator[Finding]:
 
 def _atomic(place: str, found: Mapping[str, Facts]) -> Iterator[Finding]:
     """Of all that create one file at once, one at most may succeed, and all must then read that one's."""
-    creators = [name for name, each in found.items() if each["created"]]
+    creators = sorted(name for name, each in found.items() if each["created"])
     owners = {each["owner"] for each in found.values()}
     advice = "use another store: on this one two runs could own one folder"
     if len(creators) > 1:
-        seen = f"{' and '.join(creators)} all created one file in {place}"
-        yield Finding(creators[-1], "store", seen, "one node at most", advice)
+        seen = f"each created the one file in {place} that only one may"
+        yield Finding(", ".join(creators), "store", seen, "one node at most", advice)
     elif len(owners) > 1 or (creators and owners != {found[creators[0]]["own"]}):
-        yield Finding(", ".join(found), "store", f"different contents of one file in {place}", "the same", advice)
+        yield Finding(
+            ", ".join(sorted(found)), "store", f"different contents of one file in {place}", "the same", advice
+        )
 
 
 def _links(report: Facts) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ from cluster.runs.recipe import Recipe
 class Order:
     """Of `multihop doctor`."""
 
-    gpu: bool = False
-    """Whether each node should have GPUs, which are examined too."""
+    gpu: bool | None = False
+    """Whether each node should have GPUs, which are examined too; None: where any node has some."""
     places: list[str] = field(default_factory=list)
     """Folders or s3:// locations that all nodes must write and read."""
     tracks: bool = False
@@ -28,7 +28,7 @@ class Order:
         return asdict(self)
 
 
-def order_of(recipe: Recipe | None, runs: str | None, gpu: bool) -> Order:
+def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> Order:
     """What a run of this recipe needs of the cluster; without a recipe, what any run does.
 
     Args:

@@ -41,6 +41,7 @@ def gather(order: Order, say: Say) -> Facts:
         [{nodes, rates}]; lost (names); needs; and tracking, if it is asked for.
     """
     nodes, lost = nodes_of_cluster()
+    on_gpu = any(node.gpus for node in nodes) if order.gpu is None else order.gpu
     facts: Facts = {
         node.name: {"address": node.address, "is_head": node.is_head, "cpus": node.cpus, "gpus": node.gpus}
         for node in nodes
@@ -57,21 +58,21 @@ def gather(order: Order, say: Say) -> Facts:
     say("clocks")
     for node in nodes:
         facts[node.name]["clock"] = _clock(node)
-    if order.gpu:  # before they have work, which takes memory
+    if on_gpu:  # before they have work, which takes memory
         say("GPUs")
         ask("gpus_idle", _SHORT_S, [Call(node, gpus) for node in nodes])
     say("matrix products")
-    reserved = {node: node.gpus if order.gpu else 0 for node in nodes}
-    ask("compute", _COMPUTE_S, [Call(node, compute, (order.gpu,), gpus=reserved[node]) for node in nodes])
-    if order.gpu:
+    reserved = {node: node.gpus if on_gpu else 0 for node in nodes}
+    ask("compute", _COMPUTE_S, [Call(node, compute, (on_gpu,), gpus=reserved[node]) for node in nodes])
+    if on_gpu:
         ask("gpus_after_work", _SHORT_S, [Call(node, gpus) for node in nodes])
     for place in order.places:
         say(f"reading and writing {place}")
         for name, found in _place(place, nodes):
             facts[name].setdefault("places", {})[place] = found
     say("all-reduce")
-    report: Facts = {"nodes": facts, "links": list(_links(nodes, order.gpu)), "lost": lost}
-    report["needs"] = {"ranks": order.ranks, "gpu": order.gpu}
+    report: Facts = {"nodes": facts, "links": list(_links(nodes, on_gpu)), "lost": lost}
+    report["needs"] = {"ranks": order.ranks, "gpu": on_gpu}
     if order.tracks and (uri := server_uri(order.tracking)) is not None:
         say("MLflow")
         report["tracking"] = _tracking(uri)

@@ -59,7 +59,7 @@ def _cells(facts: Facts) -> tuple[str, ...]:
 def _devices(compute: Facts) -> str:
     slowest = min(device["flops"] for device in compute["devices"])
     count = f"{len(compute['devices'])} x " if len(compute["devices"]) > 1 else ""
-    return f"{count}{slowest / 1e12:,.2f} TFLOP/s"
+    return f"{count}{slowest / 1e9:,.0f} GFLOP/s"
 
 
 def _slowest(facts: Facts, what: str) -> str:
