@@ -26,8 +26,10 @@ def examine_and_show(
     Raises:
         ValueError: `runs` is relative on a cluster.
     """
-    if address is not None and runs is not None and not runs.startswith("/"):
-        raise ValueError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
+    if runs is not None and not runs.startswith("/"):
+        if address is not None:
+            raise ValueError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
+        runs = str(Path(runs).absolute())
     try:
         report = _report(address, order_of(recipe, runs, gpu))
     except ErrandFailed as error:
@@ -55,6 +57,9 @@ def show(report: Facts) -> None:
     out.print(nodes_table(report))
     if report["links"]:
         out.print(links_table(report))
+    if (step := report.get("step", {})) and "error" not in step:
+        seconds = f"{step['first_s']:.0f} s, and after a restart {step['second_s']:.0f} s" if "first_s" in step else ""
+        out.print(plain(f"a step of the recipe: {seconds or 'not tried, ' + step['skipped']}"))
     if not report["findings"]:
         out.print("nothing is wrong")
     for finding in report["findings"]:
@@ -72,9 +77,4 @@ def _report(address: str | None, order: Order) -> Facts:
         return examine_remotely(Jobs(address), order, say)
     from cluster.doctor.examine import examine
 
-    here = Order(**order.as_json() | {"places": [_absolute(place) for place in order.places]})
-    return examine(here, say)
-
-
-def _absolute(place: str) -> str:
-    return place if "://" in place else str(Path(place).absolute())
+    return examine(order, say)

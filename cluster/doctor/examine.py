@@ -8,8 +8,10 @@ from pathlib import Path
 from cluster.doctor.finding import Facts
 from cluster.doctor.findings import findings
 from cluster.doctor.order import Order
+from cluster.doctor.rehearsal import rehearse
 from cluster.doctor.rounds import Say, gather
 from cluster.ray.session import ray_session
+from cluster.runs.recipe import validate_recipe
 
 MARK = "multihop doctor: "
 SAYS = "multihop doctor does: "
@@ -17,9 +19,17 @@ SAYS = "multihop doctor does: "
 
 
 def examine(order: Order, say: Say) -> Facts:
-    """Connect to Ray, or start it on this machine, and report: the facts of `gather`, and findings, a list."""
+    """Connect to Ray, or start it on this machine.
+
+    Returns:
+        The facts of `gather`; step, those of `rehearse`, if the recipe is known and nothing is wrong so far; and
+        findings, a list.
+    """
     with ray_session(None, 1):
         report = gather(order, say)
+    if order.recipe is not None and order.runs is not None and not findings(report):
+        say("a step, a checkpoint, a restart, another step")
+        report["step"] = rehearse(validate_recipe(order.recipe, "the recipe"), Path(order.runs))
     return report | {"findings": [asdict(finding) for finding in findings(report)]}
 
 

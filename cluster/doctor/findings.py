@@ -32,6 +32,7 @@ def findings(report: Facts) -> list[Finding]:
         _places,
         _links,
         _tracking,
+        _step,
     )
     return [finding for check in checks for finding in check(report)]
 
@@ -222,6 +223,12 @@ def _tracking(report: Facts) -> Iterator[Finding]:
     if "error" in report.get("tracking", {}):
         advice = "start the server, or correct tracking.uri or MLFLOW_TRACKING_URI"
         yield Finding(_head(report), "MLflow", report["tracking"]["error"], "an answer", advice)
+
+
+def _step(report: Facts) -> Iterator[Finding]:
+    if "error" in report.get("step", {}):
+        expected = "a step, a checkpoint, a restart and another step of the recipe"
+        yield Finding("the cluster", "step", report["step"]["error"], expected, "correct this before the long run")
 
 
 def _answers(report: Facts, question: str) -> dict[str, Facts]:

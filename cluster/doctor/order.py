@@ -22,6 +22,10 @@ class Order:
     """That each node must have in its environment."""
     ranks: int = 1
     """That the cluster must have room for."""
+    runs: str | None = None
+    """Folder of all runs."""
+    recipe: dict[str, Any] | None = None
+    """Of which a step is tried, if `runs` has its data."""
 
     def as_json(self) -> dict[str, Any]:
         """For `order_from`."""
@@ -36,7 +40,7 @@ def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> Order
     """
     places = [runs] if runs else []
     if recipe is None:
-        return Order(gpu=gpu, places=places)
+        return Order(gpu=gpu, places=places, runs=runs)
     if recipe.checkpoint.location is not None:
         places.append(recipe.checkpoint.location)
     return Order(
@@ -46,4 +50,6 @@ def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> Order
         tracking=recipe.tracking.uri,
         variables=recipe.cluster.env,
         ranks=recipe.cluster.least_and_most[0],
+        runs=runs,
+        recipe=recipe.model_dump(mode="json"),
     )

@@ -80,6 +80,7 @@ FAULTS: dict[str, tuple[Callable[[Report], Any], tuple[str, str]]] = {
     ),
     "a slow node within": (put("links", 2, "rates", LARGEST, value=1e8), ("three", "link")),
     "MLflow is away": (put("tracking", value={"error": "refused"}), ("one", "MLflow")),
+    "no step": (put("step", value={"error": "CUDA out of memory"}), ("the cluster", "step")),
     "too few nodes": (put("needs", "ranks", value=25), ("the cluster", "room")),
     "a node was lost": (put("lost", value=["four (10.0.0.4)"]), ("four (10.0.0.4)", "node")),
 }
