@@ -11,8 +11,9 @@ from cluster.doctor.gpu_findings import gpu_findings
 _Key = TypeVar("_Key")
 CLOCK_S = 1.0
 """Clocks may differ by this: leases, timestamps of metrics and signatures of requests to a store bear it."""
-SLOW_DEVICE, SLOW_LINK = 0.8, 0.5
-"""Shares of the median. A step is as slow as its slowest rank; rates of networks vary more than those of processors."""
+SLOW_DEVICE, SLOW_LINK, SLOW_STORE = 0.8, 0.5, 0.25
+"""Shares of the median. A step is as slow as its slowest rank; rates of networks vary more than those of processors,
+and those of a disk that others use most."""
 FREE_DISK, FREE_SHARE = 5 * 10**9, 0.05
 """Ray stops to store objects on a disk that is 95 % full."""
 AVAILABLE_MEMORY, FREE_SHM, OPEN_FILES = 2 * 10**9, 10**9, 4096
@@ -178,10 +179,10 @@ def _places(report: Facts) -> Iterator[Finding]:
                 yield Finding(name, "store", seen, "the same content", "do not use this store")
         yield from _atomic(place, good)
         for what in ("write_rate", "read_rate"):
-            median, below = slow({name: each[what] for name, each in good.items()}, SLOW_LINK)
+            median, below = slow({name: each[what] for name, each in good.items()}, SLOW_STORE)
             for name, value in below.items():
                 seen = f"{what.partition('_')[0]} {place} at {rate(value)}"
-                wanted = f"{SLOW_LINK:.0%} of the median of {rate(median)}"
+                wanted = f"{SLOW_STORE:.0%} of the median of {rate(median)}"
                 yield Finding(name, "store", seen, wanted, "see its disk, its network and how the folder is mounted")
 
 

@@ -131,7 +131,7 @@ def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[Fact
         for secret in [secrets.token_hex(32)]
         for rank, node in enumerate(group)
     ]
-    answers = iter(call_on_nodes(calls, ALL_REDUCE_S) if calls else [])
+    answers = iter(call_on_nodes(calls, ALL_REDUCE_S))
     for group, port in zip(groups, ports, strict=True):
         found = [port] if isinstance(port, Failed) else [next(answers) for _ in group]
         failed = [each.reason for each in found if isinstance(each, Failed)]

@@ -70,7 +70,7 @@ def test_a_slow_host_is_found(hosts: Hosts, tmp_path: Path) -> None:
     group = CGROUP / f"{hosts.names[2]}-slow"
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("15000")  # of each 100,000
+        (group / "cpu.cfs_quota_us").write_text("10000")  # of each 100,000
     except OSError as error:
         pytest.skip(f"this machine or user cannot limit processors by cgroup v1: {error}")
     try:

@@ -9,25 +9,20 @@ from cluster.doctor.rehearsal import rehearse
 from cluster.runs.recipe import load_recipe
 from cluster.runs.stages import run_stages
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_two_steps_with_a_checkpoint_between_them(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "rehearsed", 500)
-    recipe = load_recipe(tmp_path / "recipe.yaml", [f"checkpoint.location={tmp_path / 'checkpoints'}"])
-    runs = tmp_path / "runs"
+    place = f"checkpoint.location={tmp_path / 'checkpoints'}"
+    recipe, runs = load_recipe(tmp_path / "recipe.yaml", [place]), tmp_path / "runs"
     assert "not prepared" in rehearse(recipe, runs)["skipped"]
     run_stages(recipe, runs, ("prep",))
     before = sorted(path.name for path in runs.iterdir())
+
     found = rehearse(recipe, runs)
     assert found.keys() == {"first_s", "second_s"}, found
+    failed = rehearse(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
+    assert "has no NO_SUCH_VARIABLE" in failed["error"]
     assert sorted(path.name for path in runs.iterdir()) == before
     assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-def test_what_cannot_train_is_told(texts: Path, tmp_path: Path) -> None:
-    make_workplace(tmp_path, texts, "rehearsed", 500)
-    runs = tmp_path / "runs"
-    run_stages(load_recipe(tmp_path / "recipe.yaml", []), runs, ("prep",))
-    found = rehearse(load_recipe(tmp_path / "recipe.yaml", ["cluster.env=[NO_SUCH_VARIABLE]"]), runs)
-    assert "has no NO_SUCH_VARIABLE" in found["error"]
