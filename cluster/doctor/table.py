@@ -36,7 +36,7 @@ def links_table(report: Facts) -> "Table":
     return table
 
 
-_NODES = ("node", "clock", "memory", "shm", "disk", "files", "matrix product", "write", "read")
+_NODES = ("node", "clock", "memory", "shm", "disk", "files", "matmul", "write", "read")
 
 
 def _cells(facts: Facts) -> tuple[str, ...]:
