@@ -107,9 +107,9 @@ def _answer(reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        return Failed(f"{type(cause).__name__}: {_last_line(cause)}")
+        return Failed(f"{type(cause).__name__}: {_line(cause, -1)}")
     except ray.exceptions.RayError as error:
-        return Failed(f"{type(error).__name__}: {_first_line(error)}")
+        return Failed(f"{type(error).__name__}: {_line(error, 0)}")
 
 
 def _is_head(entry: dict[str, Any]) -> bool:
@@ -136,11 +136,6 @@ def _names(table: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return textwrap.shorten(lines[0], _LONGEST_REASON, placeholder=" …") if lines else "no message"
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return textwrap.shorten(lines[-1], _LONGEST_REASON, placeholder=" …") if lines else "no message"
+def _line(error: Exception, which: int) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return textwrap.shorten(lines[which], _LONGEST_REASON, placeholder=" …")
