@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from cluster.console import console, plain
@@ -77,4 +78,5 @@ def _report(address: str | None, order: Order) -> Facts:
         return examine_remotely(Jobs(address), order, say)
     from cluster.doctor.examine import examine
 
-    return examine(order, say)
+    with redirect_stdout(sys.stderr):  # Ray prints messages about nodes at any time
+        return examine(order, say)

@@ -88,3 +88,12 @@ def test_a_slow_host_is_found(hosts: Hosts, tmp_path: Path) -> None:
             with suppress(OSError):
                 (CGROUP / "cgroup.procs").write_text(pid)
         group.rmdir()
+
+
+def test_a_host_that_lost_its_power_is_found(hosts: Hosts, tmp_path: Path) -> None:
+    """The last test of these hosts. Ray may have noticed or not."""
+    hosts.lose_power(1)
+    code, report = examine(hosts, tmp_path)
+    print(json.dumps(report["findings"], indent=1))
+    named = {each["check"] for each in report["findings"] if hosts.addresses[1] in each["node"]}
+    assert code == 1 and named & {"node", "machine"}
