@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
+from cluster.cli.options import Allow, AsJson, Dashboard, JobName, Overrides, RecipePath
 
 job_commands = typer.Typer()
 _LOCAL = "http://127.0.0.1:8265"
@@ -21,14 +21,21 @@ def submit(
     address: Dashboard = _LOCAL,
     stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
     allow_change: Allow = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Examine the cluster first, and submit nothing if something is wrong.")
+    ] = False,
 ) -> None:
     """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
+    from cluster.cli.doctor import is_fit
     from cluster.cli.jobs import submit_and_follow
     from cluster.jobs.submit import Order
     from cluster.runs.home import in_home
     from cluster.runs.recipe import load_recipe
+    from common.exit_codes import FAILED
 
     order = Order(in_home(load_recipe(recipe, overrides or []), runs), stage, runs.rstrip("/"), allow_change or ())
+    if check and not is_fit(address, order.recipe, order.runs):
+        raise typer.Exit(FAILED)
     raise typer.Exit(submit_and_follow(address, order))
 
 
@@ -83,3 +90,27 @@ def fetch(
     from cluster.cli.jobs import fetch_results
 
     fetch_results(address, name, out)
+
+
+@job_commands.command()
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="Examine also what this recipe needs.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="Dashboard of the head. Default: this machine."
+        ),
+    ] = None,
+    runs: Annotated[str | None, typer.Option(help="Directory of all runs: written and read by all nodes.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Examine GPUs; a node without one is a finding.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find what is wrong with a cluster before a big job. Exit code 1: something is."""
+    from cluster.cli.doctor import examine_and_show
+    from cluster.runs.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or []) if recipe is not None else None
+    raise typer.Exit(examine_and_show(address, loaded, runs, gpu, as_json))

@@ -1,15 +1,15 @@
-"""Run one of the small programs of errands/ on a cluster's head, and take what it prints."""
+"""Run a small job on a cluster's head, such as one of the programs of errands/, and take what it prints."""
 
 import secrets
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.jobs import errands
-from cluster.jobs.archive import write_archive
+from cluster.jobs.archive import check_size, write_archive
 from cluster.jobs.follow import follow
-from cluster.ray.jobs import Jobs
+from cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
 _FOLDER = Path(errands.__file__).parent
 
@@ -27,13 +27,39 @@ def run_errand(jobs: Jobs, program: str, arguments: Sequence[str], write: Callab
     Raises:
         ErrandFailed: it did not end with exit code 0.
     """
-    job_id = f"multihop-{program}-{secrets.token_hex(6)}"
     command = "exec " + shlex.join(["python", "-m", f"{_FOLDER.name}.{program}", *arguments])
+    files = sorted(_FOLDER.glob("*.py"))
+    return run_small_job(jobs, program, command, {}, files, _FOLDER.parent, write or (lambda line: None))
+
+
+def run_small_job(
+    jobs: Jobs,
+    name: str,
+    command: str,
+    contents: Mapping[str, bytes],
+    files: Sequence[Path],
+    root: Path,
+    write: Callable[[str], object],
+) -> str:
+    """Run a command on the head in a folder that is sent with it, and remove its job from the list; returns what it
+    printed.
+
+    Args:
+        name: becomes a part of the job's id.
+        contents, files, root: of the folder, as `write_archive` takes them.
+        write: takes the output line by line, as it comes.
+
+    Raises:
+        ErrandFailed: it did not end with exit code 0.
+        ValueError: the files are too large to be sent.
+    """
+    job_id = f"multihop-{name}-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "errand.zip"
-        write_archive(archive, {}, sorted(_FOLDER.glob("*.py")), _FOLDER.parent)
+        write_archive(archive, contents, files, root)
+        check_size(archive, files, root, LARGEST_ARCHIVE)
         jobs.submit(job_id, command, archive, {})
-    output = _Output(f"Running entrypoint for job {job_id}: {command}", write or (lambda text: None))
+    output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
     try:
         ended = follow(jobs, job_id, output.take)
     except BaseException:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
+from cluster.ray.network import free_port, interface_of
 from common.exit_codes import DONE, STOPPED, USER_ERROR
 from common.files import write_atomically
 from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
@@ -75,7 +76,7 @@ def _run(run_dir: Path, config: dict[str, Any]) -> None:
     on_one_host = context.get_local_world_size() == context.get_world_size()
     host = "127.0.0.1" if on_one_host else get_node_ip_address()
     endpoint = broadcast_from_rank_zero(
-        {"host": host, "port": _free_port(host), "secret": secrets.token_hex(32)} if rank == 0 else None
+        {"host": host, "port": free_port(host), "secret": secrets.token_hex(32)} if rank == 0 else None
     )
     assert endpoint is not None
     times = json.loads(config["environment"].get(TIMES, "{}")) | {"placed": time.time()}
@@ -94,7 +95,7 @@ def _run(run_dir: Path, config: dict[str, Any]) -> None:
         "MASTER_ADDR": endpoint["host"],
         "MASTER_PORT": str(endpoint["port"]),
         "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
-        "GLOO_SOCKET_IFNAME": _interface_of(host),
+        "GLOO_SOCKET_IFNAME": interface_of(host),
     }
     child = subprocess.Popen(
         # -P: a directory `pretrain` in the working directory must not shadow the package.
@@ -148,20 +149,3 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     # Ray blocks SIGINT in its processes, and children inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _interface_of(host: str) -> str:
-    """The network interface with this address. Left alone, gloo takes the first one, which others may not reach."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == host for address in addresses):
-            return name
-    raise RuntimeError(f"no network interface has Ray's address {host}")

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
+_NOBODY = "02:00:00:00:00:99"
+"""A link-layer address that no host has."""
 
 
 class Hosts:
@@ -40,12 +42,17 @@ class Hosts:
             self.remove()
             raise
 
+    @staticmethod
+    def environment(**more: str) -> dict[str, str]:
+        """Of a command on a host."""
+        return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
     def start(self, host: int, command: Sequence[str], output: Path, **environment: str) -> "subprocess.Popen[bytes]":
         """Run a command on a host, its output in a file."""
         with open(output, "ab") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.names[host], *command],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env=self.environment(**environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -73,6 +80,17 @@ class Hosts:
     def restore_power(self, host: int) -> None:
         """Its network is there again, and no process."""
         _ip("-n", self.names[host], "link", "set", "eth0", "up")
+
+    def cut(self, host: int, other: int) -> None:
+        """Nothing that two hosts send each other arrives any more, and neither is told."""
+        for one, two in ((host, other), (other, host)):
+            neighbour = ["to", self.addresses[two], "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
+            _ip("-n", self.names[one], "neighbour", "replace", *neighbour)
+
+    def mend(self, host: int, other: int) -> None:
+        """Undo a cut."""
+        for one, two in ((host, other), (other, host)):
+            _ip("-n", self.names[one], "neighbour", "delete", "to", self.addresses[two], "dev", "eth0")
 
     def processes(self, host: int) -> list[psutil.Process]:
         """What runs on a host."""

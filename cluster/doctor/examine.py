@@ -1,0 +1,44 @@
+"""Examine the cluster of this process: `python -m cluster.doctor.examine ORDER.json`, as a job on a cluster's head."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster.doctor.finding import Facts
+from cluster.doctor.findings import findings
+from cluster.doctor.order import Order
+from cluster.doctor.rehearsal import rehearse
+from cluster.doctor.rounds import Say, gather
+from cluster.ray.session import ray_session
+from cluster.runs.recipe import validate_recipe
+
+MARK = "multihop doctor: "
+SAYS = "multihop doctor does: "
+"""Lines of the output: the report as JSON, and progress."""
+
+
+def examine(order: Order, say: Say) -> Facts:
+    """Connect to Ray, or start it on this machine.
+
+    Returns:
+        The facts of `gather`; step, those of `rehearse`, if the recipe is known and nothing is wrong so far; and
+        findings, a list.
+    """
+    with ray_session(None, 1):
+        report = gather(order, say)
+    if order.recipe is not None and order.runs is not None and not findings(report):
+        say("a step, a checkpoint, a restart, another step")
+        report["step"] = rehearse(validate_recipe(order.recipe, "the recipe"), Path(order.runs))
+    return report | {"findings": [asdict(finding) for finding in findings(report)]}
+
+
+def main() -> None:
+    """Argument: a file with an `Order`."""
+    order = Order(**json.loads(Path(sys.argv[1]).read_text()))
+    report = examine(order, lambda line: print(f"{SAYS}{line}", flush=True))
+    print(MARK + json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

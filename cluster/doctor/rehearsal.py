@@ -1,0 +1,78 @@
+"""A first step of a recipe's run on its own data, its checkpoint, and a second step after a restart from that: all
+that a run does before the weeks in between. Under a name of its own, which is removed."""
+
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from cluster.doctor.finding import Facts
+from cluster.ray.gang import TrainingFailed
+from cluster.ray.map import WorkerDiedError
+from cluster.runs.prepared import work_of
+from cluster.runs.recipe import Recipe, validate_recipe
+from cluster.runs.resolved import store_of
+from cluster.runs.stages import run_stages
+from common.exit_codes import DONE
+from common.storage import Folder, open_folder
+from data_prep.pipeline.identity import recall_inputs
+from data_prep.reading.sources import list_files
+from pretrain.run.files import checkpoints_of
+
+
+def rehearse(recipe: Recipe, runs: Path) -> Facts:
+    """Train a step with all ranks, save, load and train another.
+
+    Args:
+        runs: folder of all runs. What is prepared there for the recipe is used, and nothing is prepared.
+
+    Returns:
+        first_s and second_s (seconds of each start), {skipped: reason} where the data is not prepared, or
+        {error: reason}.
+    """
+    if not _is_prepared(recipe, runs):
+        return {"skipped": "the data is not prepared yet (--stage prep)"}
+    name = f"doctor-{secrets.token_hex(6)}"
+    place = checkpoints_of(runs / name, recipe.model_copy(update={"name": name}))
+    try:
+        return {"first_s": _trained(recipe, runs, name, 1), "second_s": _trained(recipe, runs, name, 2)}
+    except (ValueError, OSError, TrainingFailed, WorkerDiedError) as error:
+        return {"error": str(error)}
+    finally:
+        _remove(open_folder(place))
+        if (runs / name).exists():
+            shutil.rmtree(runs / name)
+
+
+def shortened(recipe: Recipe, runs: Path, name: str, steps: int) -> Recipe:
+    """The recipe with its first phase only, and so many steps of that at the full batch size."""
+    content = recipe.model_dump(mode="json")
+    phase = content["phases"][0] | {"steps": steps, "batch_ramp": [], "skip_steps": [], "schedule": "constant"}
+    content["phases"] = [phase | {"warmup": None, "warmup_steps": 0}]
+    content["checkpoint"] |= {"every_steps": 1}
+    content["tracking"]["uri"] = f"sqlite:///{(runs / name).absolute() / 'mlflow.db'}"  # not among the runs of others
+    content["cluster"]["address"] = None  # that of this process
+    return validate_recipe(content | {"name": name}, "the shortened recipe")
+
+
+def _trained(recipe: Recipe, runs: Path, name: str, steps: int) -> float:
+    started = time.monotonic()
+    code = run_stages(shortened(recipe, runs, name, steps), runs, ("prep", "train"), allowed=["phases"])
+    if code != DONE:
+        raise TrainingFailed(f"a run of {steps} steps ended with exit code {code}")
+    return time.monotonic() - started
+
+
+def _is_prepared(recipe: Recipe, runs: Path) -> bool:
+    store = store_of(recipe, runs)
+    inputs = recall_inputs(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), work_of(store))
+    return inputs is not None and (store / inputs.identity[:16] / "manifest.json").exists()
+
+
+def _remove(folder: Folder) -> None:
+    for name, kind in folder.entries().items():
+        if kind == "folder":
+            _remove(folder.child(name))
+        else:
+            folder.remove(name)
+    folder.remove_if_empty()

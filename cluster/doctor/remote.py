@@ -1,0 +1,40 @@
+"""Examine a cluster from afar, by a small job on its head that runs this code."""
+
+import json
+
+from cluster.doctor.examine import MARK, SAYS
+from cluster.doctor.finding import Facts
+from cluster.doctor.order import Order
+from cluster.doctor.rounds import Say
+from cluster.jobs.archive import code_to_send
+from cluster.jobs.errand import ErrandFailed, run_small_job
+from cluster.jobs.errands.look import code_hash
+from cluster.jobs.submit import look
+from cluster.ray.jobs import Jobs
+from cluster.runs.code_version import code_version
+
+_ORDER = "order.json"
+
+
+def examine_remotely(jobs: Jobs, order: Order, say: Say) -> Facts:
+    """The report of `examine`. As for `submit`, the code is sent if the head has another.
+
+    Raises:
+        ErrandFailed: the job failed.
+    """
+    here = code_version()
+    installed = look(jobs, "").code
+    code = [] if installed is not None and installed == code_hash(here.root) else code_to_send(here)
+    contents = {_ORDER: json.dumps(order.as_json()).encode()}
+    command = f"exec python -m cluster.doctor.examine {_ORDER}"
+
+    def pass_on(line: str) -> None:
+        if line.startswith(SAYS):
+            say(line.removeprefix(SAYS).strip())
+
+    printed = run_small_job(jobs, "doctor", command, contents, code, here.root, pass_on)
+    found = next((line for line in printed.splitlines() if line.startswith(MARK)), None)
+    if found is None:
+        raise ErrandFailed("the job printed no report")
+    report: Facts = json.loads(found.removeprefix(MARK))
+    return report

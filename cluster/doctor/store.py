@@ -1,0 +1,75 @@
+"""Whether a place for runs or checkpoints can be written and read by all nodes, how fast, and whether it is atomic.
+
+Each function runs on a node. Each node writes a file, then reads that of its neighbour: a node's own would come from
+its memory. All try to create one file at once, as two runs that want one folder would.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from common.storage import Folder, open_folder
+
+_PIECE, _PIECES = 4 * 2**20, 16
+_OWNER = "owner"
+
+
+def write(location: str, trial: str, node: str) -> dict[str, Any]:
+    """Write 64 MiB, and try to be the one that creates a file.
+
+    Args:
+        trial: names a folder in `location`, which need not exist.
+        node: names this node's file there.
+
+    Returns:
+        write_rate, in bytes per second, and created: whether this node created the file that only one may.
+
+    Raises:
+        OSError, ValueError: it cannot be written.
+    """
+    folder, content = _folder(location, trial), list(_content(node))
+    started = time.perf_counter()
+    folder.write(node, content)
+    seconds = time.perf_counter() - started
+    return {"write_rate": _PIECE * _PIECES / seconds, "created": folder.create(_OWNER, node.encode(), by=node)}
+
+
+def read(location: str, trial: str, other: str) -> dict[str, Any]:
+    """Read another node's file.
+
+    Returns:
+        read_rate, in bytes per second; same: whether it is what that node wrote; owner: the node that the other file
+        names.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    folder = _folder(location, trial)
+    started = time.perf_counter()
+    with folder.open(other) as file:
+        found = b"".join(file.chunks())
+    seconds = time.perf_counter() - started
+    return {
+        "read_rate": _PIECE * _PIECES / seconds,
+        "same": found == b"".join(_content(other)),
+        "owner": folder.read_bytes(_OWNER).decode(),
+    }
+
+
+def remove(location: str, trial: str, node: str) -> None:
+    """Remove what this node wrote, and the folder as soon as it is empty."""
+    folder = _folder(location, trial)
+    folder.remove(node)
+    folder.remove(_OWNER)
+    folder.remove_if_empty()
+
+
+def _folder(location: str, trial: str) -> Folder:
+    return open_folder(location).child(f".doctor-{trial}")
+
+
+def _content(node: str) -> Iterator[bytes]:
+    """64 MiB that no store compresses, and that differ from those of other nodes."""
+    for number in range(_PIECES):
+        yield hashlib.shake_256(f"{node} {number}".encode()).digest(_PIECE)

@@ -1,0 +1,28 @@
+"""A step, a save and a load of a recipe, of which nothing is left behind."""
+
+from pathlib import Path
+
+import pytest
+from workplace import make_workplace
+
+from cluster.doctor.rehearsal import rehearse
+from cluster.runs.recipe import load_recipe
+from cluster.runs.stages import run_stages
+
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def test_two_steps_with_a_checkpoint_between_them(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "rehearsed", 500)
+    place = f"checkpoint.location={tmp_path / 'checkpoints'}"
+    recipe, runs = load_recipe(tmp_path / "recipe.yaml", [place]), tmp_path / "runs"
+    assert "not prepared" in rehearse(recipe, runs)["skipped"]
+    run_stages(recipe, runs, ("prep",))
+    before = sorted(path.name for path in runs.iterdir())
+
+    found = rehearse(recipe, runs)
+    assert found.keys() == {"first_s", "second_s"}, found
+    failed = rehearse(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
+    assert "has no NO_SUCH_VARIABLE" in failed["error"]
+    assert sorted(path.name for path in runs.iterdir()) == before
+    assert list((tmp_path / "checkpoints").iterdir()) == []
