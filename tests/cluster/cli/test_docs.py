@@ -19,7 +19,11 @@ from pretrain.config import PhaseConfig
 from pretrain.optim.schedule import factor
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/clusters/*.md")),
+]
 MINIMAL = {
     "name": "documented",
     "data": {"sources": [{"path": "texts/"}]},
