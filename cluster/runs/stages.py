@@ -233,7 +233,7 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
 
     write_report(run.folder)
     tracker.log_scores(median_scores(read_rows(run.results), run.recipe.eval.model_dump(mode="json")))
-    names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
+    names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])
     if run.recipe.eval.examples:
         print_examples(run.results.parent)

@@ -1,7 +1,7 @@
 """One MLflow run per multihop run, written by the driver alone. Training does not depend on MLflow being reachable.
 
-The ranks write RUN_DIR/metrics.jsonl and starts.jsonl; a thread of the driver follows these files. RUN_DIR/tracking.json
-names the store and the run. What that run already has is read from MLflow at each start and after each failure.
+The ranks write RUN_DIR/metrics.jsonl and starts.jsonl; a thread of the driver follows both. RUN_DIR/tracking.json names
+the store and the run. What that run already has is read from MLflow at each start and after each failure.
 """
 
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.tracking.access import refusal
+from cluster.tracking.fetch import COMPARED
 from cluster.tracking.starts import STARTS_TAG, starts_tag
 from cluster.tracking.store import (
     TOKEN_TAG,
@@ -119,7 +120,7 @@ class Tracker:
         self._logged: _Logged | None = None
         self._rows: list[dict[str, Any]] = []
         self._scores: list[tuple[str, int, float]] = []
-        self._artifacts = [run_dir / "recipe.json"]
+        self._artifacts = [run_dir / COMPARED[0]]
 
     def begin(self) -> None:
         """Create or resume MLflow's run, if MLflow is reachable.
@@ -173,7 +174,8 @@ class Tracker:
         self._log_if_due()
 
     def close(self, status: str) -> None:
-        """Log the rest, and the final status: a key of STATUS."""
+        """Log the rest, what comparisons read, and the final status: a key of STATUS."""
+        self._artifacts += [self._run_dir / file for file in COMPARED[1:]]
         self._log_now(STATUS[status])
         if self.error is not None:
             log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._shown_uri)

@@ -25,7 +25,9 @@ def binaries() -> Path:
     """The folder of initdb and postgres. Skips the test if there is none, or if PostgreSQL's client is missing."""
     pytest.importorskip("psycopg", reason="psycopg is missing: pip install '.[dev]'")
     found = shutil.which("initdb")
-    places = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    places = (
+        [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    )
     if not places or not (places[0] / "initdb").exists():
         pytest.skip("PostgreSQL's server is missing: apt-get install postgresql")
     return places[0]
@@ -93,6 +95,11 @@ class Postgres:
             done = connection.execute(statement.encode())
             return list(done.fetchall()) if done.description else []
 
+    def dump(self, database: str) -> str:
+        """All that a database holds, as text."""
+        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "multihop", "--inserts", database]
+        return self._run(self._bin / "pg_dump", *where)
+
     @contextmanager
     def small_database(self, name: str) -> Iterator[Path]:
         """A database on a file system of its own, of SMALL_MB; yields its mount point, to be filled."""
@@ -114,9 +121,13 @@ class Postgres:
         if self._user is not None:
             shutil.chown(folder, self._user)
 
-    def _run(self, *command: str | Path) -> None:
-        done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder)
+    def _run(self, *command: str | Path) -> str:
+        environment = {**os.environ, "PGPASSWORD": PASSWORD}
+        done = subprocess.run(
+            command, user=self._user, capture_output=True, text=True, cwd=self.folder, env=environment
+        )
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _signal_all(self, number: int) -> None:
         """To all its processes: each has a process group of its own, and one session has them all."""
