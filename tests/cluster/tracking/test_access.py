@@ -80,8 +80,9 @@ def test_a_refused_user_is_told_at_the_start_and_ends_no_training(
     from mlflow.server import get_app_client
 
     check_access(tracking.server.url)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
     run_dir = tmp_path / "a"
-    run_dir.mkdir()
     tracker = start(run_dir, tracking.server.url)
     assert tracker.run_id
 
@@ -102,7 +103,6 @@ def test_a_refused_user_is_told_at_the_start_and_ends_no_training(
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "reader")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "may-read-not-write")
     check_access(tracking.server.url)
-    (tmp_path / "c").mkdir()
     with pytest.raises(ValueError, match="does not let this user write; ask its administrator"):
         start(tmp_path / "c", tracking.server.url)
 

@@ -58,13 +58,14 @@ def logged_all(tracking: Tracking, tracker: Tracker, metrics: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", [Tracking.stopped, Tracking.full, Tracking.without_database])
 def test_training_goes_on_and_every_metric_is_logged_once_in_order(
-    tracking: Tracking, tmp_path: Path, fault: Fault
+    tracking: Tracking, tmp_path: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     metrics = run_dir / "metrics.jsonl"
     tracker = start(run_dir, tracking.server.url)
     assert tracker.run_id, tracker.error
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     with tracker.follow_metrics(), steady(metrics, rows_per_s=20):
         for _ in range(TIMES):
             wait_for_more("MLflow logs", lambda: len(tracking.steps_of(tracker.run_id, "loss")))
