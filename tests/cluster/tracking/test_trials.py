@@ -70,3 +70,22 @@ def test_scores_are_metrics_of_the_run_logged_when_they_change(run_dir: Path) ->
     history = client.get_metric_history(tracker.run_id, "topics accuracy")
     assert [(point.step, point.value) for point in history] == [(10, 0.5), (20, 0.75), (20, 0.625)]
     assert client.get_run(tracker.run_id).data.metrics == {"topics accuracy": 0.625, "topics macro F1 ___": 1.0}
+
+
+def test_a_second_run_of_a_trial_or_of_the_run_itself_that_a_late_answer_left_is_deleted(run_dir: Path) -> None:
+    tracker, client = start(run_dir), client_of(run_dir)
+    tracker.log_trials([trial("k1")])
+    run = client.get_run(tracker.run_id)
+    experiment, of_trial = run.info.experiment_id, {"mlflow.parentRunId": tracker.run_id}
+    client.create_run(experiment, tags={**of_trial, "multihop.trial_key": "k1"})
+    for _ in range(2):
+        client.create_run(experiment, tags={**of_trial, "multihop.trial_key": "k2"})
+    client.create_run(experiment, tags={"multihop.token": run.data.tags["multihop.token"]})
+    again = start(run_dir)
+    again.log_trials([trial("k1"), trial("k2", seed=1)])
+    again.close("done")
+    assert again.run_id == tracker.run_id
+    assert {key: run.info.status for key, run in trials_of(client, again.run_id).items()} == dict.fromkeys(
+        ("k1", "k2"), "FINISHED"
+    )
+    assert len(client.search_runs([experiment])) == 3
