@@ -2,7 +2,8 @@
 
 A process trains, step after step, and after each step a row of its metrics is written, as with `engine.log_every: 1`:
 the most that there can be to log. This process is the driver, on the same machine, which is the worst case too. Blocks
-of steps with and without the driver's thread that follows the file take turns.
+of steps with and without the driver's thread that follows the file take turns. Beside the ratio of their speeds stands
+what the thread costs in CPU time, which other work on the machine disturbs less.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="tracking-") as folder,
         start_peer("ours", case_of(options.shape, shape)) as step,
     ):
-        rates = measure(Path(folder) / "run", options.uri, step, options.seconds, options.repeats)
+        rates, cores = measure(Path(folder) / "run", options.uri, step, options.seconds, options.repeats)
     ratios = sorted(on / off for on, off in zip(rates["on"], rates["off"], strict=True))
     report = {
         "date": date.today().isoformat(),
@@ -49,6 +50,7 @@ def main() -> None:
         "shape": options.shape,
         "store": "SQLite" if options.uri is None else options.uri.partition(":")[0],
         "steps_per_s": rates,
+        "driver_cores": cores,
         "throughput_on_of_off": statistics.median(ratios),
         "from_to": [ratios[0], ratios[-1]],
     }
@@ -57,20 +59,24 @@ def main() -> None:
     print(f"{report['machine']}; {options.shape}; {report['store']}; {options.repeats} blocks of each kind in turns")
     print(f"steps/s without tracking  {statistics.median(rates['off']):8.2f}")
     print(f"steps/s with tracking     {statistics.median(rates['on']):8.2f}")
+    print(f"driver's CPU cores, with  {statistics.median(cores['on']):8.4f}")
+    print(f"                 without  {statistics.median(cores['off']):8.4f}")
     print(f"ratio of a pair of blocks {statistics.median(ratios):8.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 def measure(
     run_dir: Path, uri: str | None, step: Callable[[], float], seconds: float, repeats: int
-) -> dict[str, list[float]]:
-    """Steps a second of each block, with tracking on and off, in turns; the first pair warms up."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Steps a second and the driver's busy cores in each block, with tracking on and off; the first pair warms up."""
     run_dir.mkdir()
     tracker = open_run(run_dir, {"name": "bench"}, uri, "bench", {})
     rates: dict[str, list[float]] = {"on": [], "off": []}
+    cores: dict[str, list[float]] = {"on": [], "off": []}
     number = 0
     for turn in range(repeats + 1):
         for kind in ("on", "off") if turn % 2 else ("off", "on"):
-            times = []
+            times: list[float] = []
+            cpu = time.process_time()
             file = run_dir / ("metrics.jsonl" if kind == "on" else "unread.jsonl")
             with open(file, "a") as metrics, tracker.follow_metrics() if kind == "on" else nullcontext():
                 while sum(times) < seconds:
@@ -81,10 +87,11 @@ def measure(
                     metrics.flush()
             if turn:
                 rates[kind].append(len(times) / sum(times))
+                cores[kind].append((time.process_time() - cpu) / sum(times))
     tracker.close("done")
     if tracker.error is not None:
         raise SystemExit(f"MLflow was not reachable, so nothing was compared: {tracker.error}")
-    return rates
+    return rates, cores
 
 
 if __name__ == "__main__":
