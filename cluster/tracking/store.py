@@ -28,6 +28,7 @@ _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
 # Callers continue without MLflow and retry later, so requests should fail fast.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.files import write_atomically
@@ -130,16 +131,11 @@ class Postgres:
         return done.stdout
 
     def _signal_all(self, number: int) -> None:
-        """To all its processes: each has a process group of its own, and one session has them all."""
+        """To all its processes: each has a session of its own."""
         assert self._process is not None
-        session = self._process.pid
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if os.getsid(int(entry.name)) == session:
-                        os.kill(int(entry.name), number)
-                except ProcessLookupError:
-                    continue
+        first = psutil.Process(self._process.pid)
+        for process in (first, *first.children()):
+            process.send_signal(number)
 
 
 @contextmanager
@@ -151,5 +147,4 @@ def postgres(port: int) -> Iterator[Postgres]:
         try:
             yield running
         finally:
-            running.resume()
             running.stop(signal.SIGQUIT)
