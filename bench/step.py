@@ -15,6 +15,8 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,25 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         process.stdin.close()
         process.wait()
     return {"seconds": times, "peak_bytes": peaks, "profile": profiles}
+
+
+@contextmanager
+def start_peer(name: str, case: Case) -> Iterator[Callable[[], float]]:
+    """A peer in its own process; each call does one step and returns its seconds."""
+    process = subprocess.Popen(
+        [sys.executable, step_peers.__file__, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(case["threads"])},
+        text=True,
+    )
+    say(process, json.dumps({**case, "port": str(29500 + os.getpid() % 1000)}))
+    try:
+        yield lambda: ask(process, name, "step")["seconds"]
+    finally:
+        process.stdin.close()
+        process.wait()
 
 
 def say(process: Any, line: str) -> None:

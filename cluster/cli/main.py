@@ -116,11 +116,15 @@ def evaluate(
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Run names or directories.")],
     runs: Runs = Path("runs"),
+    tracking: Annotated[
+        str | None,
+        typer.Option(metavar="URI", envvar="MLFLOW_TRACKING_URI", help="MLflow, for runs that are not in --runs."),
+    ] = None,
 ) -> None:
     """Compare the recipes and results of runs."""
     from cluster.runs.compare import show_comparison
 
-    show_comparison(names, runs)
+    show_comparison(names, runs, tracking)
 
 
 @app.command()

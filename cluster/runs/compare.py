@@ -1,11 +1,16 @@
 """Compare runs: differences between their recipes, and their results side by side."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cluster.console import plain
+from cluster.tracking.fetch import fetch_run
+from cluster.tracking.store import store_uri
 from common.files import write_atomically
 from common.redaction import shown
 from eval.comparison.differences import METHOD, run_differences
@@ -39,8 +44,11 @@ class Comparison:
     """Held-out mlm_loss or clm_loss by step, in nats: the sum also depends on which other objective a run has."""
 
 
-def find_runs(names: list[str], runs: Path) -> list[Path]:
+def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None = None) -> list[Path]:
     """The run directories with these names or paths.
+
+    Args:
+        fetch: makes the directory of a run that is not there.
 
     Raises:
         ValueError: fewer than two are given, or one does not exist.
@@ -50,6 +58,8 @@ def find_runs(names: list[str], runs: Path) -> list[Path]:
     found = []
     for name in names:
         places = [place for place in (runs / name, Path(name)) if (place / "recipe.json").is_file()]
+        if not places and fetch is not None:
+            places = [fetch(name)]
         if not places:
             there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
             raise ValueError(f"no run {name} in {runs}; existing runs: {there}")
@@ -79,8 +89,11 @@ def compare(run_dirs: list[Path]) -> Comparison:
     )
 
 
-def show_comparison(names: list[str], runs: Path) -> None:
+def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -> None:
     """Print the comparison as a table and write `compare-A-B.png` to the current directory.
+
+    Args:
+        tracking: MLflow's tracking URI, for runs that are not in `runs`.
 
     Raises:
         ValueError: a run does not exist.
@@ -88,7 +101,9 @@ def show_comparison(names: list[str], runs: Path) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    comparison = compare(find_runs(names, runs))
+    with TemporaryDirectory() as fetched:
+        fetch = partial(fetch_run, uri=store_uri(runs, tracking), folder=Path(fetched)) if tracking else None
+        comparison = compare(find_runs(names, runs, fetch))
     table = Table("", *(Column(plain(name)) for name in comparison.names), header_style="bold")
     for title, rows in (("recipe", comparison.recipe), ("results", comparison.results)):
         table.add_row(f"[bold]{title}[/bold]" if rows else f"[bold]{title}: no difference[/bold]")

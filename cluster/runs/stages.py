@@ -16,6 +16,7 @@ from cluster.runs.prepared import link, provide
 from cluster.runs.recipe import Recipe
 from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from cluster.runs.summary import environment, read_summary, write_summary
+from cluster.tracking.access import check_access
 from cluster.tracking.store import store_uri
 from cluster.tracking.tracker import is_behind, open_run
 from common.exit_codes import DONE, FAILED, STOPPED
@@ -69,7 +70,7 @@ def run_stages(
     """
     if "eval" in wanted:
         check_evaluation(recipe)
-    store_uri(runs, recipe.tracking.uri)
+    tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
     with opened(folder, recipe, allowed):
@@ -83,6 +84,8 @@ def run_stages(
             console.print(f"{folder}: nothing left to do")
             _print_report_path(run)
             return DONE
+        if "train" in wanted or "eval" in wanted:
+            check_access(tracking_uri)
         seconds = _Seconds(read_summary(folder).get("stages", {}))
         ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
@@ -241,7 +244,7 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
 
     write_report(run.folder)
     tracker.log_scores(median_scores(read_rows(run.results), run.recipe.eval.model_dump(mode="json")))
-    names = ("report.html", "report.md", "loss.png", "recipe.json", "summary.json")
+    names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])
     if run.recipe.eval.examples:
         print_examples(run.results.parent)

@@ -28,6 +28,7 @@ _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
 # Callers continue without MLflow and retry later, so requests should fail fast.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -95,8 +96,16 @@ def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "It
 
 
 def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[set[str], dict[str, Run]]":
-    """The keys of the trials that are logged under `parent`, and by key the runs of those that are partly logged."""
-    nested = {run.data.tags[TRIAL_TAG]: run for run in search(client, experiment, PARENT_TAG, parent)}
+    """The keys of the trials that are logged under `parent`, and by key the runs of those that are partly logged.
+
+    A request that timed out may have created a second run of a trial after all: one that is not finished is deleted.
+    """
+    nested: dict[str, Run] = {}
+    found = search(client, experiment, PARENT_TAG, parent)
+    for run in sorted(found, key=lambda run: (run.info.status == "RUNNING", run.info.start_time, run.info.run_id)):
+        first = nested.setdefault(run.data.tags[TRIAL_TAG], run)
+        if first is not run and run.info.status == "RUNNING":
+            client.delete_run(run.info.run_id)
     begun = {key: run for key, run in nested.items() if run.info.status == "RUNNING"}
     return set(nested) - set(begun), begun
 

@@ -1,7 +1,7 @@
 """One MLflow run per multihop run, written by the driver alone. Training does not depend on MLflow being reachable.
 
-The ranks write RUN_DIR/metrics.jsonl; a thread of the driver follows that file. RUN_DIR/tracking.json names the store
-and the run. Which steps that run already has is read from MLflow at each start and after each failure.
+The ranks write RUN_DIR/metrics.jsonl and starts.jsonl; a thread of the driver follows both. RUN_DIR/tracking.json names
+the store and the run. What that run already has is read from MLflow at each start and after each failure.
 """
 
 import json
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.tracking.access import refusal
+from cluster.tracking.fetch import COMPARED
+from cluster.tracking.starts import STARTS_TAG, starts_tag
 from cluster.tracking.store import (
     TOKEN_TAG,
     connect,
@@ -33,7 +36,7 @@ from cluster.tracking.store import (
     store_uri,
 )
 from common.files import read_json_object, write_atomically
-from common.json_lines import RowFollower
+from common.json_lines import RowFollower, read_rows
 from common.redaction import redacted
 
 if TYPE_CHECKING:
@@ -46,6 +49,9 @@ STATUS = {"done": "FINISHED", "trained": "FINISHED", "stopped": "KILLED", "faile
 """MLflow's status for each status of ours."""
 _POLL_S = 2.0
 _LONGEST_WAIT_S = 60.0
+_PATIENCE_S = 60.0
+"""So long at most the driver waits for MLflow. Requests to a server time out earlier; those to a database or to a store
+of artifacts, and MLflow's attempts to connect to a database, need not."""
 _POINTS_AT_ONCE = 900
 
 
@@ -59,7 +65,8 @@ def open_run(
         tags: what the results depend on besides the recipe: commit, versions, fingerprints.
 
     Raises:
-        ValueError: the URI is not supported, or the experiment was deleted. An unreachable server is no error.
+        ValueError: the URI is not supported, the server refuses the user, or the experiment was deleted. An unreachable
+            server is no error.
     """
     tracker = Tracker(run_dir, recipe, store_uri(run_dir.parent, uri), experiment, tags)
     tracker.begin()
@@ -85,6 +92,8 @@ class _Logged:
     """Keys of trials that are fully logged."""
     begun: "dict[str, Run]"
     """Runs of partly logged trials, by key."""
+    starts: str
+    """The tag that lists the starts of the ranks; empty if it is not set."""
     rows: RowFollower
     """New rows of metrics.jsonl. `steps` decides what is logged, because the file may have been truncated meanwhile."""
 
@@ -100,7 +109,7 @@ class Tracker:
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
         self._shown_uri = redacted(uri)
         self._lock = threading.Lock()
-        self._wait_s, self._not_before = 0.0, 0.0
+        self._wait_s, self._not_before, self._is_lost = 0.0, 0.0, False
         self._state: dict[str, Any] = {}
         try:
             self._state = read_state(run_dir)
@@ -111,7 +120,7 @@ class Tracker:
         self._logged: _Logged | None = None
         self._rows: list[dict[str, Any]] = []
         self._scores: list[tuple[str, int, float]] = []
-        self._artifacts: list[Path] = []
+        self._artifacts = [run_dir / COMPARED[0]]
 
     def begin(self) -> None:
         """Create or resume MLflow's run, if MLflow is reachable.
@@ -119,13 +128,12 @@ class Tracker:
         Raises:
             ValueError: a mistake in the recipe's tracking section.
         """
-        with self._lock:
-            try:
-                self._log()
-            except ValueError:
-                raise
-            except Exception as error:
-                self._retry_later(error)
+        self._try()
+        if isinstance(self.error, ValueError):
+            raise self.error
+        if self.error is not None and (reason := refusal(self.error)):
+            raise ValueError(f"{self._shown_uri} {reason}") from None
+        self._tell()
 
     @contextmanager
     def follow_metrics(self) -> Iterator[None]:
@@ -142,7 +150,7 @@ class Tracker:
             yield
         finally:
             stop.set()
-            follower.join()
+            follower.join(_PATIENCE_S)
             self._log_now()
 
     def look_again(self) -> None:
@@ -162,11 +170,12 @@ class Tracker:
 
     def log_artifacts(self, paths: list[Path]) -> None:
         """Log those files that exist, replacing artifacts of the same name."""
-        self._artifacts += [path for path in paths if path.exists()]
+        self._artifacts += paths
         self._log_if_due()
 
     def close(self, status: str) -> None:
-        """Log the rest, and the final status: a key of STATUS."""
+        """Log the rest, what comparisons read, and the final status: a key of STATUS."""
+        self._artifacts += [self._run_dir / file for file in COMPARED[1:]]
         self._log_now(STATUS[status])
         if self.error is not None:
             log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._shown_uri)
@@ -176,24 +185,44 @@ class Tracker:
             self._log_now()
 
     def _log_now(self, final_status: str | None = None) -> None:
-        with self._lock:
-            try:
-                self._log(final_status)
-            except Exception as error:  # no failure of MLflow may end the run
-                self._retry_later(error)
+        self._try(final_status)
+        self._tell()
+
+    def _try(self, final_status: str | None = None) -> None:
+        """Log in a thread of its own, which is left behind, with the lock, if MLflow does not answer."""
+        if self._lock.acquire(timeout=_PATIENCE_S):
+            attempt = threading.Thread(target=self._attempt, args=(final_status,), name="mlflow", daemon=True)
+            attempt.start()
+            attempt.join(_PATIENCE_S)
+            if not attempt.is_alive():
                 return
-            if self.error is not None:
-                log.warning("MLflow at %s is reachable again and up to date", self._shown_uri)
+        self._retry_later(TimeoutError(f"no answer within {_PATIENCE_S:.0f} seconds"))
+
+    def _attempt(self, final_status: str | None) -> None:
+        try:
+            self._log(final_status)
+        except Exception as error:  # no failure of MLflow may end the run
+            self._retry_later(error)
+        else:
             self.error, self._wait_s, self._not_before = None, 0.0, 0.0
+        finally:
+            self._lock.release()
 
     def _retry_later(self, error: Exception) -> None:
-        """Retry later, with exponential backoff; warn once."""
-        if self.error is None:
-            reason = " ".join(redacted(str(error)).split())[:300]
-            log.warning("MLflow at %s is unreachable, retrying (%s)", self._shown_uri, reason)
+        """Retry later, with exponential backoff."""
         self.error, self._logged = error, None
         self._wait_s = min(_LONGEST_WAIT_S, max(_POLL_S, 2 * self._wait_s))
         self._not_before = time.monotonic() + self._wait_s
+
+    def _tell(self) -> None:
+        """Warn once when MLflow is lost, and once when it is back."""
+        error = self.error
+        if error is not None and not self._is_lost:
+            reason = " ".join(redacted(str(error)).split())[:300]
+            log.warning("MLflow at %s is unreachable, retrying (%s)", self._shown_uri, reason)
+        if error is None and self._is_lost:
+            log.warning("MLflow at %s is reachable again and up to date", self._shown_uri)
+        self._is_lost = error is not None
 
     def _log(self, final_status: str | None = None) -> None:
         """Log everything that MLflow does not have yet."""
@@ -202,25 +231,27 @@ class Tracker:
         client = self._client
         if not self.run_id:
             self.run_id = self._begin(client)
-        if self._logged is None:
-            self._logged = self._look_up(client)
+        logged = self._logged = self._logged or self._look_up(client)
         if final_status is not None:
-            self._logged.rows = self._follow()  # from the beginning: rows may have moved if the file was truncated
-        self._log_metrics(client, self._logged)
+            logged.rows = self._follow()  # from the beginning: rows may have moved if the file was truncated
+        self._log_metrics(client, logged)
+        self._log_starts(client, logged)
         while self._rows:
             row = self._rows[0]
-            if row["key"] not in self._logged.finished:
-                log_trial(client, self._experiment_id, self.run_id, row, self._logged.begun.get(row["key"]))
-                self._logged.finished.add(row["key"])
+            if row["key"] not in logged.finished:
+                log_trial(client, self._experiment_id, self.run_id, row, logged.begun.get(row["key"]))
+                logged.finished.add(row["key"])
             self._rows.pop(0)
         if self._scores:
             log_new_points(client, self.run_id, self._scores)
             self._scores.clear()
-        while self._artifacts:
-            client.log_artifact(self.run_id, str(self._artifacts[0]))
-            self._artifacts.pop(0)
         if final_status is not None:
             client.set_terminated(self.run_id, final_status)
+        while self._artifacts:  # last: where they go may be away while MLflow is not
+            if self._artifacts[0].exists():
+                client.log_artifact(self.run_id, str(self._artifacts[0]))
+            self._artifacts.pop(0)
+        if final_status is not None:
             self._note(complete=True)
 
     def _begin(self, client: "MlflowClient") -> str:
@@ -231,7 +262,7 @@ class Tracker:
         if {key: redacted(self._state.get(key, "")) for key in where} != where:
             self._note(**fresh)
         self._experiment_id = experiment_id(client, self._uri, self._experiment)
-        run = next(search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), None)
+        run = self._find(client)
         if run is None:
             if self._state["run_id"]:  # the run or the whole store was deleted
                 self._note(**fresh)
@@ -244,9 +275,19 @@ class Tracker:
         self._note(**where, run_id=run_id, complete=False)
         return run_id
 
+    def _find(self, client: "MlflowClient") -> "Run | None":
+        """The run with our token. A request that timed out may have created a second one after all: it is deleted."""
+        found = sorted(
+            search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), key=lambda run: run.info.start_time
+        )
+        for other in found[1:]:
+            client.delete_run(other.info.run_id)
+        return found[0] if found else None
+
     def _look_up(self, client: "MlflowClient") -> _Logged:
         finished, begun = nested_runs(client, self._experiment_id, self.run_id)
-        return _Logged(steps_of(client, self.run_id), finished, begun, self._follow())
+        starts = client.get_run(self.run_id).data.tags.get(STARTS_TAG, "")
+        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._follow())
 
     def _follow(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
@@ -263,6 +304,12 @@ class Tracker:
                 log_points(client, self.run_id, points)
                 points.clear()
         log_points(client, self.run_id, points)
+
+    def _log_starts(self, client: "MlflowClient", logged: _Logged) -> None:
+        starts = starts_tag(read_rows(self._run_dir / "starts.jsonl"))
+        if starts != logged.starts:
+            client.set_tag(self.run_id, STARTS_TAG, starts)
+            logged.starts = starts
 
     def _note(self, **changes: Any) -> None:
         self._state |= changes

@@ -30,6 +30,7 @@ from pretrain.engine.engine import Engine, StepResult, read_scalars
 from pretrain.optim.schedule import learning_rate
 from pretrain.run.flops import step_flops
 from pretrain.run.heldout import evaluate, means
+from pretrain.run.usage import usage
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class _Clock:
     """Where the time since the last logged step went."""
 
     started: float = field(default_factory=time.monotonic)
+    cpu_started: float = field(default_factory=time.process_time)
     waited: float = 0.0
     tokens: int = 0
     flops: float = 0.0
@@ -80,13 +82,14 @@ class _Clock:
         self.tokens += int(share.totals["tokens"])
         self.flops += share.totals["flops"]
 
-    def rates(self, peak_flops: float) -> Row:
+    def rates(self, peak_flops: float, device: torch.device) -> Row:
         elapsed = time.monotonic() - self.started
         return {
             "tokens_per_s": self.tokens / elapsed,
             "data_wait": self.waited / elapsed,
             "tflops_per_s": self.flops / elapsed / 1e12,
             "mfu": self.flops / elapsed / peak_flops,
+            **usage(device, time.process_time() - self.cpu_started, elapsed),
         }
 
 
@@ -133,7 +136,7 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
             if progress.skipped_in_a_row >= config.engine.max_consecutive_nonfinite_steps:
                 raise FloatingPointError(_why_it_ends(step, progress))
         elif row:
-            hooks.emit(_counted(config, progress) | row | clock.rates(peak_flops))
+            hooks.emit(_counted(config, progress) | row | clock.rates(peak_flops, engine.ranks.device))
             clock = _Clock()
         if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
             hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))

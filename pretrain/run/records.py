@@ -55,11 +55,12 @@ def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None
 
 
 def write_start(
-    path: Path, ranks: Ranks, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
+    path: Path, ranks: Ranks, nodes: int, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
 ) -> None:
     """Append this start to starts.jsonl.
 
     Args:
+        nodes: that the ranks are on.
         attempt: its random id.
         step: of the checkpoint that it resumes from; 0: none.
         rejected: sentences about newer checkpoints that are not usable.
@@ -72,6 +73,7 @@ def write_start(
         "time": time.time(),
         "step": step,
         "world_size": ranks.world_size,
+        "nodes": nodes,
         "host": socket.gethostname(),
         "device": device,
         "threads": torch.get_num_threads(),

@@ -77,7 +77,9 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     times.lap("checking")
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
-    peak_flops = ranks.all_reduce_sum({"rate": rate})["rate"]
+    share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
+    over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
+    peak_flops = over_ranks["rate"]
     sizes = micro_batch_sizes(config, run_dir, ranks)
     batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
@@ -89,7 +91,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         cut_torn_line(run_dir / "metrics.jsonl")
         times.lap("restoring")
         first_step = max(0, resume.step)
-        write_start(run_dir / "starts.jsonl", ranks, resume.attempt, first_step, resume.rejected, rate, times)
+        nodes = round(over_ranks["nodes"])
+        write_start(run_dir / "starts.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with TextIOWrapper(open_append(run_dir / "metrics.jsonl")) as metrics:
         hooks = Hooks(

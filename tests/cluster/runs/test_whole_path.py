@@ -101,7 +101,21 @@ def test_mlflow_has_one_run_with_nested_trials(whole: Path) -> None:
     history = client.get_metric_history(parent.info.run_id, "loss")
     assert {point.step: point.value for point in history} == losses(whole)
     assert verify(folder_of_step(str(whole / "checkpoints"), STEPS)).mlflow_run_id == parent.info.run_id
-    assert "report.html" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+    artifacts = {"report.html", "report.md", "recipe.json", "summary.json", "results.jsonl"}
+    assert artifacts <= {file.path for file in client.list_artifacts(parent.info.run_id)}
+    [first] = json.loads(parent.data.tags["multihop.starts"])
+    assert {key: first[key] for key in ("start", "step", "ranks", "nodes")} == {
+        "start": 1, "step": 0, "ranks": 2, "nodes": 1,
+    }  # fmt: skip
+    assert 0 < parent.data.metrics["system/peak_memory_gb"] < 100 and parent.data.metrics["system/cpu_cores"] > 0
+
+
+def test_it_compares_alike_with_its_directory_elsewhere(workplace: Path, whole: Path) -> None:
+    tables = [
+        multihop(workplace, "compare", "whole", "whole", *options)
+        for options in ((), ("--runs", "elsewhere", "--tracking", f"sqlite:///{whole.parent / 'mlflow.db'}"))
+    ]
+    assert tables[0] == tables[1] and f"{STEPS}" in tables[0]
 
 
 def test_run_again_it_does_nothing(workplace: Path, whole: Path) -> None:

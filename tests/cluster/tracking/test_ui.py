@@ -10,16 +10,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow_server import free_port
 
 from cluster.tracking.store import connect, store_uri
 from cluster.tracking.ui import serve
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_it_serves_the_ui_and_ends_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+"""A tracked run as the files of a run directory, for where its own directory is elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.tracking.access import refusal
+from cluster.tracking.store import TOKEN_TAG, connect
+from common.redaction import redacted, shown
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+COMPARED = ("recipe.json", "summary.json", "eval/results.jsonl")
+"""What comparisons read of a run directory beside metrics.jsonl; logged as artifacts under their last names."""
+
+
+def fetch_run(name: str, uri: str, folder: Path) -> Path:
+    """Write what MLflow has of the run `name` into `folder / name`, which it returns.
+
+    These are COMPARED, of which only recipe.json must be there, and metrics.jsonl with the metrics that are logged.
+
+    Raises:
+        ValueError: MLflow has no such run, several, or one without recipe.json; it is unreachable, or refuses the user.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client = connect(uri)
+        run = _find(client, name, uri)
+        return _write(client, run, folder / name)
+    except MlflowException as error:
+        reason = refusal(error) or f"gives no answer ({' '.join(redacted(str(error)).split())[:300]})"
+        raise ValueError(f"{redacted(uri)} {reason}") from None
+
+
+def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
+    """The run of this name in any experiment, not one of its trials."""
+    experiments = {each.experiment_id: each.name for each in client.search_experiments()}
+    plain = Path(name).name == name and not {"'", '"'} & set(name)
+    wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"
+    found = client.search_runs(list(experiments), wanted) if plain and experiments else []
+    if not found:
+        raise ValueError(f"no run {shown(name)} in MLflow at {redacted(uri)}; check the name in its UI")
+    if len(found) > 1:
+        places = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in found)
+        raise ValueError(
+            f"{len(found)} runs are called {shown(name)} in MLflow at {redacted(uri)}, in experiments {shown(places)}; "
+            "delete or rename all but one there"
+        )
+    return found[0]
+
+
+def _write(client: "MlflowClient", run: "Run", run_dir: Path) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    run_id = run.info.run_id
+    logged = {file.path for file in client.list_artifacts(run_id)}
+    if "recipe.json" not in logged:
+        raise ValueError(
+            f"MLflow has no recipe.json of the run {run_dir.name}, which an older version logged or which is still "
+            "starting; compare it where its directory is"
+        )
+    for file in map(Path, COMPARED):
+        if file.name in logged:
+            (run_dir / file).parent.mkdir(exist_ok=True)
+            shutil.move(client.download_artifacts(run_id, file.name), run_dir / file)
+    rows: dict[int, dict[str, float]] = {}
+    for metric in run.data.metrics:
+        for point in client.get_metric_history(run_id, metric):
+            row = rows.setdefault(point.step, {"step": point.step, "time": point.timestamp / 1000})
+            row.setdefault(point.key, point.value)
+    lines = [json.dumps(rows[step]) + "\n" for step in sorted(rows)]
+    (run_dir / "metrics.jsonl").write_text("".join(lines))
+    return run_dir

@@ -1,0 +1,24 @@
+"""What rank 0 takes of its machine, under names that MLflow shows as system metrics."""
+
+import resource
+import sys
+
+import torch
+
+from common.json_lines import Row
+
+_BYTES = 1 if sys.platform == "darwin" else 1024
+"""In the unit of ru_maxrss."""
+
+
+def usage(device: torch.device, cpu_s: float, elapsed_s: float) -> Row:
+    """CPU cores busy with this process, and its peak memory on the host and the GPU so far, in GB (1e9 bytes).
+
+    Args:
+        cpu_s: seconds of CPU time that it took within `elapsed_s`.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES
+    row = {"system/cpu_cores": cpu_s / elapsed_s, "system/peak_memory_gb": peak / 1e9}
+    if device.type == "cuda":  # the allocator's own count: without waiting for the device
+        row["system/gpu_peak_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return row

@@ -1,0 +1,6 @@
+"""A store of MLflow's that the tests of tracking copy, and a server with all that a team has behind it."""
+
+from tracked_runs import empty_store, run_dir
+from tracking_server import tracking, tracking_server
+
+__all__ = ["empty_store", "run_dir", "tracking", "tracking_server"]
