@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -135,7 +135,8 @@ class Postgres:
         assert self._process is not None
         first = psutil.Process(self._process.pid)
         for process in (first, *first.children()):
-            process.send_signal(number)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def test_training_goes_on_and_every_metric_is_logged_once_in_order(
     metrics = run_dir / "metrics.jsonl"
     tracker = start(run_dir, tracking.server.url)
     assert tracker.run_id, tracker.error
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     with tracker.follow_metrics(), steady(metrics, rows_per_s=20):
         for _ in range(TIMES):
             wait_for_more("MLflow logs", lambda: len(tracking.steps_of(tracker.run_id, "loss")))
