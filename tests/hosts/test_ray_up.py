@@ -42,6 +42,7 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
     for host in (HEAD, WORKER):
         ssh.run(host, f"mkdir -p ~/multihop && ln -s {Path(sys.executable).parents[1]} ~/multihop/.venv")
     config = yaml.safe_load((ROOT / "docs" / "clusters" / "existing-machines.yaml").read_text())
+    config["cluster_name"] = f"test-{secrets.token_hex(4)}"  # Ray remembers clusters by name
     config["provider"] |= {"head_ip": hosts.addresses[HEAD], "worker_ips": [hosts.addresses[WORKER]]}
     config["auth"] = {"ssh_user": ssh.user, "ssh_private_key": str(ssh.key)}
     (checkout / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -85,10 +86,14 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
         forward.wait()
     # The dashboard is reached through the tunnel alone.
     assert "refused" in here("bash", "-c", f"exec 3<>/dev/tcp/{hosts.addresses[HEAD]}/8265").stderr
+    stopped = here("ray", "exec", "cluster.yaml", "~/multihop/.venv/bin/ray stop")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     down = here("ray", "down", "--yes", "cluster.yaml")
     assert down.returncode == 0, down.stdout + down.stderr
-    for host in (HEAD, WORKER):
-        assert "raylet" not in ssh.run(host, "ps -e -o comm")
+    deadline = time.monotonic() + 300  # a node without its head ends by itself
+    while "raylet" in (left := ssh.run(HEAD, "ps -e -o comm") + ssh.run(WORKER, "ps -e -o comm")):
+        assert time.monotonic() < deadline, left
+        time.sleep(2)
     shutil.rmtree(checkout)
 
 

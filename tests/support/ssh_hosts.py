@@ -51,10 +51,16 @@ class SshHosts:
             "PasswordAuthentication no\nMaxStartups 100\n"
         )
         home = Path.home()
-        # Homes are layers above the real one, which is not written to; and `ray stop` sees only this host's processes.
-        script = (
-            f"mount -t overlay overlay -o lowerdir={home},upperdir={folder}/changes,workdir={folder}/work {home} && "
-            f"rm -rf {home}/.ray && mkdir -p /run/sshd && exec {shutil.which('sshd')} -D -e -f {folder}/sshd_config"
+        # Homes are layers above the real one, which is not written to. Ray's folder, in which it notes the state of
+        # clusters, is the host's own, and `ray stop` sees only this host's processes.
+        script = " && ".join(
+            (
+                f"mount -t overlay overlay -o lowerdir={home},upperdir={folder}/changes,workdir={folder}/work {home}",
+                f"rm -rf {home}/.ray",
+                "mkdir -p /tmp/ray /run/sshd",
+                "mount -t tmpfs tmpfs /tmp/ray",
+                f"exec {shutil.which('sshd')} -D -e -f {folder}/sshd_config",
+            )
         )
         unshared = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
         self._hosts.start(host, unshared, folder / "sshd.txt")
