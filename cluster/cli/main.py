@@ -1,6 +1,5 @@
 """The command line. Commands import what they need, so that `--help` is fast."""
 
-import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.cli.failures import told_in_a_sentence
 from cluster.cli.job_commands import job_commands
 from cluster.cli.options import (
     Address,
@@ -25,10 +25,8 @@ from cluster.cli.options import (
     Step,
     Verify,
 )
-from common.exit_codes import FAILED, STOPPED, USER_ERROR
-from common.files import DISK_FULL
+from common.exit_codes import FAILED, STOPPED
 from common.redaction import shown
-from data_prep.reading.failures import ReadFailed
 
 app = typer.Typer(
     help="Pretrain language models on your own text, evaluate them, and compare runs.",
@@ -45,7 +43,6 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
 app.add_typer(job_commands)
-_ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
 
 
 @app.command()
@@ -375,23 +372,8 @@ def _exit_with(work: Callable[[], int]) -> None:
 def main() -> None:
     """The command `multihop`; it exits with one of common.exit_codes."""
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
+    with told_in_a_sentence():
         app()
-    except ValueError as error:
-        print(f"multihop: {shown(str(error))}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except ReadFailed as error:
-        print(f"multihop: {shown(str(error))}; rerun the same command to resume", file=sys.stderr)
-        sys.exit(FAILED)
-    except ConnectionError as error:
-        print(f"multihop: {shown(str(error))}", file=sys.stderr)
-        sys.exit(FAILED)
-    except OSError as error:
-        if error.errno not in _ADVICE:
-            raise
-        advice = _ADVICE[error.errno]
-        print(f"multihop: {shown(str(error))}; {advice} and rerun the same command", file=sys.stderr)
-        sys.exit(FAILED)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -94,7 +95,10 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         nodes = round(over_ranks["nodes"])
         write_start(run_dir / "starts.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
-    with TextIOWrapper(open_append(run_dir / "metrics.jsonl")) as metrics:
+    with ExitStack() as stack:
+        metrics = stack.enter_context(TextIOWrapper(open_append(run_dir / "metrics.jsonl")))
+        if journal is not None:
+            stack.callback(journal.close)
         hooks = Hooks(
             emit=metrics_writer(metrics, console) if ranks.rank == 0 else _ignore,
             save=_saver(config, data, ranks, start, writer, metrics, resume.run_id),
@@ -112,8 +116,6 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
             raise
         tracer.finish()
         writer.wait()
-    if journal is not None:
-        journal.close()
     if not finished:
         log.warning(
             "stopped on request after saving, by a signal or by %s; remove that file, if there is one, and rerun the "

@@ -147,6 +147,7 @@ def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path
     assert list(runs.iterdir()) == []  # nothing is left behind
 
 
+@pytest.mark.long
 def test_submit_refuses_a_cluster_with_faults(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "checked", 10)
     options = ("--address", cluster.address, "--runs", str(tmp_path / "runs"), "cluster.env=[NO_SUCH_VARIABLE]")

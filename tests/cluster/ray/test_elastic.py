@@ -8,7 +8,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from workplace import begin, ended, json_lines, losses, make_workplace, multihop, wait_for
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 100_000
 """So many that a restart with another rank pays on any machine: the run is stopped before."""
 

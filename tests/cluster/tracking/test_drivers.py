@@ -41,6 +41,7 @@ def driver(code: str, run_dir: Path, url: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", code, str(run_dir), url, str(TRIALS)], env=environment)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_each_run_has_its_metrics_and_trials_once(tracking: Tracking, tmp_path: Path) -> None:
     names, url = ("a", "b", "c"), tracking.server.url

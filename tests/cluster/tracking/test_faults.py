@@ -55,6 +55,7 @@ def logged_all(tracking: Tracking, tracker: Tracker, metrics: Path) -> None:
         assert client.get_run(tracker.run_id).data.metrics[key] == rows[-1][key]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", [Tracking.stopped, Tracking.full, Tracking.without_database])
 def test_training_goes_on_and_every_metric_is_logged_once_in_order(
