@@ -82,7 +82,8 @@ def test_it_evaluates_checkpoints_as_they_are_made_and_ends_with_the_training(wo
     first = train_a_part(workplace)
     # The training ended in a signal: what is there is evaluated, and the rest is waited for.
     wait_for_text("nobody trains", beside, follower)
-    wait_for(lambda: rows(workplace) == {None: 1, first: 1}, beside, follower)
+    # It may have evaluated a checkpoint before that as well, if it was fast.
+    wait_for(lambda: {None: 1, first: 1}.items() <= rows(workplace).items(), beside, follower)
     assert json.loads((workplace / "runs" / "run" / "summary.json").read_text())["status"] == "stopped"
     assert "pretrained for" in (workplace / "runs" / "run" / "report.md").read_text()
     multihop(workplace, "train", "recipe.yaml")
