@@ -4,6 +4,7 @@ The ranks write metrics and checkpoints to the run directory. No checkpoint is r
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,8 @@ from cluster.ray.exchange import Exchange
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
-from cluster.ray.watch import NODE_ID, nodes_of_ranks, unreachable, watched
+from cluster.ray.spares import Spares
+from cluster.ray.watch import NODE_ID, abandon_ranks, draining, nodes_of_ranks, unreachable, watched
 from common.exit_codes import USER_ERROR
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower
@@ -36,6 +38,10 @@ _POLL_S = 0.5
 _LONGEST_REASON = 160
 _RESTARTS = 3
 """Consecutive restarts without a new checkpoint before the run fails."""
+_LAST_WORDS_S = 2.0
+"""Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
+_SPARES_FROM_S = 300.0
+"""A run with less than this left does not repay the seconds of a core and the memory that spares take."""
 
 
 class TrainingFailed(Exception):
@@ -56,7 +62,8 @@ def train_on_ray(
 
     Ranks that fail are restarted from the newest checkpoint as soon as the cluster has room for them: for the
     least number of them. When it gets room for more, up to the greatest number, and the rest of the run repays a
-    restart, the ranks save and are restarted with more.
+    restart, the ranks save and are restarted with more. When one of their nodes is about to be taken away, they save
+    and are restarted without it.
 
     Args:
         checkpoints: location of the run's checkpoints.
@@ -77,12 +84,14 @@ def train_on_ray(
         file.unlink(missing_ok=True)
     exchange = None if home is None else Exchange(run_dir, home)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
-    nodes, growth = Nodes(*workers), Growth(last_step)
+    nodes, growth, spares = Nodes(*workers), Growth(last_step), Spares(run_dir)
     times: dict[str, float] = {}
     failures = 0
     with _stop_file_on_signals(stop), watched() as watch:
         while True:
-            while not (ranks := nodes.room(silent := unreachable())) and not stop.exists():
+            while (
+                not (ranks := nodes.room(away := draining() | (watch.silent() or unreachable()))) and not stop.exists()
+            ):
                 time.sleep(_POLL_S)
             if stop.exists():
                 break
@@ -95,47 +104,58 @@ def train_on_ray(
                 "start": exchange and exchange.next_start(),
                 "environment": environment | {TIMES: json.dumps(times)},
                 "needed": list(needed),
+                "spares": spares.ready(),
             }
-            gang = _Gang(start, ranks, silent)
+            gang = _Gang(start, ranks, away)
             gang.start()
-            while gang.is_alive():
+            has_spares, lost_at = False, math.inf
+            while gang.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
                 gang.join(_POLL_S)
                 if exchange:
                     exchange.look()
-                silent = watch.silent()
-                room = nodes.room(silent)
+                silent, leaving = watch.silent(), draining()
+                room = nodes.room(silent | leaving)
                 if silent and not lost.exists() and (gone := silent & nodes_of_ranks()):
-                    write_atomically(lost, f"{len(gone)} of its nodes fell silent".encode())
+                    gang.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
+                    write_atomically(lost, str(gang.error).encode())
+                    lost_at = time.time()
+                asked = stop.exists() or restart.exists()
+                if leaving and not asked and leaving & nodes_of_ranks():
+                    console.print(f"{clock()} a node is about to be taken away: the ranks save, and restart without it")
+                    write_atomically(restart, b"")
                 for row in rows.read():
                     times["silent"] = row.get("time", times["asked"])
                     growth.saw(row)
                     on_row(row)
-                if growth.pays(ranks, room, time.time()) and not (stop.exists() or restart.exists()):
+                if not has_spares and growth.left_s() > _SPARES_FROM_S:
+                    spares.start_on(nodes_of_ranks() - silent)
+                    has_spares = True
+                if growth.pays(ranks, room, time.time()) and not asked:
                     console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
                     write_atomically(restart, b"")
+            if gang.is_alive():
+                abandon_ranks()
             if exchange:
                 exchange.end()
             _raise_if_given_up(run_dir)
             times["ended"] = time.time()
-            step, grows = newest_step(checkpoints), restart.exists()
+            step, saved = newest_step(checkpoints), restart.exists()
             for file in (restart, lost):
                 file.unlink(missing_ok=True)
-            if gang.was_not_placed() or (gang.error is None and grows and step != last_step):
+            if gang.was_not_placed() or (gang.error is None and saved and step != last_step):
                 continue
-            if gang.error is None:
+            if gang.error is None and (stop.exists() or step == last_step):
                 break
+            reason = _reason(gang.error) if gang.error else "one of them received SIGTERM"
             if stop.exists():
-                console.print(
-                    f"the ranks failed ({_reason(gang.error)}) before they saved a checkpoint after step {step}"
-                )
+                console.print(f"the ranks failed ({reason}) before they saved a checkpoint after step {step}")
                 break
             failures = failures + 1 if step == before else 0
             if failures > _RESTARTS:
                 raise TrainingFailed(
-                    f"the ranks failed {failures} times without a new checkpoint: {_reason(gang.error)}; see "
-                    f"{run_dir}/logs"
+                    f"the ranks failed {failures} times without a new checkpoint: {reason}; see {run_dir}/logs"
                 )
-            console.print(f"{clock()} the ranks failed ({_reason(gang.error)}); restarting from step {step or 0}")
+            console.print(f"{clock()} the ranks failed ({reason}); restarting from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
     stop.unlink(missing_ok=True)
 

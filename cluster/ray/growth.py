@@ -1,4 +1,4 @@
-"""Whether a run that could have more ranks is worth a restart."""
+"""How long the rest of a run takes, and whether more ranks are worth a restart."""
 
 from collections import deque
 from typing import Any
@@ -40,10 +40,11 @@ class Growth:
             return False
         if room != self._room:
             self._room, self._since = room, now
-        if now - self._since < _SETTLED_S or len(self._rows) < 2:
-            return False
+        return now - self._since >= _SETTLED_S and self.left_s() * (1 - ranks / room) > self._cost
+
+    def left_s(self) -> float:
+        """Seconds that the steps which are left will take with these ranks; 0 while that is unknown."""
+        if len(self._rows) < 2:
+            return 0.0
         (first, began), (step, ended) = self._rows[0], self._rows[-1]
-        if step <= first:
-            return False
-        left_s = (self._last_step - step) * (ended - began) / (step - first)
-        return left_s * (1 - ranks / room) > self._cost
+        return (self._last_step - step) * (ended - began) / (step - first) if step > first else 0.0

@@ -5,6 +5,7 @@ The actor does not import torch, which would add seconds to every start and rest
 
 import ctypes
 import json
+import logging
 import os
 import secrets
 import signal
@@ -23,12 +24,15 @@ from common.exit_codes import DONE, STOPPED, USER_ERROR
 from common.files import write_atomically
 from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
 from pretrain.run.files import GAVE_UP
+from pretrain.run.spare import ForkedRank, SpareGone, start_rank
 
 _LOST_POLL_S = 0.5
 _LAST_LINE_S = 1.0
 _CAUSE_FIRST_S = 2.0
 """A rank that exits with an error waits this long before it reports it: Ray Train stops all ranks at the first report,
 which should be that of a rank that was killed, not that of another rank's broken connection to it."""
+
+log = logging.getLogger(__name__)
 
 
 def run_rank(config: dict[str, Any]) -> None:
@@ -57,7 +61,7 @@ def run_rank(config: dict[str, Any]) -> None:
 
 
 def _run(run_dir: Path, config: dict[str, Any]) -> None:
-    from ray import train
+    from ray import get_runtime_context, train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
 
@@ -97,15 +101,7 @@ def _run(run_dir: Path, config: dict[str, Any]) -> None:
         "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
         "GLOO_SOCKET_IFNAME": interface_of(host),
     }
-    child = subprocess.Popen(
-        # -P: a directory `pretrain` in the working directory must not shadow the package.
-        [sys.executable, "-P", "-m", "pretrain.run.worker", str(run_dir)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=_die_with_parent,
-    )
+    child = _start(run_dir, environment, config["spares"].get(get_runtime_context().get_node_id()))
     last_line: list[str] = [""]
     reader = threading.Thread(target=_keep_last_line, args=(child, last_line), daemon=True)
     reader.start()
@@ -121,7 +117,25 @@ def _run(run_dir: Path, config: dict[str, Any]) -> None:
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 
 
-def _end_of(child: "subprocess.Popen[str]", lost: Path) -> int:
+def _start(run_dir: Path, environment: dict[str, str], spare: str | None) -> "subprocess.Popen[str] | ForkedRank":
+    """Start this rank's process: the spare of this node becomes it, if there is one."""
+    if spare is not None:
+        try:
+            return start_rank(spare, str(run_dir), environment)
+        except SpareGone as error:
+            log.warning("the spare process is gone (%s); the rank imports by itself", error)
+    return subprocess.Popen(
+        # -P: a directory `pretrain` in the working directory must not shadow the package.
+        [sys.executable, "-P", "-m", "pretrain.run.worker", str(run_dir)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+def _end_of(child: "subprocess.Popen[str] | ForkedRank", lost: Path) -> int:
     """The exit code of a rank's process, which is killed when a node of the other ranks is lost.
 
     Raises:
@@ -137,7 +151,7 @@ def _end_of(child: "subprocess.Popen[str]", lost: Path) -> int:
                 raise RuntimeError(lost.read_text()) from None
 
 
-def _keep_last_line(child: "subprocess.Popen[str]", last_line: list[str]) -> None:
+def _keep_last_line(child: "subprocess.Popen[str] | ForkedRank", last_line: list[str]) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         last_line[0] = line.strip() or last_line[0]

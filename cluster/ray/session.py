@@ -30,6 +30,7 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     os.environ.setdefault(
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20"
     )  # then the driver looks again what room there is
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray

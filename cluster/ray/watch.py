@@ -1,4 +1,4 @@
-"""Notices nodes that have fallen silent sooner than Ray's health check does."""
+"""Notices nodes that have fallen silent, sooner than Ray's health check does, and those about to be taken away."""
 
 import socket
 import threading
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 NODE_ID = "ray.io/node-id"
 """The label by which Ray's selectors name a node."""
@@ -52,14 +53,37 @@ def unreachable() -> set[str]:
     return {node for node, answers in _answers().items() if not answers}
 
 
+def draining() -> set[str]:
+    """Ids of nodes that are about to be taken away: an autoscaler, a notice of preemption or `ray drain-node` said so.
+    Ray places nothing there any more."""
+    import ray
+
+    return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way
+
+
 def nodes_of_ranks() -> set[str]:
     """Ids of the nodes on which the ranks of this driver are placed."""
+    placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
+    return {node for group in placed for node in group.values()}
+
+
+def abandon_ranks() -> None:
+    """End all ranks of this driver at once, and free what they hold. Ray Train would wait five seconds for an answer of
+    those that are lost."""
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for key in _groups():
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+
+
+def _groups() -> dict[str, Any]:
     import ray
     from ray.util import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()  # a placement group's id ends with that of its job
-    groups = [group for key, group in placement_group_table().items() if key.endswith(job)]
-    return {node for group in groups if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
+    groups = placement_group_table().items()
+    return {key: group for key, group in groups if key.endswith(job) and group["state"] != "REMOVED"}
 
 
 def _answers() -> dict[str, bool]:

@@ -69,7 +69,13 @@ def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify:
 
 
 def _is_trained(folder: Path, recipe: Recipe) -> bool:
-    return total_steps(recipe.phases) in list_steps(checkpoints_of(folder, recipe))
+    place, last = checkpoints_of(folder, recipe), total_steps(recipe.phases)
+    return last in list_steps(place) and _is_committed(place, last)
+
+
+def _is_committed(place: str, step: int) -> bool:
+    """Its folder is there before its manifest, and one of a rank that was killed never gets one."""
+    return open_folder(folder_of_step(place, step)).size(MANIFEST) is not None
 
 
 def _wait_for_start(folder: Path) -> None:
@@ -85,10 +91,9 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
     """Until the checkpoint of the last step is committed."""
     place, last, seen, said = checkpoints_of(folder, recipe), total_steps(recipe.phases), -1, False
     while True:
-        steps = list_steps(place)
-        if last in steps:
+        new = [step for step in list_steps(place) if step > seen and _is_committed(place, step)]
+        if last in new:
             return
-        new = [step for step in steps if step > seen]
         if not new:
             at_work = seems_held(folder)
             if not at_work and not said:

@@ -1,85 +1,149 @@
-"""A run over two hosts, one of which loses its power and comes back: told to the user, and no loss differs."""
+"""A run over two hosts, and one fault after another: told to the user, and no loss differs."""
 
 import json
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from host_runs import (
+    RAY,
+    SAME_BUT_FOR_ROUNDING,
+    assert_as_undisturbed,
+    begin_on_both,
+    rank_on,
+    sizes,
+    train,
+    wait_for,
+)
 from network_hosts import Hosts
-from workplace import json_lines, losses, make_workplace
+from workplace import json_lines, losses
 
-pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1200)]
 STEPS = 200
-RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5a" * 32}
+THRICE = pytest.mark.parametrize("time_", ["first", "second", "third"])
 
 
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces need the command ip (iproute2)")
-    try:
-        found = Hosts(2)
-    except OSError as error:
-        pytest.skip(f"this machine or user cannot make network namespaces: {error}")
-    yield found
-    found.remove()
+class Run:
+    """A run of one or two ranks that goes on until it is stopped, and what the faults did to it."""
+
+    def __init__(self, hosts: Hosts, texts: Path, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        self.run, self.output = folder / "runs" / "two", folder / "output.txt"
+        more = ("cluster.workers=[1, 2]", "engine.hang_timeout_s=20")
+        self._driver = begin_on_both(hosts, texts, folder, 100_000, *SAME_BUT_FOR_ROUNDING, *more)
+        self.sizes: list[int] = []
+        self.restarted(2, "start")
+
+    def goes_on(self, fault: str) -> None:
+        """It makes more steps, without a restart."""
+        began, last = time.monotonic(), max(losses(self.run))
+        wait_for(lambda: max(losses(self.run)) > last + 10, self.output)
+        assert sizes(self.run) == self.sizes, self.output.read_text()
+        print(f"{fault}: {time.monotonic() - began:.1f} s for 10 steps, no restart")
+
+    def restarted(self, ranks: int, fault: str) -> int:
+        """It is restarted with so many ranks, and makes more steps; the steps that were lost."""
+        began, before = time.monotonic(), max(losses(self.run), default=0)
+        self.sizes.append(ranks)
+        wait_for(lambda: len(sizes(self.run)) >= len(self.sizes), self.output)
+        assert sizes(self.run) == self.sizes, self.output.read_text()
+        start = json_lines(self.run / "starts.jsonl")[-1]
+        wait_for(lambda: max(losses(self.run), default=0) > before, self.output)
+        print(f"{fault}: {time.monotonic() - began:.1f} s until the next step {json.dumps(start['seconds'])}")
+        wait_for(lambda: max(losses(self.run)) > before + 30, self.output)
+        return max(0, before - int(start["step"]))
+
+    def said(self) -> str:
+        """What the driver printed."""
+        return self.output.read_text()
+
+    def ends_as_undisturbed(self) -> None:
+        """It is stopped, and its losses are compared."""
+        self._driver.terminate()
+        assert self._driver.wait(timeout=100) == 75, self.said()
+        assert_as_undisturbed(self.hosts, self.folder, self.run)
 
 
-def wait_for(condition: Callable[[], Any], output: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)
+@THRICE
+def test_faults_of_links_and_ranks(hosts: Hosts, texts: Path, tmp_path: Path, time_: str) -> None:
+    run = Run(hosts, texts, tmp_path)
+
+    hosts.unplug(1)
+    time.sleep(5)
+    hosts.plug_in(1)
+    run.goes_on("a link that is down for 5 s")
+
+    hosts.slow_down(1, delay_s=0.1, loss=0.01)
+    run.goes_on("200 ms and 1 % loss")
+    hosts.speed_up(1)
+
+    rank_on(hosts, 1, run.run).kill()
+    assert run.restarted(2, "a rank is killed") <= 20  # a checkpoint every 10 steps, written beside the next ones
+
+    stopped = rank_on(hosts, 0, run.run)
+    stopped.suspend()
+    run.restarted(2, "a rank is stopped")
+    assert not stopped.is_running()
+
+    rank_on(hosts, 1, run.run).terminate()
+    assert run.restarted(2, "a rank receives SIGTERM") <= 1
+    assert "one of them received SIGTERM" in run.said()
+
+    hosts.unplug(1)
+    run.restarted(1, "a link is down for good")
+    assert "fell silent" in run.said()
+    run.ends_as_undisturbed()
 
 
-def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *overrides: str) -> "subprocess.Popen[bytes]":
-    """A run named two, with its driver on the first host; what it prints goes to output.txt."""
-    make_workplace(folder, texts, "two", steps)
-    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
-    recipe["data"]["sources"] = [{"path": str(texts.absolute())}]
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    for host in (0, 1):
-        hosts.start_ray(host, folder / f"ray-start-{host}.txt", cpus=1, **RAY)
-    return train(hosts, folder, *overrides)
+@THRICE
+def test_hosts_that_leave_and_come(hosts: Hosts, texts: Path, tmp_path: Path, time_: str) -> None:
+    run = Run(hosts, texts, tmp_path)
 
-
-def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
-    place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
-    command = [sys.executable, "-m", "cluster.cli.main", "train", str(folder / "recipe.yaml"), *overrides, *place]
-    return hosts.start(0, command, folder / "output.txt", **RAY)
-
-
-def test_a_run_goes_on_without_the_host_that_lost_its_power(hosts: Hosts, texts: Path, tmp_path: Path) -> None:
-    run, output = tmp_path / "runs" / "two", tmp_path / "output.txt"
-    same = ("model.dropout=0", "phases[0].lr=1e-4", "phases[0].schedule=constant", "phases[0].warmup=0")
-    driver = begin_on_both(hosts, texts, tmp_path, 100_000, *same, "cluster.workers=[1, 2]")
-    wait_for(lambda: len(losses(run)) > 30, output)
+    drain(hosts, 1, tmp_path)
+    assert run.restarted(1, "a notice that a host will be taken away") <= 1
+    assert "a node is about to be taken away" in run.said()
     hosts.lose_power(1)
-    lost = time.monotonic()
-    last = max(losses(run))
-    wait_for(lambda: max(losses(run)) > last + 10, output)
-    print(f"{time.monotonic() - lost:.1f} s without training;", json_lines(run / "starts.jsonl")[-1]["seconds"])
+    run.goes_on("it is taken away")
+
     hosts.restore_power(1)
     hosts.start_ray(1, tmp_path / "ray-start-1.txt", cpus=1, **RAY)
-    sizes = [2, 1, 2]
-    wait_for(lambda: [row["world_size"] for row in json_lines(run / "starts.jsonl")] == sizes, output)
-    last = max(losses(run))
-    wait_for(lambda: max(losses(run)) > last + 10, output)
-    driver.terminate()
-    assert driver.wait(timeout=100) == 75 and "fell silent" in output.read_text()
+    assert run.restarted(2, "a host joins") <= 1
 
-    last = max(losses(run))
-    undisturbed = train(hosts, tmp_path, *same, "name=undisturbed", "cluster.workers=1", f"phases[0].steps={last}")
-    assert undisturbed.wait(timeout=300) == 0, output.read_text()
-    ours, theirs = losses(run), losses(tmp_path / "runs" / "undisturbed")
-    assert sorted(ours) == sorted(theirs) == list(range(1, last + 1))
-    assert max(abs(ours[step] - theirs[step]) for step in ours) < 1e-3
+    hosts.lose_power(1)
+    run.restarted(1, "a host loses its power")
+    hosts.restore_power(1)
+    hosts.start_ray(1, tmp_path / "ray-start-1.txt", cpus=1, **RAY)
+    assert run.restarted(2, "it comes back") <= 1
+
+    for process in hosts.processes(1):
+        process.terminate()
+    run.restarted(1, "SIGTERM to all processes of a host")
+    run.ends_as_undisturbed()
+
+
+def drain(hosts: Hosts, host: int, folder: Path) -> None:
+    """What an autoscaler does when the cloud tells it that a machine will be taken away."""
+    address, node = f"{hosts.addresses[0]}:6379", hosts.addresses[host]
+    ask = (
+        f"import ray; ray.init('{address}', log_to_driver=False, logging_level='ERROR')\n"
+        f"print(next(each['NodeID'] for each in ray.nodes() if each['NodeManagerAddress'] == '{node}'))"
+    )
+    asked = hosts.start(0, [sys.executable, "-c", ask], folder / "node.txt", **RAY)
+    assert asked.wait(timeout=60) == 0, (folder / "node.txt").read_text()
+    found = (folder / "node.txt").read_text().split()[-1]
+    reason = [
+        "--reason",
+        "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message",
+        "spot",
+        "--deadline-remaining-seconds",
+        "90",
+    ]
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "drain-node", "--address", address, "--node-id", found, *reason]
+    drained = hosts.start(0, command, folder / "drain.txt", **RAY)
+    assert drained.wait(timeout=60) == 0, (folder / "drain.txt").read_text()
 
 
 def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class Hosts:
         self._tag = f"mh{secrets.token_hex(2)}"
         self._bridge = f"{self._tag}br"
         self._folder = tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True)
+        self._slow: dict[int, subprocess.Popen[bytes]] = {}
         self.names = [f"{self._tag}{number}" for number in range(count)]
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         try:
@@ -92,6 +93,33 @@ class Hosts:
         for one, two in ((host, other), (other, host)):
             _ip("-n", self.names[one], "neighbour", "delete", "to", self.addresses[two], "dev", "eth0")
 
+    def unplug(self, host: int) -> None:
+        """Its link is down; the host is not told."""
+        _ip("-n", self._bridge, "link", "set", self.names[host], "nomaster")
+
+    def plug_in(self, host: int) -> None:
+        """Its link is up again."""
+        _ip("-n", self._bridge, "link", "set", self.names[host], "master", "br0")
+
+    def slow_down(self, host: int, delay_s: float, loss: float) -> None:
+        """Its link delays each frame, both ways, and loses a share of them."""
+        self.unplug(host)
+        _ip("-n", self._bridge, "link", "add", "slow", "type", "veth", "peer", "name", "port")
+        _ip("-n", self._bridge, "link", "set", "port", "master", "br0")
+        for name in ("slow", "port"):
+            _ip("-n", self._bridge, "link", "set", name, "up")
+        link = [sys.executable, str(Path(__file__).with_name("slow_link.py")), self.names[host], "slow"]
+        command = ["ip", "netns", "exec", self._bridge, *link, str(delay_s), str(loss)]
+        self._slow[host] = subprocess.Popen(command)
+
+    def speed_up(self, host: int) -> None:
+        """Undo `slow_down`."""
+        slow = self._slow.pop(host)
+        slow.kill()
+        slow.wait()
+        _ip("-n", self._bridge, "link", "delete", "slow")
+        self.plug_in(host)
+
     def processes(self, host: int) -> list[psutil.Process]:
         """What runs on a host."""
         found = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True)
@@ -99,6 +127,9 @@ class Hosts:
 
     def remove(self) -> None:
         """End all that runs on the hosts, and take them down."""
+        for slow in self._slow.values():
+            slow.kill()
+            slow.wait()
         there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
         for name in [*self.names, self._bridge]:
             if name in there:

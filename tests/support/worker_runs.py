@@ -132,7 +132,8 @@ def log_of(run_dir: Path, rank: int = 0) -> str:
 def run_of_rank(process: psutil.Process) -> str:
     """The run directory that a rank's process was started with; empty for every other process."""
     try:
-        command = process.cmdline()
+        command, forked = process.cmdline(), process.name().startswith("rank ")
     except psutil.NoSuchProcess:
         return ""
-    return command[-1] if "pretrain.run.worker" in command else ""
+    is_rank = "pretrain.run.worker" in command or ("pretrain.run.spare" in command and forked)
+    return command[-1] if is_rank else ""

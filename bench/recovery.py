@@ -1,0 +1,168 @@
+"""Seconds without training after a fault, by part: `python bench/recovery.py`.
+
+Two hosts (network namespaces of this machine, which needs root and iproute2) with a Ray node each train a tiny model
+with a rank on each. Then a rank is killed; a host loses its power, and the run goes on with one rank; the host comes
+back, and the run is restarted with two. After each, the seconds from the fault to the next step of which metrics tell
+are measured, and the parts of the start that ended them. Losses and steps are those of tests/hosts; this measures time.
+
+The hosts share the cores and the disk of this machine, and Python's modules are in the page cache.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from network_hosts import Hosts  # noqa: E402
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5a" * 32}
+PATIENCE_S = 180
+SETTLED_S = 30.0
+"""Training between faults: spares import meanwhile."""
+
+
+def main() -> None:
+    """Print a table and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path("bench/results/recovery.json"))
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for repeat in range(options.repeats):
+        hosts = Hosts(2)
+        try:
+            with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+                results += measure(hosts, Path(folder))
+        finally:
+            hosts.remove()
+        print(f"{repeat + 1} of {options.repeats} done", file=sys.stderr)
+    report = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}",
+        "repeats": options.repeats,
+        "results": results,
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    parts = list(dict.fromkeys(part for result in results for part in result["parts"]))
+    print(f"{report['machine']}; medians of {options.repeats}, seconds\n")
+    print(f"| | without training | {' | '.join(parts)} |\n|---{'|---' * (len(parts) + 1)}|")
+    for fault in dict.fromkeys(result["fault"] for result in results):
+        alike = [result for result in results if result["fault"] == fault]
+        whole = [result["seconds"] for result in alike]
+        cells = [f"{statistics.median(whole):.1f} ({min(whole):.1f} to {max(whole):.1f})"]
+        cells += [f"{statistics.median(each['parts'].get(part, 0.0) for each in alike):.1f}" for part in parts]
+        print(f"| {fault} | {' | '.join(cells)} |")
+
+
+def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
+    """Each fault once, in one run."""
+    run = folder / "runs" / "recovery"
+    write_recipe(folder)
+    for host in (0, 1):
+        hosts.start_ray(host, folder / "ray.txt", cpus=1, **TOKEN)
+    command = [sys.executable, "-m", "cluster.cli.main", "train", str(folder / "recipe.yaml")]
+    place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
+    driver = hosts.start(0, [*command, *place], folder / "output.txt", **TOKEN)
+    found = []
+
+    def fault(name: str, ranks: int, happen: Callable[[], None]) -> None:
+        wait_until(lambda: len(rows(run)) > 0 and rows(run)[-1]["time"] > started + SETTLED_S, driver, folder)
+        before, starts = rows(run)[-1]["step"], len(json_lines(run / "starts.jsonl"))
+        at = time.time()
+        happen()
+        wait_until(lambda: len(json_lines(run / "starts.jsonl")) > starts, driver, folder)
+        wait_until(lambda: rows(run)[-1]["time"] > json_lines(run / "starts.jsonl")[-1]["time"], driver, folder)
+        start = json_lines(run / "starts.jsonl")[-1]
+        assert start["world_size"] == ranks, start
+        first = next(row for row in rows(run) if row["time"] > start["time"])
+        last = max(row["time"] for row in rows(run) if row["time"] < start["time"])
+        # A host that comes back disturbs nobody: the run loses the seconds between its last step and the next.
+        seconds = first["time"] - (last if name == BACK else at)
+        found.append({"fault": name, "seconds": round(seconds, 2), "after_step": before, "parts": start["seconds"]})
+
+    wait_until(lambda: len(rows(run)) > 0, driver, folder)
+    for name, ranks, happen in (
+        ("a rank is killed", 2, lambda: rank_on(hosts, 1, run).send_signal(signal.SIGKILL)),
+        ("a host loses its power", 1, lambda: hosts.lose_power(1)),
+        (BACK, 2, lambda: power_on(hosts, folder)),
+    ):
+        started = time.time()
+        fault(name, ranks, happen)
+    driver.terminate()
+    driver.wait(timeout=PATIENCE_S)
+    return found
+
+
+BACK = "the host comes back"
+
+
+def power_on(hosts: Hosts, folder: Path) -> None:
+    """Its network and its Ray node."""
+    hosts.restore_power(1)
+    hosts.start_ray(1, folder / "ray.txt", cpus=1, **TOKEN)
+
+
+def write_recipe(folder: Path) -> None:
+    """A tiny GPT-2 that trains for hours, on this project's own documentation."""
+    (folder / "texts").mkdir()
+    for page in (ROOT / "docs").glob("*.md"):
+        (folder / "texts" / f"{page.stem}.txt").write_text(page.read_text())
+    recipe = {
+        "name": "recovery",
+        "data": {"sources": [{"path": str(folder / "texts")}], "heldout_fraction": 0.1},
+        "tokenizer": {"vocab_size": 500, "special_tokens": "gpt2"},
+        "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
+        "objective": {"name": "clm"},
+        "phases": [{"seq_len": 64, "batch_size": 8, "steps": 1_000_000, "lr": 1e-3}],
+        "engine": {"deepspeed": {}, "micro_batch": 4, "log_every": 1, "evaluate_every": 1_000_000},
+        "checkpoint": {"every_steps": 100},
+        "cluster": {"workers": [1, 2]},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def rank_on(hosts: Hosts, host: int, run: Path) -> psutil.Process:
+    """The rank of a host: a process of its own in the run's first start."""
+    return next(each for each in hosts.processes(host) if each.cmdline()[-2:] == ["pretrain.run.worker", str(run)])
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may not be there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """Those of metrics.jsonl that tell of a step."""
+    return [row for row in json_lines(run / "metrics.jsonl") if "loss" in row]
+
+
+def wait_until(happened: Callable[[], Any], driver: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Until it happened; the driver must live meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        if driver.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit((folder / "output.txt").read_text())
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()
