@@ -84,10 +84,10 @@ def train_on_ray(
         file.unlink(missing_ok=True)
     exchange = None if home is None else Exchange(run_dir, home)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
-    nodes, growth, spares = Nodes(*workers), Growth(last_step), Spares(run_dir)
+    growth, spares = Growth(last_step), Spares(run_dir)
     times: dict[str, float] = {}
     failures = 0
-    with _stop_file_on_signals(stop), watched() as watch:
+    with _stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
         while True:
             while (
                 not (ranks := nodes.room(away := draining() | (watch.silent() or unreachable()))) and not stop.exists()
@@ -106,7 +106,7 @@ def train_on_ray(
                 "needed": list(needed),
                 "spares": spares.ready(),
             }
-            gang = _Gang(start, ranks, away)
+            gang = _Gang(start, ranks, nodes.kind, away)
             gang.start()
             has_spares, lost_at = False, math.inf
             while gang.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
@@ -163,24 +163,22 @@ def train_on_ray(
 class _Gang(threading.Thread):
     """Runs Ray Train in a thread of its own, because the main thread handles signals."""
 
-    def __init__(self, config: dict[str, Any], workers: int, silent: Set[str]) -> None:
+    def __init__(self, config: dict[str, Any], workers: int, kind: str, silent: Set[str]) -> None:
         super().__init__(daemon=True)
-        self._config, self._workers = config, workers
+        self._config, self._workers, self._on_gpu = config, workers, kind == "GPU"
         # Ray may take them for alive for another minute.
         self._where = {NODE_ID: f"!in({','.join(sorted(silent))})"} if silent else None
         self.error: Exception | None = None
 
     def run(self) -> None:
-        import ray
         from ray.train import RunConfig
         from ray.train.v2.api.config import FailureConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         trainer = DataParallelTrainer(
             run_rank,
             train_loop_config=self._config,
-            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=on_gpu, label_selector=self._where),
+            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=self._on_gpu, label_selector=self._where),
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",
                 storage_path=f"{self._config['run_dir']}/.ray-train",

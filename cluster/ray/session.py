@@ -13,14 +13,14 @@ _OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards a
 
 @contextmanager
 def ray_session(address: str | None, workers: int) -> Iterator[None]:
-    """Connect to Ray for the length of a block.
+    """Connect to Ray for the length of a block. A cluster that has no room for the ranks yet may get it later.
 
     Args:
         address: HOST:PORT of a cluster's head, `auto`, or None: RAY_ADDRESS if set, else start Ray on this machine.
         workers: number of ranks of the run.
 
     Raises:
-        ValueError: there is no cluster at the address, or it is too small for the ranks.
+        ValueError: there is no cluster at the address, or this machine has fewer GPUs than ranks.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
@@ -47,7 +47,8 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     else:
         _connect(address)
     try:
-        _check_size(address, workers)
+        if address is None:
+            _check_gpus(workers)
         yield
     finally:
         ray.shutdown()
@@ -91,14 +92,9 @@ def check_answers(address: str | None) -> None:
         ) from None
 
 
-def _check_size(address: str | None, workers: int) -> None:
+def _check_gpus(workers: int) -> None:
     import ray
 
-    resources = ray.cluster_resources()
-    kind = "GPU" if resources.get("GPU", 0) else "CPU"
-    if resources.get(kind, 0) < workers:
-        where = f"the cluster at {address}" if address else "this machine"
-        raise ValueError(
-            f"cluster.workers={workers}, but {where} has {resources.get(kind, 0):.0f} {kind}s; "
-            "lower cluster.workers or add nodes"
-        )
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if 0 < gpus < workers:
+        raise ValueError(f"cluster.workers={workers}, but this machine has {gpus:.0f} GPUs; lower cluster.workers")

@@ -1,11 +1,13 @@
 """A cluster that is too small for the ranks: the user is told so, since when, and when that ends."""
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.experimental import internal_kv
 
 from cluster.ray.nodes import Nodes
 
@@ -23,8 +25,20 @@ def cluster() -> Iterator[Cluster]:
 def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = Nodes(2, 3)
+    with Nodes(2, 3) as nodes:
+        check(nodes, cluster, capsys)
+    assert asked_for() == []
+
+
+def asked_for() -> list[dict[str, float]]:
+    """What an autoscaler, which this cluster lacks, would be told to have room for."""
+    found: list[dict[str, float]] = json.loads(internal_kv._internal_kv_get("autoscaler_resource_request"))
+    return found
+
+
+def check(nodes: Nodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert [nodes.room() for _ in range(3)] == [0] * 3
+    assert asked_for() == [{"CPU": 1}] * 3
     said = capsys.readouterr().err
     pattern = (
         r"(\S+) waiting for nodes since \1: the cluster has 1 of the 2 CPUs that cluster.workers=\[2, 3\] needs; .*\n"
