@@ -14,7 +14,8 @@ from workplace import begin, ended, json_lines, losses, make_workplace, multihop
 
 from common.storage import open_folder
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+# The short one is in tests/cluster/jobs.
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 120
 RECIPE = ["recipe.yaml", "cluster.workers=2", "model.dropout=0"]
 
@@ -82,7 +83,6 @@ def next_copy(cache: Path, workplace: Path, command: object) -> Path:
     return found
 
 
-@pytest.mark.long
 def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
     cluster: Cluster, s3: S3, texts: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

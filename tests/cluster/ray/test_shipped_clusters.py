@@ -1,4 +1,4 @@
-"""The configurations for `ray up` that are shipped: Ray accepts them, and nothing they start is open to others."""
+"""The configurations of clusters that are shipped: Ray accepts them, and nothing they start is open to others."""
 
 import json
 import re
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from workplace import ROOT
 
-FILES = [ROOT / "ray_cluster.yaml", *sorted((ROOT / "docs" / "clusters").glob("*.yaml"))]
+CLUSTERS = ROOT / "docs" / "clusters"
+FILES = [ROOT / "ray_cluster.yaml", CLUSTERS / "existing-machines.yaml"]
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.name)
@@ -44,3 +46,22 @@ def test_each_node_has_the_token_and_the_dashboard_is_on_loopback(config: dict[s
 
 def test_the_checkout_is_sent_without_what_is_not_code(config: dict[str, Any]) -> None:
     assert "." in config["file_mounts"].values() and {".git", ".venv", "runs"} <= set(config["rsync_exclude"])
+
+
+def test_a_job_on_kubernetes_has_the_cluster_that_is_shipped_for_it() -> None:
+    cluster, policy = yaml.safe_load_all((CLUSTERS / "kuberay.yaml").read_text())
+    job = yaml.safe_load((CLUSTERS / "kuberay-job.yaml").read_text())
+    assert job["spec"]["rayClusterSpec"] == cluster["spec"]
+    assert cluster["spec"]["rayVersion"] == ray.__version__ and cluster["spec"]["authOptions"] == {"mode": "token"}
+    templates = [
+        group["template"] for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])
+    ]
+    for template in templates:
+        assert template["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
+        (container,) = template["spec"]["containers"]
+        assert template["spec"]["securityContext"]["runAsNonRoot"] and "hostNetwork" not in template["spec"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert not any("TOKEN" in variable["name"] or "SECRET" in variable["name"] for variable in container["env"])
+    head, *workers = (template["spec"]["containers"][0]["resources"]["limits"] for template in templates)
+    assert "nvidia.com/gpu" not in head and all("nvidia.com/gpu" in limits for limits in workers)
+    assert policy["spec"]["policyTypes"] == ["Ingress"] and all(rule["from"] for rule in policy["spec"]["ingress"])

@@ -98,6 +98,7 @@ def test_a_published_experiment_is_valid_and_its_runs_have_the_same_tokens(
 
 
 @pytest.mark.ranks
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Path, texts: Path) -> None:
     make_workplace(tmp_path, texts, "base", 20)
