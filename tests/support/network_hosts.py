@@ -60,9 +60,9 @@ class Hosts:
                 start_new_session=True,
             )
 
-    def start_ray(self, host: int, output: Path, cpus: int, **environment: str) -> None:
-        """`ray start` on a host: the head on the first, which the others join."""
-        head = ["--head", "--port=6379", "--include-dashboard=false"]
+    def start_ray(self, host: int, output: Path, cpus: int, dashboard: bool = False, **environment: str) -> None:
+        """`ray start` on a host: the head on the first, with or without a dashboard, which the others join."""
+        head = ["--head", "--port=6379", f"--include-dashboard={str(dashboard).lower()}", "--dashboard-host=127.0.0.1"]
         role = head if host == 0 else [f"--address={self.addresses[0]}:6379"]
         ray = str(Path(sys.executable).with_name("ray"))
         command = [ray, "start", *role, f"--node-ip-address={self.addresses[host]}", f"--num-cpus={cpus}"]
