@@ -1,5 +1,6 @@
 """The one file that knows DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
 
+import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -208,6 +209,12 @@ class Engine:
                 self.module.zero_grad(set_to_none=True)
 
         return guard
+
+
+def import_deepspeed() -> None:
+    """Import what an engine imports when it is made: DeepSpeed takes seconds."""
+    for name in ("deepspeed", "deepspeed.runtime.zero.partition_parameters"):
+        importlib.import_module(name)
 
 
 def _keep(tensor: Tensor) -> None:

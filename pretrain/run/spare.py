@@ -100,11 +100,12 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed prints
-    import deepspeed.runtime.zero.partition_parameters  # noqa: F401
     import torch
 
+    from pretrain.engine.engine import import_deepspeed
     from pretrain.run import worker
 
+    import_deepspeed()
     if torch.cuda.is_initialized():
         print("an import has initialised CUDA, so that this process cannot be forked", file=sys.stderr)
         return FAILED
