@@ -48,6 +48,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
         "caption": _caption(curves),
+        "pretrains": (recipe.get("eval") or {}).get("checkpoint") is None,
         "losses": _loss_table(summary),
         "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
         "last logged batch.",

@@ -10,6 +10,7 @@ from common.redaction import shown
 _PACKAGE = Path(__file__).parents[1]
 # An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
 _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_BLANK_LINES = re.compile(r"\n{3,}")
 _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 
 
@@ -30,7 +31,8 @@ def render(template: str, facts: dict[str, Any]) -> bytes:
         trim_blocks=html,
     )
     environment.filters |= {"duration": duration, "cells": _cells}
-    return environment.get_template(template).render(facts).encode()
+    page = environment.get_template(template).render(facts)
+    return (page if html else _BLANK_LINES.sub("\n\n", page)).encode()
 
 
 def _cells(values: Iterable[Any]) -> Any:

@@ -51,6 +51,16 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
 
 
+def test_a_model_of_others_has_no_losses_of_its_own(tmp_path: Path) -> None:
+    rows = report_rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
+    run = reported_run(tmp_path / "run", rows, {**RECIPE, "eval": {**RECIPE["eval"], "checkpoint": "/models/minilm"}})
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    write_report(run)
+    _, html, markdown = read_report(run)
+    assert "Evaluation of the Hugging Face model in /models/minilm." in html
+    assert "<h2>Loss</h2>" not in html and "## Loss" not in markdown and "\n\n\n" not in markdown
+
+
 def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> None:
     health = {"unigram_gain": 0.1449, "hidden_cosine": 0.25, "hidden_rank": 0.8123, "attention_entropy": 0.6}
     sentence = "Its last hidden states have collapsed: try a half of phases[].lr."
