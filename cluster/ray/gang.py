@@ -25,7 +25,7 @@ from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
 from cluster.ray.spares import Spares
-from cluster.ray.watch import NODE_ID, abandon_ranks, draining, nodes_of_ranks, unreachable, watched
+from cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, nodes_of_ranks, unreachable, watched
 from common.exit_codes import USER_ERROR
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower
@@ -89,9 +89,7 @@ def train_on_ray(
     failures = 0
     with _stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
         while True:
-            while (
-                not (ranks := nodes.room(away := draining() | (watch.silent() or unreachable()))) and not stop.exists()
-            ):
+            while not (ranks := nodes.room(away := _away(watch))) and not stop.exists():
                 time.sleep(_POLL_S)
             if stop.exists():
                 break
@@ -158,6 +156,11 @@ def train_on_ray(
             console.print(f"{clock()} the ranks failed ({reason}); restarting from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
     stop.unlink(missing_ok=True)
+
+
+def _away(watch: Watch) -> set[str]:
+    """Ids of the nodes on which no rank should be placed."""
+    return draining() | (watch.silent() or unreachable())
 
 
 class _Gang(threading.Thread):

@@ -96,8 +96,10 @@ def start_rank(name: str, run_dir: str, environment: Mapping[str, str]) -> Forke
 
 def main() -> int:
     """The command `python -m pretrain.run.spare RUN_DIR`."""
-    # Devices are counted by NVML: the CUDA driver, once it is initialised, does not survive a fork.
+    # Devices are counted by NVML: the CUDA driver, once it is initialised, does not survive a fork. Ray hides them from
+    # a process that reserves none, and DeepSpeed would choose the CPU.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed prints
     import torch
