@@ -11,6 +11,7 @@ from pathlib import Path
 LIMIT = "MULTIHOP_CACHE_GB"
 """Environment variable of a node: 10^9 bytes that prepared data may take in its cache; not set: no limit."""
 _USED = ".in-use"
+_COPIES = ("homes/*/.prepared/*/*/.fetched.json", f"stages/*/*/*/{_USED}")
 
 
 def cache_folder(*parts: str) -> Path:
@@ -43,6 +44,11 @@ def _lock_shared(path: Path) -> int | None:
                 return lock
         os.close(lock)
     return None
+
+
+def prepared_copies() -> set[Path]:
+    """Folders of this node's cache with data sets that were fetched, and with outputs of stages."""
+    return {path.parent for pattern in _COPIES for path in cache_folder().glob(pattern)}
 
 
 def make_room(folders: Iterable[Path], needed: int) -> None:

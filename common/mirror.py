@@ -28,7 +28,7 @@ from common.storage import Folder
 
 LISTING = "files.json"
 FETCHED = ".fetched.json"
-"""In a folder that was fetched: size and modification time of each file when it had its hash."""
+"""In a folder that was fetched: size and modification time of each file when it had its hash, and the hash."""
 _BLOCK = 8 * 2**20
 _MOST_BYTES = 2**28
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
@@ -83,10 +83,10 @@ def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda nam
             if not wanted(name):
                 continue
             path = local / name
-            stamp = _stamp(path)
+            stamp = _stamp(path, entry)
             if stamp is None or (stamp != seen.get(name) and not _has(path, entry)):
                 _fetch_file(there, path, entry)
-            seen[name] = _stamp(path)
+            seen[name] = _stamp(path, entry)
         write_atomically(local / FETCHED, canonical_json(seen))
 
 
@@ -134,14 +134,13 @@ def _seen(local: Path) -> dict[str, Any]:
         return {}
 
 
-def _stamp(path: Path) -> list[int] | None:
+def _stamp(path: Path, entry: dict[str, Any]) -> list[Any] | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [found.st_size, found.st_mtime_ns, entry["sha256"]]
 
 
 def _has(path: Path, entry: dict[str, Any]) -> bool:
-    stamp = _stamp(path)
-    return stamp is not None and stamp[0] == entry["bytes"] and sha256_file(path) == entry["sha256"]
+    return path.stat().st_size == entry["bytes"] and sha256_file(path) == entry["sha256"]

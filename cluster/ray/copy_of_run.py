@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import mirror
-from common.cache import cache_folder, make_room, used
+from common.cache import cache_folder, make_room, prepared_copies, used
 from common.files import make_folder, sha256_json, write_atomically
 from common.storage import open_folder
 from pretrain.run.files import GAVE_UP
@@ -92,8 +92,7 @@ def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
     """
     data, there = node_folder(home.runs) / home.data, open_folder(f"{home.runs}/{home.data}")
     with used(data):
-        fetched = cache_folder("homes").glob(f"*/.prepared/*/*/{mirror.FETCHED}")
-        make_room({path.parent for path in fetched}, mirror.missing_bytes(there, data) if training else 0)
+        make_room(prepared_copies(), mirror.missing_bytes(there, data) if training else 0)
         mirror.fetch(there, data, lambda name: training or not name.startswith("train-"))
         yield data
 

@@ -18,6 +18,7 @@ from cluster.console import console
 from cluster.runs.recipe import Recipe, validate_recipe
 from common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from common.json_lines import append_row
+from common.lease import HeldError
 from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
 
 _Result = TypeVar("_Result")
@@ -87,7 +88,7 @@ def when_free(attempt: Callable[[], _Result]) -> _Result:
     while True:
         try:
             return attempt()
-        except InUseError as error:
+        except (InUseError, HeldError) as error:
             if str(error) != printed:
                 printed = str(error)
                 console.print(f"waiting   {printed}")

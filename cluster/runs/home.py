@@ -13,9 +13,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from cluster.console import console
 from cluster.ray.copy_of_run import RunHome, node_folder
+from cluster.runs.folder import when_free
 from cluster.runs.recipe import Recipe
 from common.cache import used
 from common.exit_codes import FAILED
@@ -62,6 +64,19 @@ class Home:
         self._used.enter_context(used(folder))
         fetch(there, folder)
         return True
+
+    @contextmanager
+    def preparing(self, store: Path) -> Iterator[str]:
+        """Wait until no other process prepares data sets of these sources, and keep others from it for a block.
+
+        Yields:
+            The location of the stages' outputs.
+        """
+        location = self._location_of(store)
+        place = open_folder(f"{location}/.lease")
+        with ExitStack() as stack:
+            when_free(lambda: stack.enter_context(leased(place, lambda: _leave(location))))
+            yield f"{location}/work"
 
     def share_data(self, data: Path) -> RunHome:
         """Write a data set to the home, unless it is there; returns what nodes need to know.
@@ -152,16 +167,7 @@ def opened_home(runs: str, name: str) -> Iterator[Home | None]:
         return
     home = Home(runs, name)
 
-    def lost() -> None:
-        print(
-            f"multihop: another process has taken over {home.location}/{name}, because this one could not reach the "
-            "store for a minute; this one ends",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(FAILED)
-
-    with leased(open_folder(f"{home.location}/{name}/.lease"), lost):
+    with leased(open_folder(f"{home.location}/{name}/.lease"), lambda: _leave(f"{home.location}/{name}")):
         home.pull()
         ended = threading.Event()
         thread = threading.Thread(target=_push_now_and_then, args=(home, ended), daemon=True, name="home")
@@ -173,6 +179,16 @@ def opened_home(runs: str, name: str) -> Iterator[Home | None]:
             thread.join()
             home.push()
             home.close()
+
+
+def _leave(place: str) -> NoReturn:
+    print(
+        f"multihop: another process has taken over {place}, because this one could not reach the store for a minute; "
+        "this one ends",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(FAILED)
 
 
 def _push_now_and_then(home: Home, ended: threading.Event) -> None:

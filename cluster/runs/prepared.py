@@ -15,6 +15,7 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
 from data_prep.pipeline.prepare import prepare
 from data_prep.reading.sources import InputFile
+from data_prep.stages.in_store import StoredStages
 
 
 def provide(
@@ -41,8 +42,8 @@ def provide(
         place: where the run has its data: a link into `store`, nothing yet, or, in a copied run, a folder. A folder is
             used if it holds what the recipe asks for, and refused otherwise.
         full: hash every file of the data set.
-        home: of the run, if it has one in an object store. The data set is fetched from it if it is there; if not, it
-            is prepared on this node alone.
+        home: of the run, if it has one in an object store. The data set is fetched from it if it is there; if not,
+            the stages' outputs go through it, and only what reads texts by their paths runs on this node alone.
 
     Returns:
         The data set's folder and its manifest; every file of it has its hash.
@@ -72,11 +73,15 @@ def provide(
     with held_when_free(store):
         inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         folder = store / inputs.identity[:16]
-        if home is not None and home.fetch_data(folder):
-            manifest = find_whole(folder, inputs.identity, map_items, report)
-            if manifest is not None:
-                return folder, manifest
-        return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
+        if home is None:
+            return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
+        with home.preparing(store) as location:
+            manifest = find_whole(folder, inputs.identity, map_items, report) if home.fetch_data(folder) else None
+            if manifest is None:
+                stored = StoredStages(location, [store], map_on_ray, map_items)
+                manifest = prepare(data, tokenizer, folder, map_items, report, work, inputs, stored)
+                home.share_data(folder)
+            return folder, manifest
 
 
 def link(place: Path, folder: Path) -> None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +85,7 @@ class DecontaminateSplit:
     table: str
     sets: list[str]
     """The names of the sets, in the order of `EvaluationNgrams.sets`."""
-    config: DecontaminateConfig
+    action: Literal["drop", "cut"]
 
 
 def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
@@ -246,7 +246,7 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
                 if len(facts["named"]) < _NAMED_PER_SPLIT:
                     shared = text.encode()[spans["start"][0] : spans["stop"][0]].decode(errors="replace")
                     facts["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
-                if item.config.action == "cut":
+                if item.action == "cut":
                     source = batch.column("source")[row - start].as_py()
                     left += [
                         (*content_hash(fragment), len(fragment.encode()), source, fragment)

@@ -7,7 +7,8 @@ start reuses, and the counts for the manifest.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +32,45 @@ from data_prep.duplicates.decontaminate import (
 from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, dropped_rows, find_clusters
 from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
 from data_prep.stages.documents import Kept
-from data_prep.stages.outputs import Output, stage_key
+from data_prep.stages.outputs import AtHand, Output, stage_key
 
 RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]
 """Runs a stage on items, anywhere, and returns the outputs in the items' order: (stage's name, function, items)."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How stages are run, and how their outputs are read by the caller."""
+
+    run_once: RunOnce
+    at_hand: AtHand
+
+
 Counts = dict[str, dict[str, int]]
 Chosen = tuple[list[Kept], list[Output], Counts]
 
 
-def choose(work: Path, read: list[Output], data: DataConfig, run_once: RunOnce) -> Chosen:
+def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> Chosen:
     """Choose the documents of each split by all rules that the recipe sets.
 
     The fragments that decontamination leaves of a split's documents are a split of their own, right after it.
 
     Raises ValueError for evaluation texts that cannot be read.
     """
-    splits, outputs, counts = without_copies(work, read, run_once)
+    splits, outputs, counts = without_copies(work, read, stages)
     if data.near_duplicates is not None:
-        splits, more, told = without_near_duplicates(work, splits, data.near_duplicates, run_once)
+        splits, more, told = without_near_duplicates(work, splits, data.near_duplicates, stages)
         outputs, counts = outputs + more, counts | told
     if data.decontaminate is not None:
-        splits, more, told = decontaminated(work, splits, data.decontaminate, run_once)
+        splits, more, told = decontaminated(work, splits, data.decontaminate, stages)
         outputs, counts = outputs + more, counts | told
     return splits, outputs, counts
 
 
-def without_copies(work: Path, read: list[Output], run_once: RunOnce) -> Chosen:
+def without_copies(work: Path, read: list[Output], stages: Stages) -> Chosen:
     """Keep only the first of equal documents, in the order of the input."""
     to_sort = [SortHashes(stage_key("sort", [], output.sha256), str(work / "sort"), output.path) for output in read]
-    runs = run_once("sort", sort_hashes, to_sort)
+    runs = stages.run_once("sort", sort_hashes, to_sort)
     hashes = [run.sha256 for run in runs]
     paths = tuple(run.path for run in runs)
     ranges = hash_ranges(sum(run.facts["documents"] for run in runs))
@@ -67,8 +78,10 @@ def without_copies(work: Path, read: list[Output], run_once: RunOnce) -> Chosen:
         FindCopies(stage_key("copies", [], hashes, low, high), str(work / "copies"), paths, low, high)
         for low, high in ranges
     ]
-    copies = run_once("copies", find_copies, items)
-    dropped = rows_by_split([output.path for output in copies], len(read))
+    copies = stages.run_once("copies", find_copies, items)
+    with ExitStack() as stack:
+        found = [str(stack.enter_context(stages.at_hand(output))) for output in copies]
+        dropped = rows_by_split(found, len(read))
     splits = [
         Kept(output.path, output.sha256, run.facts["documents"] - len(rows), rows)
         for output, run, rows in zip(read, runs, dropped, strict=True)
@@ -76,36 +89,38 @@ def without_copies(work: Path, read: list[Output], run_once: RunOnce) -> Chosen:
     return splits, [*runs, *copies], {"copies": {"kept": _documents(splits), "copy of another": sum(map(len, dropped))}}
 
 
-def without_near_duplicates(work: Path, splits: list[Kept], config: NearDuplicatesConfig, run_once: RunOnce) -> Chosen:
+def without_near_duplicates(work: Path, splits: list[Kept], config: NearDuplicatesConfig, stages: Stages) -> Chosen:
     """Keep only the longest document of each cluster of near duplicates."""
     folder, told = str(work / "near"), config.model_dump()
     to_sign = [
         SignSplit(stage_key("sign", ["numpy"], kept_key(split), told), folder, split.path, split.dropped, config)
         for split in splits
     ]
-    signed = run_once("sign", sign_split, to_sign)
+    signed = stages.run_once("sign", sign_split, to_sign)
     paths, hashes = [output.path for output in signed], [output.sha256 for output in signed]
     tasks = divide(sum(output.facts["documents"] for output in signed), bands_of(config))
     to_compare = [
         CandidatePairs(stage_key("pairs", ["numpy"], hashes, told, *task), folder, paths, *task, config.threshold)
         for task in tasks
     ]
-    pairs = run_once("compare", candidate_pairs, to_compare)
+    pairs = stages.run_once("compare", candidate_pairs, to_compare)
     key = stage_key("clusters", ["numpy"], hashes, [output.sha256 for output in pairs])
-    (clusters,) = run_once(
+    (clusters,) = stages.run_once(
         "cluster", find_clusters, [FindClusters(key, folder, paths, [output.path for output in pairs])]
     )
-    left = [_without(split, rows) for split, rows in zip(splits, dropped_rows(clusters.path, len(splits)), strict=True)]
+    with stages.at_hand(clusters) as path:
+        dropped = dropped_rows(str(path), len(splits))
+    left = [_without(split, rows) for split, rows in zip(splits, dropped, strict=True)]
     counts = {"kept": _documents(left), "near duplicate of another": clusters.facts["dropped"]}
     return left, [*signed, *pairs, clusters], {"near duplicates": counts}
 
 
-def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, run_once: RunOnce) -> Chosen:
+def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, stages: Stages) -> Chosen:
     """Drop documents that contain evaluation texts, or cut them."""
     folder, sets = str(work / "decontaminate"), evaluation_sets(config)
     told = [{name: sha256_file(path) for name, path in sets.items()}, config.model_dump(exclude={"against"})]
     table_item = EvaluationNgrams(stage_key("evaluation texts", ["numpy"], told), folder, sets, config)
-    (table,) = run_once("evaluation texts", evaluation_ngrams, [table_item])
+    (table,) = stages.run_once("evaluation texts", evaluation_ngrams, [table_item])
     to_search = [
         FindOverlaps(
             stage_key("overlaps", ["numpy"], kept_key(split), table.sha256),
@@ -116,10 +131,10 @@ def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, 
         )
         for split in splits
     ]
-    overlaps = run_once("search", find_overlaps, to_search)
+    overlaps = stages.run_once("search", find_overlaps, to_search)
     paths, hashes = [output.path for output in overlaps], [output.sha256 for output in overlaps]
     common_key = stage_key("common", ["numpy"], hashes, config.common)
-    (common,) = run_once("common", find_common, [FindCommon(common_key, folder, paths, config.common)])
+    (common,) = stages.run_once("common", find_common, [FindCommon(common_key, folder, paths, config.common)])
     to_cut = [
         DecontaminateSplit(
             stage_key("cut", ["numpy"], split.sha256, found.sha256, common.sha256, table.sha256, told),
@@ -129,15 +144,17 @@ def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, 
             common.path,
             table.path,
             list(sets),
-            config,
+            config.action,
         )
         for split, found in zip(splits, overlaps, strict=True)
     ]
-    cut = run_once("decontaminate", decontaminate_split, to_cut)
+    cut = stages.run_once("decontaminate", decontaminate_split, to_cut)
 
     def left() -> Iterator[Kept]:
         for split, found, output in zip(splits, overlaps, cut, strict=True):
-            yield _without(split, contaminated_rows(found.path, common.path))
+            with stages.at_hand(found) as overlaps_path, stages.at_hand(common) as common_path:
+                rows = contaminated_rows(str(overlaps_path), str(common_path))
+            yield _without(split, rows)
             if output.facts["pieces"]:
                 yield Kept(output.path, output.sha256, output.facts["pieces"], np.empty(0, np.int64))
 

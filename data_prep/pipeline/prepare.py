@@ -18,7 +18,8 @@ import hashlib
 import os
 import shutil
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -42,7 +43,7 @@ from data_prep.dataset.manifest import (
 from data_prep.dataset.shards import count_tokens, token_dtype
 from data_prep.dataset.verify import remember
 from data_prep.pipeline.accounts import account, without_broken
-from data_prep.pipeline.choose import choose, kept_key
+from data_prep.pipeline.choose import Stages, choose, kept_key
 from data_prep.pipeline.encode import EncodeSplit, TrainTokenizer, assemble_shard, encode_split, train_tokenizer
 from data_prep.pipeline.identity import (
     ResolvedInputs,
@@ -56,7 +57,8 @@ from data_prep.pipeline.sample import DrawSample, FindCandidates, draw_sample, f
 from data_prep.pipeline.shard_plan import plan_shards, shard_entry, shard_items, totals
 from data_prep.reading.sources import Part, group_into_splits, list_files, part_key
 from data_prep.stages.documents import Kept, ReadSplit, read_split
-from data_prep.stages.outputs import Output, stage_key
+from data_prep.stages.in_store import StoredStages
+from data_prep.stages.outputs import Output, on_disk, stage_key
 from data_prep.tokenizers import tokenizer
 
 _BESIDE = ".beside"
@@ -72,6 +74,7 @@ def prepare(
     report: ReportProgress = no_report,
     work: Path | None = None,
     resolved: ResolvedInputs | None = None,
+    stored: StoredStages | None = None,
 ) -> Manifest:
     """Prepare the data set in `out_dir`, or what is not done of it; only one caller at a time may.
 
@@ -83,13 +86,15 @@ def prepare(
     Args:
         work: where the stages' outputs are kept, for all data sets of the same sources; None: `out_dir`/work.
         resolved: the input, if the caller has resolved it in `work`; None: it is listed and resolved here.
+        stored: where the stages' outputs are if they run on nodes without a disk in common; None: in `work`.
 
     Raises ValueError for a missing source, too many bad files or documents, an empty corpus, a corpus without a
     held-out document although `heldout_fraction` is positive, and a vocabulary too large for the text.
     """
     out_dir = out_dir.absolute()
     work = out_dir / "work" if work is None else work.absolute()
-    run = reporting(map_items, report)
+    run = reporting(map_items if stored is None else stored.map_items, report)
+    at_hand = on_disk if stored is None else stored.at_hand
 
     def run_once(stage: str, function: Callable[[Any], Output], items: Sequence[Any]) -> list[Output]:
         by_key = {output.key: output for output in run(stage, function, items)}
@@ -114,7 +119,7 @@ def prepare(
         read = run_once("read", read_split, [read_item(work, parts, data) for parts in splits])
     read_counts, set_aside = account(splits, read, data.max_bad_fraction)
 
-    used, chosen, chosen_counts = choose(work, read, data, run_once)
+    used, chosen, chosen_counts = choose(work, read, data, Stages(run_once, at_hand))
     sample_bytes = int(tok.sample_mb * 1e6)
     to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in used]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
@@ -133,7 +138,8 @@ def prepare(
     assembled = run_once("shards", assemble_shard, items)
     shards = [shard_entry(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
 
-    content = Path(trained.path).read_bytes()
+    with at_hand(trained) as path:
+        content = path.read_bytes()
     info = tokenizer.describe(content, trained.sha256)
     counts = np.zeros(info.vocab_size, dtype=np.int64)
     to_count = [
@@ -162,9 +168,16 @@ def prepare(
         set_aside=set_aside,
         sources=[source.path for source in data.sources],
     )
-    moves = {item.target: made.path for item, made in zip(items, assembled, strict=True) if made.path != item.target}
-    _commit(out_dir, manifest, moves, {info.file: content, TOKEN_COUNTS: counted})
-    _sweep(out_dir, work, manifest, [*read, *chosen, *drawn, trained, *encoded, *assembled])
+    with ExitStack() as stack:
+        made = {
+            item.target: stack.enter_context(at_hand(output)) for item, output in zip(items, assembled, strict=True)
+        }
+        moves = {target: path for target, path in made.items() if str(path) != target}
+        _commit(out_dir, manifest, moves, {info.file: content, TOKEN_COUNTS: counted})
+    keys = {output.key for output in (*read, *chosen, *drawn, trained, *encoded, *assembled)}
+    _sweep(out_dir, work, manifest, keys)
+    if stored is not None:
+        stored.sweep(keys)
     return manifest
 
 
@@ -205,7 +218,7 @@ def _npy(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, str], contents: dict[str, bytes]) -> None:
+def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, Path], contents: dict[str, bytes]) -> None:
     """Make `manifest` and its files the data set in `out_dir`; replaces files of the same names.
 
     Args:
@@ -250,7 +263,7 @@ def _check_heldout(documents: int, held: int, fraction: float) -> None:
         )
 
 
-def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output]) -> None:
+def _sweep(out_dir: Path, work: Path, manifest: Manifest, keys: Set[str]) -> None:
     """Remove what earlier inputs, other settings and killed processes left."""
     _remove_beside(out_dir / _BESIDE)
     remove_temporaries(out_dir)
@@ -259,7 +272,6 @@ def _sweep(out_dir: Path, work: Path, manifest: Manifest, outputs: list[Output])
         for path in out_dir.glob(pattern):
             if path.name not in current:
                 path.unlink()
-    keys = {output.key for output in outputs}
     for path in work.glob("*/*"):
         if path.stem not in keys:
             path.unlink()

@@ -17,7 +17,7 @@ from data_prep.reading.sources import Part
 from data_prep.rules.clean import clean
 from data_prep.rules.filters import Dropped, make_filter
 from data_prep.stages.content import content_hash
-from data_prep.stages.outputs import Output, once, read_batch, read_batches, read_entry, write_batches
+from data_prep.stages.outputs import Output, once, read_batch, read_batches, write_batches
 
 BATCH_BYTES = 4 * 2**20
 SCHEMA = pa.schema(
@@ -96,10 +96,10 @@ def read_split(split: ReadSplit) -> Output:
             else:
                 return {"parts": [vars(tally) for tally in tallies]}
 
-    standing = read_entry(entry)
-    if standing is not None and any(part["for_now"] for part in standing["facts"]["parts"]):
+    output = once(entry, folder / f"{split.key}.arrow", write)
+    if any(part["for_now"] for part in output.facts["parts"]):
         entry.unlink()
-    return once(entry, folder / f"{split.key}.arrow", write)
+    return output
 
 
 def read_hashes(path: str) -> np.ndarray:

@@ -7,6 +7,7 @@ machines enter their outputs without waiting for each other.
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,16 @@ class Output:
     sha256: str
     facts: dict[str, Any]
     """Counts and sizes, as JSON."""
+
+
+AtHand = Callable[[Output], AbstractContextManager[Path]]
+"""The file of an output on this node, for the length of a block."""
+
+
+@contextmanager
+def on_disk(output: Output) -> Iterator[Path]:
+    """`AtHand` where all nodes share a disk."""
+    yield Path(output.path)
 
 
 def stage_key(stage: str, packages: list[str], *depends_on: Any) -> str:
@@ -73,11 +84,19 @@ def standing_at(entry: Path, path: Path) -> Output | None:
 
 
 def read_entry(entry: Path) -> dict[str, Any] | None:
-    """The entry's content; None if it is missing or damaged. Entries of earlier versions have no hash of their own."""
+    """The entry's content; None if it is missing or damaged."""
     try:
         with open_regular(entry) as file:
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
+            return entry_in(file.read())
+    except OSError:
+        return None
+
+
+def entry_in(content: bytes) -> dict[str, Any] | None:
+    """What an entry's file holds; None if it is damaged. Entries of earlier versions have no hash of their own."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.keys() - {_OWN} != {"sha256", "facts"}:
         return None

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from common.keyed import key_of, random_bits, uniform
-from eval.inference.packed_weights import PackedWeights
 from eval.inference.sampling import Sampling, sample
 from eval.inference.trained_model import TrainedModel
 from pretrain.engine.inputs import on_device
@@ -82,7 +81,7 @@ def generate_tokens(
     keys = np.array(
         [key_of("generate", sampling.seed, row) for row in range(len(prompts))] if sampling else [], np.uint64
     )
-    packed = PackedWeights(model, len(prompts))
+    packed = trained.packed_weights(len(prompts))
     for step in count():
         with packed:
             logits = model.lm_head(hidden)[:, : trained.tokenizer.vocab_size]

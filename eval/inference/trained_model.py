@@ -1,7 +1,7 @@
 """A trained model with its tokenizer, ready to be asked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from data_prep.tokenizers.tokenizer import Tokenizer, load
 from eval.evaluated import of_huggingface, open_tokenizer
+from eval.inference.packed_weights import PackedWeights
 from pretrain.checkpoint.huggingface_import import import_model, is_huggingface
 from pretrain.checkpoint.verify import load_weights
 from pretrain.models.build import build_model
@@ -30,6 +31,7 @@ class TrainedModel:
     special_ids: dict[str, int]
     lacking: frozenset[str] = frozenset()
     """Parameters that its files do not have, which are zero."""
+    _packed: dict[int, PackedWeights] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def family(self) -> Family:
@@ -44,6 +46,14 @@ class TrainedModel:
     def framed(self, ids: list[int]) -> list[int]:
         """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
+
+    def packed_weights(self, rows: int) -> PackedWeights:
+        """For products of so many rows. Those of the last number of rows are kept: packing takes as long as four tokens
+        do."""
+        if rows not in self._packed:
+            self._packed.clear()
+            self._packed[rows] = PackedWeights(self.model, rows)
+        return self._packed[rows]
 
     def needs(self, head: Callable[[Tensor], Tensor], what: str) -> None:
         """Check that the weights of a head are there.

@@ -69,7 +69,14 @@ def run_stage(
     left = [
         decontaminate_split(
             DecontaminateSplit(
-                str(number), str(folder / "left"), path, found[number], common.path, table.path, list(sets), config
+                str(number),
+                str(folder / "left"),
+                path,
+                found[number],
+                common.path,
+                table.path,
+                list(sets),
+                config.action,
             )
         )
         for number, path in enumerate(read)
