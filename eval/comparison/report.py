@@ -105,7 +105,8 @@ def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
         changed = [
             f"{key} {_short(now)} (was {_short(then)})"
             for key, then, now in differences(first.recipe, run.recipe)
-            if key != "name" and not _decides_nothing(key)
+            # An empty list in one recipe and its entries in the other: the entries are listed too.
+            if key != "name" and not _decides_nothing(key) and (then, now) not in (([], None), (None, []))
         ]
         lines.append((run.name, ", ".join(changed) or "nothing"))
     return lines

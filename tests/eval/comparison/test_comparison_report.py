@@ -108,9 +108,13 @@ def test_names_and_values_are_shown_as_they_are_written(tmp_path: Path) -> None:
     text = "<b>$x_1$</b> | `y`"
     runs = [make_run(tmp_path / name, 2, [(0, 9.0), (10, 7.0)], [(0, "pretrained", 0.5)]) for name in ("_a$b$", "b")]
     for run in runs:
-        _trained(run, 10.0, schedule=text if run.name == "b" else "linear")
+        told = {"schedule": text, "ramp": [{"n": 1}]} if run.name == "b" else {"schedule": "linear", "ramp": []}
+        _trained(run, 10.0, **told)
     found, markdown, html = _report(runs, tmp_path / "out", x="model.layers", series=["phases[0].schedule"])
-    assert found["differs from _a$b$ in"][1] == ["b", f"phases[0].schedule {text} (was linear)"]
+    assert found["differs from _a$b$ in"][1] == [
+        "b",
+        f"phases[0].schedule {text} (was linear), phases[0].ramp[0].n 1 (was none)",
+    ]
     assert "<b>" not in markdown + html
 
 
