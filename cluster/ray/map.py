@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_RETRIES = 3
+RETRIES = 3
 
 
 class WorkerDiedError(Exception):
@@ -49,7 +49,7 @@ def map_on_ray(
     gpus = resources.gpus if there.get("GPU", 0) else 0
     # A head that has no CPUs for tasks does what has to be done there all the same.
     cpus = min(resources.cpus, there.get("CPU", 0)) if resources.here else resources.cpus
-    task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=_RETRIES)(function)
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=RETRIES)(function)
     if resources.here:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -104,6 +104,6 @@ def _result(reference: Any, name: str) -> Any:
     ) as error:
         reason = next(line.strip() for line in str(error).splitlines() if line.strip())
         raise WorkerDiedError(
-            f"the worker of {name} died {_RETRIES + 1} times, probably out of memory ({reason}); give the nodes "
+            f"the worker of {name} died {RETRIES + 1} times, probably out of memory ({reason}); give the nodes "
             "more memory or Ray fewer CPUs, then rerun the same command to resume"
         ) from error

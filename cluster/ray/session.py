@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from cluster.ray.map import RETRIES
+
 _CONNECT_S = 5.0
 _OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards and checkpoints are files
 
@@ -31,6 +33,8 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20"
     )  # then the driver looks again what room there is
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
+    # By default a task that has no room in memory is tried again for ever.
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
