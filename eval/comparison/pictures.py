@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,16 @@ class Scores:
     random: Sequence[Sequence[float]]
 
 
-def draw_lines(colours: Colours, panels: Sequence[Panel], below: str, log: bool = False) -> "Figure":
+def draw_lines(
+    colours: Colours, panels: Sequence[Panel], below: str, log: bool = False, highest: float = inf
+) -> "Figure":
     """A panel above the other, with a line for each label.
 
     Args:
         panels: the lines at one place of several panels have one colour; a line without points takes no room.
         below: title of the horizontal axis.
         log: the horizontal axis is logarithmic, with a tick at each value.
+        highest: what is above it is cut off.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -54,6 +58,9 @@ def draw_lines(colours: Colours, panels: Sequence[Panel], below: str, log: bool 
             _log_axis(axes, sorted({x for _, points in lines for x in points}))
         else:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        lowest = min((y for _, points in lines for y in points.values()), default=0.0)
+        if any(y > highest for _, points in lines for y in points.values()):
+            axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
         _finish(axes, colours, below, title)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=colours.ink, fontsize=8)
     return figure

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
@@ -159,6 +160,7 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
     kinds = [name for name in LANGUAGE_MODEL_LOSSES if any(run.loss_name == name for run in runs)]
     if not kinds:
         return
+    highest = _highest_loss(runs)
     # 1: tokens, 2: seconds
     for axis, what in ((1, "tokens"), (2, "seconds of training")):
         panels: list[Panel] = [
@@ -168,9 +170,19 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
         yield _Picture(
             f"heldout-{what.partition(' ')[0]}.png",
             f"Held-out loss of each run against {what}",
-            f"The held-out loss against {what}.",
-            partial(draw_lines, panels=panels, below=what),
+            f"The held-out loss against {what}.{_told_cut(panels, highest)}",
+            partial(draw_lines, panels=panels, below=what, highest=highest),
         )
+
+
+def _highest_loss(runs: Sequence[ComparedRun]) -> float:
+    """A run that diverged would make all others one line: pictures end a little above the loss of a uniform guess."""
+    return 1.1 * max((run.summary.get("uniform_loss") or inf for run in runs), default=inf)
+
+
+def _told_cut(panels: Sequence[Panel], highest: float) -> str:
+    most = max((y for _, lines in panels for _, points in lines for y in points.values()), default=0.0)
+    return f" Losses above {highest:.1f}, more than those of a uniform guess, are cut off." if most > highest else ""
 
 
 def _by(run: ComparedRun, axis: int) -> dict[float, float]:
@@ -193,11 +205,14 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _P
     lines: Lines = [
         (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
     ]
+    panels: list[Panel] = [("final held-out loss (nats)", lines)]
+    highest = _highest_loss(runs)
     return _Picture(
         "loss-by-key.png",
         "Final held-out loss of each run against a key of the recipe",
-        f"The final held-out loss against {x}; of several runs with the same values, the median.",
-        lambda colours: draw_lines(colours, [("final held-out loss (nats)", lines)], x, log=True),
+        f"The final held-out loss against {x}; of several runs with the same values, the median."
+        f"{_told_cut(panels, highest)}",
+        lambda colours: draw_lines(colours, panels, x, log=True, highest=highest),
     )
 
 

@@ -104,6 +104,18 @@ def test_runs_that_have_only_begun_have_a_sound_report(tmp_path: Path) -> None:
         write_comparison(runs, tmp_path / "nothing", "sizes", x="model.depth")
 
 
+def test_a_run_that_diverged_is_cut_off_and_told(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 2, [(0, 9.0)], [(0, "pretrained", 0.5)]) for name in ("one", "two")]
+    for run in runs:
+        _trained(run, 10.0)
+    _, markdown, _ = _report(runs, tmp_path / "out", x="model.layers")
+    assert "cut off" not in markdown
+    append_row(runs[1] / "metrics.jsonl", {"step": 20, "heldout_mlm_loss": 30.0})
+    append_row(runs[1] / "metrics.jsonl", {"step": 21, "heldout_mlm_loss": 30.0})
+    _, markdown, _ = _report(runs, tmp_path / "out", x="model.layers")
+    assert markdown.count("Losses above 9.9, more than those of a uniform guess, are cut off.") == 3
+
+
 def test_names_and_values_are_shown_as_they_are_written(tmp_path: Path) -> None:
     text = "<b>$x_1$</b> | `y`"
     runs = [make_run(tmp_path / name, 2, [(0, 9.0), (10, 7.0)], [(0, "pretrained", 0.5)]) for name in ("_a$b$", "b")]
