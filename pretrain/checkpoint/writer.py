@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from common.files import canonical_json
+from common.s3 import reason_of
 from common.storage import Folder, open_folder
 from pretrain.checkpoint.layout import Slices, in_order, stripes_of
 from pretrain.checkpoint.manifest import (
@@ -120,11 +121,20 @@ class CheckpointWriter:
         with _explaining(f"step {manifest.step} could not be saved to {location}"):
             self._write_part(open_folder(location), manifest)
         if self._rank == 0:
-            with _explaining(f"checkpoints older than {location} could not be removed"):
-                for sentence in remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt)):
-                    if sentence not in self._said:
-                        log.warning(sentence)
-                        self._said.add(sentence)
+            for sentence in self._remove_old():
+                if sentence not in self._said:
+                    log.warning(sentence)
+                    self._said.add(sentence)
+
+    def _remove_old(self) -> list[str]:
+        """What to tell of the removal. One that fails loses nothing, and is tried again after the next save."""
+        try:
+            return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt))
+        except OSError as error:
+            return [
+                f"could not remove older checkpoints from {self._checkpoints} ({reason_of(error)}); tries again at the "
+                "next save"
+            ]
 
     def _write_part(self, folder: Folder, manifest: CheckpointManifest) -> None:
         name = folder.location.rsplit("/", 1)[-1]
@@ -247,6 +257,6 @@ def _explaining(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{what} ({error}); make room or repair the storage, and rerun the same command to resume: earlier "
-            "checkpoints are unchanged"
+            f"{what} ({reason_of(error)}); make room or repair the storage, and rerun the same command to resume: "
+            "earlier checkpoints are unchanged"
         ) from error

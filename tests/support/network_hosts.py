@@ -1,4 +1,7 @@
-"""Hosts on one machine: network namespaces on a bridge, each with an address of its own. They share the disk."""
+"""Hosts on one machine: network namespaces on a bridge, each with an address of its own.
+
+They share the disk, but for those that are given one of their own.
+"""
 
 import os
 import secrets
@@ -25,6 +28,7 @@ class Hosts:
         self._bridge = f"{self._tag}br"
         self._folder = tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True)
         self._slow: dict[int, subprocess.Popen[bytes]] = {}
+        self._disks: dict[int, Path] = {}
         self.names = [f"{self._tag}{number}" for number in range(count)]
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         try:
@@ -48,11 +52,22 @@ class Hosts:
         """Of a command on a host."""
         return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
+    def give_disk(self, host: int) -> Path:
+        """From now on the host's commands have another, empty /tmp: no file of the others' is there. Where it lies."""
+        disk = Path(self._folder.name) / f"disk-{host}"
+        disk.mkdir()
+        self._disks[host] = disk
+        return disk
+
     def start(self, host: int, command: Sequence[str], output: Path, **environment: str) -> "subprocess.Popen[bytes]":
         """Run a command on a host, its output in a file."""
+        disk = self._disks.get(host)
+        # `ip netns exec` makes a namespace for mounts too.
+        mounted = [] if disk is None else ["sh", "-c", 'mount --bind "$0" /tmp && exec "$@"', str(disk)]
         with open(output, "ab") as file:
             return subprocess.Popen(
-                ["ip", "netns", "exec", self.names[host], *command],
+                ["ip", "netns", "exec", self.names[host], *mounted, *command],
+                cwd="/" if disk else None,
                 env=self.environment(**environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,

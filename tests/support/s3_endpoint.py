@@ -1,7 +1,13 @@
-"""An S3 endpoint on this machine for tests of several packages: moto's server, which can be told to fail."""
+"""An S3 endpoint on this machine for tests of several packages: moto's server, which can be told to fail.
 
+`python s3_endpoint.py ADDRESS PORT FAILING_EVERY CUT_EVERY` is one in a process of its own, on another host.
+"""
+
+import socket
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -18,8 +24,12 @@ class S3:
     """So many requests from now on fail,"""
     failing_every: int = 0
     """and besides each so-manieth; 0: none;"""
+    failing_method: str = ""
+    """and all of this one: GET, PUT, …"""
     failure: str = "503 Slow Down"
     """so."""
+    cut_every: int = 0
+    """The connection of each so-manieth upload ends in the middle of it; 0: of none."""
     without_header: str = ""
     """A request's header that is overlooked, as WSGI calls it."""
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -35,9 +45,9 @@ class S3:
         return name
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3]:
-    """Started once for all tests."""
+@contextmanager
+def serving(s3: S3, address: str = "127.0.0.1", port: int = 0) -> Iterator[S3]:
+    """It answers; port 0: any that is free."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -45,29 +55,41 @@ def s3_server() -> Iterator[S3]:
         def log(self, *_: Any) -> None:
             """A line a request helps nobody."""
 
-    s3 = S3()
-    moto, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
+    moto, one_at_a_time, uploads = DomainDispatcherApplication(create_backend_app), threading.Lock(), count(1)
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         s3.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        if s3.failures or (s3.failing_every and len(s3.requests) % s3.failing_every == 0):
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        unlucky = s3.failing_every and len(s3.requests) % s3.failing_every == 0
+        if s3.failures or unlucky or environ["REQUEST_METHOD"] == s3.failing_method:
             s3.failures = max(0, s3.failures - 1)
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            environ["wsgi.input"].read(size)
             start_response(s3.failure, [("Content-Length", "0")])
             return [b""]
         environ.pop(s3.without_header, None)
         if environ["REQUEST_METHOD"] == "PUT":
+            if s3.cut_every and next(uploads) % s3.cut_every == 0:
+                environ["wsgi.input"].read(size // 2)
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+                raise ConnectionAbortedError
             with one_at_a_time:  # S3 looks at a condition and writes at once, moto one after the other
                 return moto(environ, start_response)
         return moto(environ, start_response)
 
-    server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=Quiet)
-    s3.url = f"http://127.0.0.1:{server.server_port}"
+    server = make_server(address, port, answer, threaded=True, request_handler=Quiet)
+    s3.url = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield s3
     server.shutdown()
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    """Started once for all tests."""
+    with serving(S3()) as found:
+        yield found
 
 
 @pytest.fixture
@@ -81,7 +103,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3_server.failures, s3_server.failing_every, s3_server.failure = 0, 0, "503 Slow Down"
-    s3_server.without_header = ""
+    s3_server.failing_method, s3_server.cut_every, s3_server.without_header = "", 0, ""
     return s3_server
 
 
@@ -89,3 +111,10 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 def bucket(s3: S3) -> str:
     """An empty bucket's location."""
     return f"s3://{s3.make_bucket()}"
+
+
+if __name__ == "__main__":
+    address, *numbers = sys.argv[1:]
+    port, failing_every, cut_every = (int(number) for number in numbers)
+    with serving(S3(failing_every=failing_every, cut_every=cut_every), address, port):
+        threading.Event().wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from s3_endpoint import S3
 from saved_tensors import RUN, START, as_given, manifest_of, rank_file, rewrite_manifest, save, whole
 
 from common.files import sha256_file
@@ -195,3 +196,18 @@ def test_checkpoints_of_nobody_are_not_taken_for_the_runs(tmp_path: Path) -> Non
         writer.wait()
     sweep(str(checkpoints), 3, start)
     assert files(checkpoints / "step-00000001") == before
+
+
+def test_a_removal_that_fails_is_told_and_ends_no_training(
+    s3: S3, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        save(bucket, step, 1, keep=1)
+    s3.failing_method, s3.failure = "DELETE", "403 Forbidden"
+    save(bucket, 3, 1, keep=1)
+    assert list_steps(bucket) == [2, 3]
+    assert f"could not remove older checkpoints from {bucket} (" in caplog.text
+    assert caplog.text.rstrip().endswith("tries again at the next save")
+    s3.failing_method = ""
+    save(bucket, 4, 1, keep=1)
+    assert list_steps(bucket) == [4]

@@ -1,0 +1,74 @@
+"""Two hosts with disks of their own, and a third that is their only store: slow, failing, cutting uploads, and away."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from host_runs import RAY, wait_for
+from network_hosts import Hosts
+from workplace import begin, ended, json_lines, losses, make_workplace
+
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
+STEPS = 600
+RECIPE = ["cluster.workers=2", "model.dropout=0"]
+_PORT = 9000
+
+
+def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Path) -> None:
+    hosts, store = three_hosts, f"http://{three_hosts.addresses[2]}:{_PORT}"
+    make_workplace(tmp_path, texts.absolute(), "apart", STEPS)
+    ended(tmp_path, begin(tmp_path, "train", "recipe.yaml", *RECIPE, "name=local"))
+    local = tmp_path / "runs" / "local"
+
+    disk = hosts.give_disk(1)
+    cache, output = tmp_path / "cache", tmp_path / "output.txt"
+    server = [sys.executable, str(Path(__file__).parents[1] / "support" / "s3_endpoint.py")]
+    hosts.start(2, [*server, hosts.addresses[2], str(_PORT), "10", "7"], tmp_path / "store.txt")
+    access = {
+        **RAY,
+        "AWS_ENDPOINT_URL": store,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "a-secret-of-theirs",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    make = "import boto3; boto3.client('s3').create_bucket(Bucket='home')"
+    wait_for(lambda: hosts.start(0, [sys.executable, "-c", make], output, **access).wait() == 0, output)
+    hosts.start_ray(0, tmp_path / "ray-start-0.txt", cpus=1, XDG_CACHE_HOME=str(cache), **access)
+    hosts.start_ray(1, tmp_path / "ray-start-1.txt", cpus=1, XDG_CACHE_HOME="/tmp/cache", **access)
+
+    command = [sys.executable, "-m", "cluster.cli.main", "train", str(tmp_path / "recipe.yaml"), *RECIPE]
+    place = ["--runs", "s3://home/runs", "--address", f"{hosts.addresses[0]}:6379"]
+
+    def train() -> subprocess.Popen[bytes]:
+        return hosts.start(0, [*command, *place], output, XDG_CACHE_HOME=str(cache), **access)
+
+    hosts.slow_down(2, delay_s=0.05, loss=0.0)
+    driver = train()
+    wait_for(lambda: len(list(cache.glob("multihop/homes/*/apart/metrics.jsonl"))) == 1, output)
+    (copy,) = cache.glob("multihop/homes/*/apart")
+    wait_for(lambda: max(losses(copy), default=0) > 30, output)
+    hosts.speed_up(2)
+
+    hosts.unplug(2)
+    time.sleep(60)
+    hosts.plug_in(2)
+    seen = max(losses(copy))
+    wait_for(lambda: max(losses(copy)) > seen + 30, output)
+    driver.terminate()
+    assert driver.wait(timeout=100) == 75, output.read_text()
+
+    # Both disks are lost; what is in the store is enough.
+    shutil.rmtree(cache)
+    shutil.rmtree(disk / "cache")
+    assert train().wait(timeout=300) == 0, output.read_text()
+    (copy,) = cache.glob("multihop/homes/*/apart")
+    assert losses(copy) == losses(local)
+    assert len(json_lines(copy / "starts.jsonl")) == 2
+    assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
+    assert list((disk / "cache").rglob("*.arrow")), "the second host has fetched the shards to its own disk"
+    assert json.loads((copy / "summary.json").read_text())["status"] == "done"
