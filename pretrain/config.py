@@ -14,9 +14,10 @@ from pretrain.models.families import FAMILIES, PRESETS
 class ObjectiveConfig(Section):
     """What the model learns to predict."""
 
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm"], MEANING | ORDER | MEMORY] = "mlm+nsp"
+    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], MEANING | ORDER | MEMORY] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token. The default depends on model.family."""
+    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
+    model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
@@ -29,6 +30,9 @@ class ObjectiveConfig(Section):
     each epoch."""
     isolate_documents: Annotated[bool, ORDER | MEMORY] = False
     """mlm, clm: tokens attend to tokens of the same document only. Short documents still share a sample."""
+    label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
+    """translation: this much of the target distribution is spread evenly over the vocabulary (Szegedy et al. 2016,
+    section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ObjectiveConfig":
@@ -62,6 +66,9 @@ class PhaseConfig(Section):
     """Tokens per sample, special tokens included."""
     batch_size: Annotated[int, ORDER] = Field(default=256, ge=1)
     """Samples per step, over all ranks."""
+    batch_tokens: Annotated[int | None, ORDER] = Field(default=None, ge=8)
+    """translation: the most tokens of each side per step, over all ranks, instead of `batch_size`: pairs of similar
+    length, as many as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `batch_size` pairs of any length."""
     batch_ramp: list[RampSegment] = Field(default_factory=list)
     """Segments of smaller batches at the start of the phase; `batch_size` holds after them."""
     steps: Annotated[int, ORDER] = Field(ge=1)
@@ -87,6 +94,20 @@ class PhaseConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _tokens_take_the_place_of_samples(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("batch_tokens") is not None:
+            default = cls.model_fields["batch_size"].default
+            others = {"batch_size": default, "batch_ramp": [], "lr_scaling": None}
+            for name, unset in others.items():
+                if given.get(name, unset) != unset:
+                    raise ValueError(
+                        f"batch_tokens={given['batch_tokens']} makes steps by tokens, and {name}={given[name]} counts "
+                        "samples; remove one of them"
+                    )
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
     def _steps_take_the_place_of_the_share(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("warmup_steps") is not None:
             return {"warmup": None, **given}
@@ -94,6 +115,11 @@ class PhaseConfig(Section):
 
     @model_validator(mode="after")
     def _stretches_fit(self) -> "PhaseConfig":
+        if self.batch_tokens is not None and self.batch_tokens < self.seq_len:
+            raise ValueError(
+                f"batch_tokens={self.batch_tokens} has no room for a side of seq_len={self.seq_len} tokens; raise it "
+                "or shorten seq_len"
+            )
         ramp = sum(segment.steps for segment in self.batch_ramp)
         if ramp >= self.steps:
             raise ValueError(
@@ -152,6 +178,9 @@ class EngineConfig(Section):
     """Precision of the model; the optimizer updates fp32 weights. fp16 uses a dynamic loss scale."""
     micro_batch: Annotated[int | Literal["auto"], SPEED] = 32
     """Samples per forward pass of a rank; auto: as many as fit into memory, measured at the first start."""
+    micro_batch_tokens: Annotated[int | None, SPEED] = Field(default=None, ge=8)
+    """With phases[].batch_tokens, instead of `micro_batch`: the most tokens of each side in a forward pass of a rank;
+    null: all of the rank's share."""
     activation_checkpointing: Annotated[Literal["none", "selective", "full"], SPEED | MEMORY] = "none"
     """What is recomputed in the backward pass. selective: all but the results of matrix products and attention
     (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
@@ -249,6 +278,27 @@ class TrainingConfig(Section):
                 raise ValueError(
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
+                )
+            if phase.batch_tokens is not None and self.objective.name != "translation":
+                raise ValueError(
+                    f"phases[{number}].batch_tokens={phase.batch_tokens} is for objective.name=translation, not "
+                    f"{self.objective.name}; set phases[{number}].batch_size"
+                )
+            if phase.batch_tokens is not None and self.engine.micro_batch == "auto":
+                raise ValueError(
+                    f"engine.micro_batch=auto counts samples, and phases[{number}].batch_tokens={phase.batch_tokens} "
+                    "tokens; remove it, or set engine.micro_batch_tokens"
+                )
+            micro_tokens = self.engine.micro_batch_tokens
+            if micro_tokens is not None and phase.batch_tokens is None:
+                raise ValueError(
+                    f"engine.micro_batch_tokens={micro_tokens} has no effect on phases[{number}], which has no "
+                    "batch_tokens; set engine.micro_batch, or phases[].batch_tokens"
+                )
+            if micro_tokens is not None and micro_tokens < phase.seq_len:
+                raise ValueError(
+                    f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
+                    f"{phase.seq_len} tokens; raise it"
                 )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:

@@ -111,7 +111,7 @@ class Documents:
         """The index of a source's first document in this sequence, and its documents, which are contiguous."""
         start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
         part = copy(self)
-        for cached in ("lengths", "ids", "sources"):
+        for cached in ("lengths", "source_lengths", "ids", "sources"):
             part.__dict__.pop(cached, None)
         part._rows = self._rows[start:stop]
         return start, part
@@ -126,6 +126,12 @@ class Documents:
         if (lengths < 0).any():
             raise ValueError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
         return lengths
+
+    @cached_property
+    def source_lengths(self) -> np.ndarray:
+        """int64 (n,): number of tokens of each pair's source, the first of its two parts; for data sets of pairs."""
+        firsts = [shard.sentence_ends.values[shard.sentence_ends.offsets[:-1]] for shard in self._shards]
+        return self._column(np.int64, firsts)
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -1,6 +1,7 @@
 """From a step's number to the arrays that a rank feeds to its model; which samples they are is chosen in `order`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from data_prep.dataset.manifest import read_token_counts
 from data_prep.dataset.shards import Documents, TokenDataset, open_dataset
 from pretrain.config import TrainingConfig
 from pretrain.data.index import SampleIndex, look_up, open_index, source_weights, sources_of
-from pretrain.data.order import StepSamples, samples_of_step
+from pretrain.data.mixture import Int64
+from pretrain.data.order import StepSamples, samples_at, samples_of_step
 from pretrain.data.permutation import permute
-from pretrain.data.phases import micro_steps, share_of_rank
+from pretrain.data.phases import micro_steps, samples_before, samples_in_phase, share_of_rank
+from pretrain.data.token_batches import TokenBatches
 from pretrain.objectives import objective_of
 from pretrain.objectives.batch import Batch
 
@@ -49,7 +52,9 @@ class BatchMaker:
     rank: int
     world_size: int
     micro_batch_sizes: list[int]
-    """Samples per micro-batch of each phase; held-out samples use the first phase's."""
+    """Samples per micro-batch of each phase without `batch_tokens`; held-out samples use the first phase's."""
+    _counted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By phase with `batch_tokens`: a number of its steps, and the pairs of these."""
 
     @classmethod
     def open(
@@ -77,9 +82,29 @@ class BatchMaker:
 
     def choose(self, step: int) -> StepSamples:
         """The samples of the 0-based step `step`, over all ranks."""
-        sizes = [[index.size for index in indexes] for indexes in self.train_indexes]
-        weights, fingerprint = source_weights(self.config), self.data.manifest.fingerprint
-        return samples_of_step(self.config.seed, fingerprint, self.config.phases, sizes, step, weights)
+        phases, fingerprint = self.config.phases, self.data.manifest.fingerprint
+        chosen = samples_of_step(
+            self.config.seed, fingerprint, phases, self._sizes, step, source_weights(self.config)
+        )
+        batches = self._token_batches[chosen.phase]
+        if not batches:
+            return chosen
+        source, epoch = int(chosen.sources[0]), int(chosen.epochs[0])
+        batch = int(chosen.samples[0]) - sum(map(len, batches[:source]))
+        key = ("token batch", self.config.seed, fingerprint, chosen.phase, source, epoch)
+        before = sum(index.size for index in self.train_indexes[chosen.phase][:source])
+        pairs = before + batches[source].pairs(batch, *key)
+        return StepSamples(chosen.phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
+
+    def samples_before(self, step: int) -> int:
+        """The number of samples that the first `step` steps consume, skipped steps included."""
+        used = samples_before(self.config.phases, step)
+        for number, phase in enumerate(self.config.phases):
+            steps = min(step, phase.steps)
+            if self._token_batches[number]:
+                used += self._pairs_before(number, steps) - samples_in_phase(phase, steps)
+            step -= steps
+        return used
 
     def step(self, step: int) -> RankStep:
         """This rank's share of the 0-based step `step`."""
@@ -102,12 +127,53 @@ class BatchMaker:
         chosen = StepSamples(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
         return self._share(-1, self.data.heldout, [self.heldout_index], chosen, keys)
 
+    @cached_property
+    def _token_batches(self) -> list[list[TokenBatches]]:
+        """As `train_indexes`; empty for a phase without `batch_tokens`."""
+        return [
+            [TokenBatches(index.rows[:, 1:].max(axis=1), phase.batch_tokens) for index in indexes]
+            if phase.batch_tokens is not None
+            else []
+            for phase, indexes in zip(self.config.phases, self.train_indexes, strict=True)
+        ]
+
+    @cached_property
+    def _sizes(self) -> list[list[int]]:
+        """Of each phase's indexes: samples, or batches of pairs."""
+        return [
+            [len(part) for part in batches] or [index.size for index in indexes]
+            for batches, indexes in zip(self._token_batches, self.train_indexes, strict=True)
+        ]
+
+    def _pairs_before(self, phase: int, steps: int) -> int:
+        """Pairs of the first `steps` steps of a phase with `batch_tokens`; counts on from the last call."""
+        first, pairs = self._counted.get(phase, (0, 0))
+        if first > steps:
+            first, pairs = 0, 0
+        positions: Int64 = np.arange(first, steps, dtype=np.int64)
+        fingerprint, weights = self.data.manifest.fingerprint, source_weights(self.config)
+        chosen = samples_at(self.config.seed, fingerprint, phase, self._sizes[phase], positions, weights)
+        before = 0
+        for source, batches in enumerate(self._token_batches[phase]):
+            pairs += int(batches.sizes(chosen.samples[chosen.sources == source] - before).sum())
+            before += len(batches)
+        self._counted[phase] = steps, pairs
+        return pairs
+
+    def _micro_batch_size(self, chosen: StepSamples, indexes: list[SampleIndex]) -> int:
+        """Samples per micro-batch: the same on every rank."""
+        phase = self.config.phases[chosen.phase]
+        if phase.batch_tokens is None:
+            return self.micro_batch_sizes[chosen.phase]
+        rows = look_up(self.config.objective, indexes, chosen.sources, chosen.samples, phase.seq_len)
+        return (self.config.engine.micro_batch_tokens or phase.batch_tokens) // int(rows[:, 1:].max())
+
     def _share(
         self, step: int, documents: Documents, indexes: list[SampleIndex], chosen: StepSamples, keys: UInt64
     ) -> RankStep:
         batch_size = len(chosen.samples)
         share = share_of_rank(batch_size, self.rank, self.world_size)
-        seq_len, size = self.config.phases[chosen.phase].seq_len, self.micro_batch_sizes[chosen.phase]
+        seq_len, size = self.config.phases[chosen.phase].seq_len, self._micro_batch_size(chosen, indexes)
         batches = []
         for number in range(micro_steps(batch_size, self.world_size, size)):
             start = share.start + number * size

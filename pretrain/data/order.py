@@ -10,6 +10,9 @@ With weights, each source has an index and a stream of that kind of its own. The
 2^16 positions; each source has the same whole number of them in every block, in an order that a keyed permutation
 decides anew for each block. The r-th of a source's q positions in block b is position `b * q + r` of its own stream,
 so that a source completes an epoch before it begins the next.
+
+With `batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
+`pretrain.data.token_batches` tells which pairs they are.
 """
 
 import itertools
@@ -60,7 +63,22 @@ def samples_of_step(
     first = samples_in_phase(phases[phase], step_in_phase)
     batch_size = batch_size_of(phases[phase], step_in_phase)
     positions = np.arange(first, first + batch_size, dtype=np.int64)
-    sizes = index_sizes[phase]
+    return samples_at(seed, fingerprint, phase, index_sizes[phase], positions, weights)
+
+
+def samples_at(
+    seed: int,
+    fingerprint: str,
+    phase: int,
+    sizes: Sequence[int],
+    positions: Int64,
+    weights: Sequence[float] | None = None,
+) -> StepSamples:
+    """The samples at some positions, ascending, of the stream of phase number `phase`.
+
+    Args:
+        sizes: samples in the phase's indexes: one number without weights, else one per source.
+    """
     if weights is None:
         assert len(sizes) == 1, sizes
         epochs, samples = _walk(positions, sizes[0], "order", seed, fingerprint, phase)

@@ -28,7 +28,12 @@ def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
 
 
 def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:
-    """The number of samples of a phase's step `step_in_phase`, over all ranks."""
+    """The number of samples of a phase's step `step_in_phase`, over all ranks.
+
+    With `batch_tokens` it is 1, the step's batch of pairs: see `pretrain.data.token_batches`.
+    """
+    if phase.batch_tokens is not None:
+        return 1
     for segment in phase.batch_ramp:
         if step_in_phase < segment.steps:
             return segment.batch_size
@@ -69,7 +74,9 @@ def micro_steps(batch_size: int, world_size: int, micro_batch: int) -> int:
 
 
 def samples_in_phase(phase: PhaseConfig, steps: int) -> int:
-    """The number of samples of a phase's first `steps` steps."""
+    """The number of samples of a phase's first `steps` steps; of batches with `batch_tokens`."""
+    if phase.batch_tokens is not None:
+        return steps
     used = 0
     for segment in phase.batch_ramp:
         used += min(steps, segment.steps) * segment.batch_size

@@ -11,7 +11,7 @@ from pretrain.objectives.batch import Inputs
 
 def on_device(inputs: Inputs, device: torch.device) -> dict[str, Any]:
     """The keyword arguments of a model's forward: int64 tensors, and numbers that stay numbers."""
-    return {name: value if isinstance(value, int) else _copy(value, device) for name, value in inputs.items()}
+    return {name: value if isinstance(value, int | float) else _copy(value, device) for name, value in inputs.items()}
 
 
 def _copy(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from common.keyed import UInt64
 from data_prep.dataset.shards import Documents
 from data_prep.tokenizers.info import TokenizerInfo
 from pretrain.config import ObjectiveConfig
-from pretrain.objectives import clm, full_sentences, pairs
+from pretrain.objectives import clm, full_sentences, pairs, translation
 from pretrain.objectives.batch import Batch
 
 
@@ -49,6 +49,11 @@ class Objective(Protocol):
 
 def objective_of(config: ObjectiveConfig) -> Objective:
     """The objective of a recipe."""
-    if config.name == "clm":
-        return clm
-    return full_sentences if config.name == "mlm" else pairs
+    match config.name:
+        case "clm":
+            return clm
+        case "mlm":
+            return full_sentences
+        case "translation":
+            return translation
+    return pairs

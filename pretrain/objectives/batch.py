@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Inputs = dict[str, NDArray[np.int64] | int]
+Inputs = dict[str, NDArray[np.int64] | int | float]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pretrain.checkpoint.train_state import TrainState
 from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker, RankStep
 from pretrain.data.loader import stream
-from pretrain.data.phases import is_skipped, samples_before, total_steps
+from pretrain.data.phases import is_skipped, total_steps
 from pretrain.engine.engine import Engine, StepResult, read_scalars
 from pretrain.optim.schedule import learning_rate
 from pretrain.run.flops import step_flops
@@ -105,7 +105,7 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
     config = batches.config
     last = total_steps(config.phases)
     if progress.step == 0:
-        hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
+        hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.alive))
     coming = stream(batches, range(progress.step, last), config.engine.data_workers)
     clock = _Clock()
     share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
@@ -132,14 +132,14 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
 
         if not applied:
             hooks.note_skipped(step, row)
-            hooks.emit(_counted(config, progress) | {"skipped_step": step, "lr": row["lr"]})
+            hooks.emit(_counted(batches, progress) | {"skipped_step": step, "lr": row["lr"]})
             if progress.skipped_in_a_row >= config.engine.max_consecutive_nonfinite_steps:
                 raise FloatingPointError(_why_it_ends(step, progress))
         elif row:
-            hooks.emit(_counted(config, progress) | row | clock.rates(peak_flops, engine.ranks.device))
+            hooks.emit(_counted(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
             clock = _Clock()
         if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
-            hooks.emit(_counted(config, progress) | evaluate(engine, batches, hooks.alive))
+            hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.alive))
             clock = _Clock()
         if progress.step % config.checkpoint.every_steps == 0 or progress.step == last or stopping:
             hooks.save(progress)
@@ -187,8 +187,8 @@ def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:
     return {"lr": lr, "grad_norm": result.grad_norm, **engine.numbers()}
 
 
-def _counted(config: TrainingConfig, progress: TrainState) -> Row:
-    samples = samples_before(config.phases, progress.step)
+def _counted(batches: BatchMaker, progress: TrainState) -> Row:
+    samples = batches.samples_before(progress.step)
     return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
 
 

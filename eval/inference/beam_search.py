@@ -1,0 +1,169 @@
+"""Beam search, hypothesis for hypothesis as transformers' `generate` finds them on the same weights.
+
+A step extends the K hypotheses of each sentence by every token and looks at the 2K best extensions. Those of the first
+K that end are finished, with their log probability divided by length ** length_penalty (fairseq's and transformers'
+rule; Wu et al. 2016, section 7, equation 14 divides by ((5 + length) / 6) ** length_penalty). The K best that do not end
+go on. A sentence is done when it has K finished hypotheses and the best that goes on, divided by its length of now, is
+worse than all of them; its rows then leave the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pretrain.engine.inputs import on_device
+from pretrain.models.common.encoder_decoder import EncoderDecoder
+from pretrain.objectives.batch import layout
+
+_NEVER = -1.0e9
+"""The score of what is not there, as in transformers: scores are compared with it, and added to it."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How translations are searched for."""
+
+    beams: int = 4
+    """Hypotheses of a sentence; 1: always the likeliest token."""
+    length_penalty: float = 0.6
+    """0: the likeliest hypothesis, which is a short one; above 0 longer ones are preferred."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished translation."""
+
+    tokens: list[int]
+    """With its end token, unless it was cut at the limit."""
+    score: float
+    """Its log probability, in nats, divided by length ** length_penalty."""
+
+
+@torch.inference_mode()
+def beam_search(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    special_ids: dict[str, int],
+    search: Search,
+) -> list[list[Hypothesis]]:
+    """The `search.beams` best hypotheses of each sentence, the best first.
+
+    Args:
+        sources: tokens of each sentence, its end token included.
+        limits: the most tokens of each translation, the end token included; at least 1.
+    """
+    device, beams = model.word.weight.device, search.beams
+    longest = max(limits)
+    inputs = {f"source_{name}": value for name, value in layout([len(each) for each in sources]).items()}
+    flat = torch.tensor([token for each in sources for token in each], device=device)
+    inputs = on_device(inputs, device)
+    states = model.read(flat, **inputs)
+    state = model.begin(states, inputs["source_cu_seqlens"], inputs["source_max_seqlen"], beams, longest)
+
+    there = torch.arange(len(sources), device=device)
+    """int64 (S,): the sentences that are not done."""
+    limit = torch.tensor(limits, device=device)
+    made = torch.full((len(sources), beams, 0), special_ids["end"], device=device)
+    scores = torch.full((len(sources), beams), _NEVER, device=device)
+    scores[:, 0] = 0.0
+    best = _Finished.none(len(sources), beams, longest, special_ids["end"], device)
+    tokens = torch.full((len(sources) * beams,), special_ids["pad"], device=device)
+    done: dict[int, list[Hypothesis]] = {}
+    for length in range(1, longest + 1):
+        log_probabilities = model.lm_head(model.advance(state, tokens)).float().log_softmax(-1)
+        log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
+        vocabulary = log_probabilities.shape[-1]
+        extended = (log_probabilities.view(-1, beams, vocabulary) + scores[..., None]).flatten(1)
+        scores_of, chosen = extended.topk(2 * beams)
+        parent, token = chosen // vocabulary, chosen % vocabulary
+        extended_made = torch.cat([_rows(made, parent), token[..., None]], -1)
+
+        ends = (token == special_ids["end"]) | (length == limit[:, None])
+        best.add(extended_made, scores_of / length**search.length_penalty, ends & _first(ends, beams))
+
+        scores, going = (scores_of + ends * _NEVER).topk(beams)
+        made, parent, token = _rows(extended_made, going), parent.gather(1, going), token.gather(1, going)
+        over = best.are_all_better_than(scores[:, 0] / length**search.length_penalty) | (length == limit)
+        if beams == 1:
+            over |= best.is_there[:, 0]
+        for row in over.nonzero().flatten().tolist():
+            done[int(there[row])] = best.hypotheses(row)
+        if over.all():
+            break
+        rows = torch.arange(len(there), device=device)[:, None] * beams
+        if over.any():
+            left = (~over).nonzero().flatten()
+            there, limit, made, scores = there[left], limit[left], made[left], scores[left]
+            best.keep(left)
+            state.reorder((rows + parent).flatten())
+            state.keep(left)
+            token = token[left]
+        else:
+            state.reorder((rows + parent).flatten())
+        tokens = token.flatten()
+    return [done[number] for number in range(len(sources))]
+
+
+@dataclass
+class _Finished:
+    """The best finished hypotheses of each sentence, the best first."""
+
+    tokens: Tensor
+    """int64 (S, K, longest), with end tokens behind each."""
+    lengths: Tensor
+    """int64 (S, K)."""
+    scores: Tensor
+    """float32 (S, K)."""
+    is_there: Tensor
+    """bool (S, K)."""
+
+    @classmethod
+    def none(cls, sentences: int, beams: int, longest: int, end: int, device: torch.device) -> "_Finished":
+        shape = (sentences, beams)
+        return cls(
+            torch.full((*shape, longest), end, device=device),
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            torch.full(shape, _NEVER, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device),
+        )
+
+    def add(self, made: Tensor, scores: Tensor, finished: Tensor) -> None:
+        """Those extensions, (S, 2K, length), that are finished, bool (S, 2K)."""
+        if not finished.any():
+            return
+        length, beams = made.shape[-1], self.scores.shape[1]
+        new = self.tokens[:, :1].repeat(1, made.shape[1], 1)
+        new[..., :length] = made
+        new[..., length:] = made.new_zeros(())
+        merged = torch.cat([self.scores, scores + ~finished * _NEVER], 1)
+        self.scores, which = merged.topk(beams)
+        self.tokens = _rows(torch.cat([self.tokens, new], 1), which)
+        self.lengths = torch.cat([self.lengths, torch.full_like(finished, length, dtype=torch.int64)], 1).gather(1, which)
+        self.is_there = torch.cat([self.is_there, finished], 1).gather(1, which)
+
+    def are_all_better_than(self, scores: Tensor) -> Tensor:
+        """bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
+        return self.is_there.all(1) & (scores <= self.scores.min(1).values)
+
+    def keep(self, sentences: Tensor) -> None:
+        self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
+        self.scores, self.is_there = self.scores[sentences], self.is_there[sentences]
+
+    def hypotheses(self, sentence: int) -> list[Hypothesis]:
+        rows = zip(
+            self.tokens[sentence].tolist(), self.lengths[sentence].tolist(), self.scores[sentence].tolist(), strict=True
+        )
+        return [Hypothesis(tokens[:length], score) for tokens, length, score in rows if length]
+
+
+def _rows(hypotheses: Tensor, which: Tensor) -> Tensor:
+    """(S, K, T), int64 (S, M) -> (S, M, T): of each sentence the hypotheses that `which` names."""
+    return hypotheses.gather(1, which[..., None].expand(-1, -1, hypotheses.shape[-1]))
+
+
+def _first(extensions: Tensor, count: int) -> Tensor:
+    """bool (M,): the first `count` of the extensions (S, M)."""
+    return torch.arange(extensions.shape[1], device=extensions.device) < count

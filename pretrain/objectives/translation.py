@@ -1,0 +1,95 @@
+"""Translation: the next token of the target, from the source and the target's tokens before it.
+
+A sample is a pair. The encoder reads `source end`; the decoder reads `pad target` and predicts `target end` (Vaswani et
+al. 2017, figure 1; the padding token starts it as in T5 and Marian).
+"""
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.keyed import UInt64
+from data_prep.dataset.shards import Documents
+from data_prep.tokenizers.info import TokenizerInfo
+from pretrain.config import ObjectiveConfig
+from pretrain.objectives.batch import Batch, layout
+
+DOCUMENT_COLUMNS = [0]
+
+log = logging.getLogger("multihop")
+
+
+def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
+    """int64 (pairs, 3): document, and tokens of source and target with their end tokens, by the longer of the two.
+
+    Pairs with a side longer than `seq_len` are left out, with a warning.
+    """
+    source = documents.source_lengths + 1
+    target = documents.lengths + 2 - source
+    longest = np.maximum(source, target)
+    order = np.argsort(longest, kind="stable")
+    order = order[: np.searchsorted(longest[order], seq_len, side="right")]
+    if left_out := len(longest) - len(order):
+        log.warning(
+            "%d of %d pairs have a side longer than phases[].seq_len=%d tokens and are left out; raise it to use them",
+            left_out,
+            len(longest),
+            seq_len,
+        )
+    return np.stack([order, source[order], target[order]], axis=1)
+
+
+def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
+    """Pairs."""
+    return len(index)
+
+
+def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """int64 (B, 3): the index's rows."""
+    return index[samples]
+
+
+def spans(
+    documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
+) -> list[tuple[int, int, int]]:
+    """(document, start, stop) of the two sides."""
+    document, source, target = row.tolist()
+    return [(document, 0, source - 1), (document, source - 1, source + target - 2)]
+
+
+def assemble(
+    documents: Documents,
+    rows: NDArray[np.int64],
+    keys: UInt64,
+    seq_len: int,
+    tokenizer: TokenizerInfo,
+    objective: ObjectiveConfig,
+) -> Batch:
+    """Both sides as packed sequences; the arguments of the source have its name before them."""
+    start, end = tokenizer.special_ids["pad"], tokenizer.special_ids["end"]
+    source_lengths, target_lengths = rows[:, 1], rows[:, 2]
+    source_ids = np.full(source_lengths.sum(), end, np.int64)
+    next_ids = np.full(target_lengths.sum(), end, np.int64)
+    input_ids = np.full(target_lengths.sum(), start, np.int64)
+    read = written = 0
+    for document, source, target in rows.tolist():
+        tokens = documents.tokens(document)
+        source_ids[read : read + source - 1] = tokens[: source - 1]
+        next_ids[written : written + target - 1] = tokens[source - 1 :]
+        input_ids[written + 1 : written + target] = tokens[source - 1 :]
+        read, written = read + source, written + target
+    of_source = {f"source_{name}": value for name, value in layout(source_lengths).items()}
+    return Batch(
+        inputs={
+            "source_ids": source_ids,
+            **of_source,
+            "input_ids": input_ids,
+            "next_ids": next_ids,
+            **layout(target_lengths),
+            "label_smoothing": objective.label_smoothing,
+        },
+        targets=next_ids,
+        counts={"translation": next_ids.size},
+        tokens=source_ids.size + next_ids.size,
+    )
