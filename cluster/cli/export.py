@@ -1,4 +1,5 @@
-"""`multihop checkpoints export` and `import`: a checkpoint with its tokenizer as a Hugging Face directory, and back."""
+"""`multihop checkpoints export` and `import`: a checkpoint with its tokenizer as a Hugging Face directory, and back;
+and `average`, which writes what `import` writes: a checkpoint of weights alone."""
 
 import os
 import secrets
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from common.files import sync
 from common.redaction import shown
 from data_prep.tokenizers.export import export_tokenizer
+from pretrain.checkpoint.average import average, newest_committed
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
@@ -21,7 +24,7 @@ from pretrain.checkpoint.writer import CheckpointWriter
 from pretrain.models.build import draw, outline_model
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
-from pretrain.run.find_checkpoint import find_checkpoint
+from pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint
 
 _IMPORT_SEED = 1
 """Of the weights that an imported model does not have."""
@@ -84,9 +87,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
                 weights[name] = torch.empty(outline.shape)
                 draw(model, name, weights[name], _IMPORT_SEED)
                 drawn.append(name)
-        run = uuid.uuid4().hex  # its own id, so that no run's retention takes it for one of its checkpoints
         manifest = CheckpointManifest(
-            run=run,
             step=0,
             tokens=0,
             updates=0,
@@ -96,10 +97,37 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
             recipe={"model": model.model_dump(mode="json")},
             data_fingerprint="",
         )
-        writer = CheckpointWriter(str(temporary), 0, 1, f"{run[:8]}-import", keep=1)
-        writer.save({f"weight/{name}@0": weights[name].reshape(-1) for name in shapes}, manifest)
-        writer.wait()
+        _save_weights(temporary, {name: weights[name] for name in shapes}, manifest, "import")
     return Imported(folder_of_step(str(out), 0), model, vocab_size, drawn)
+
+
+def average_checkpoints(place: str, last: int, out: Path) -> str:
+    """Write the mean of the newest `last` checkpoints at `place` as a checkpoint of weights alone to the directory
+    `out`; its location.
+
+    Raises:
+        ValueError: there are fewer, one is damaged, or `out` is not empty.
+    """
+    with _appearing(out) as temporary:
+        newest, means = average(newest_committed(checkpoints_at(place), last))
+        changed = {"world_size": 1, "zero_stage": 0, "parent": newest.content_hash(), "mlflow_run_id": None}
+        manifest = newest.model_copy(update={**changed, "files": [], "kinds": [], "stripes": None})
+        _save_weights(temporary, means, manifest, "average")
+    return folder_of_step(str(out), newest.step)
+
+
+def _save_weights(checkpoints: Path, weights: dict[str, Tensor], manifest: CheckpointManifest, who: str) -> None:
+    run = uuid.uuid4().hex  # its own id, so that no run's retention takes it for one of its checkpoints
+    writer = CheckpointWriter(str(checkpoints), 0, 1, f"{run[:8]}-{who}", keep=1)
+    slices = {f"weight/{name}@0": weight.reshape(-1) for name, weight in weights.items()}
+    writer.save(slices, manifest.model_copy(update={"run": run}))
+    writer.wait()
+
+
+def show_average(place: str, last: int, out: Path) -> None:
+    """Average, and print what was written."""
+    made = average_checkpoints(place, last, out)
+    print(f"{shown(made)} has the mean of the weights of the {last} newest checkpoints of {shown(place)}")
 
 
 def show_export(place: str, out: Path, step: int | None) -> None:

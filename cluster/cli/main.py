@@ -38,7 +38,7 @@ app = typer.Typer(
 inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, export and import checkpoints.")
+app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
@@ -295,6 +295,18 @@ def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None
     from cluster.cli.checkpoints import show_results
 
     raise typer.Exit(show_results(place, as_json))
+
+
+@checkpoints_app.command("average")
+def average_checkpoints(
+    place: CheckpointsPlace,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
+    last: Annotated[int, typer.Option(min=2, help="Number of the newest checkpoints.")] = 5,
+) -> None:
+    """Write the mean of the weights of the newest checkpoints, as a checkpoint."""
+    from cluster.cli.export import show_average
+
+    show_average(place, last, out)
 
 
 @checkpoints_app.command("export")

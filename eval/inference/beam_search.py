@@ -1,10 +1,10 @@
 """Beam search, hypothesis for hypothesis as transformers' `generate` finds them on the same weights.
 
 A step extends the K hypotheses of each sentence by every token and looks at the 2K best extensions. Those of the first
-K that end are finished, with their log probability divided by length ** length_penalty (fairseq's and transformers'
-rule; Wu et al. 2016, section 7, equation 14 divides by ((5 + length) / 6) ** length_penalty). The K best that do not end
-go on. A sentence is done when it has K finished hypotheses and the best that goes on, divided by its length of now, is
-worse than all of them; its rows then leave the batch.
+K that end are finished, with their log probability divided by length ** length_penalty, as in fairseq and transformers
+(Wu et al. 2016, section 7, equation 14, divide by ((5 + length) / 6) ** length_penalty). The K best that do not end go
+on. A sentence is done when it has K finished hypotheses and the best that goes on, divided by its length of now, is worse
+than all of them; its rows then leave the batch.
 """
 
 from collections.abc import Sequence
@@ -141,7 +141,9 @@ class _Finished:
         merged = torch.cat([self.scores, scores + ~finished * _NEVER], 1)
         self.scores, which = merged.topk(beams)
         self.tokens = _rows(torch.cat([self.tokens, new], 1), which)
-        self.lengths = torch.cat([self.lengths, torch.full_like(finished, length, dtype=torch.int64)], 1).gather(1, which)
+        self.lengths = torch.cat([self.lengths, torch.full_like(finished, length, dtype=torch.int64)], 1).gather(
+            1, which
+        )
         self.is_there = torch.cat([self.is_there, finished], 1).gather(1, which)
 
     def are_all_better_than(self, scores: Tensor) -> Tensor:

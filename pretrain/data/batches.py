@@ -83,9 +83,7 @@ class BatchMaker:
     def choose(self, step: int) -> StepSamples:
         """The samples of the 0-based step `step`, over all ranks."""
         phases, fingerprint = self.config.phases, self.data.manifest.fingerprint
-        chosen = samples_of_step(
-            self.config.seed, fingerprint, phases, self._sizes, step, source_weights(self.config)
-        )
+        chosen = samples_of_step(self.config.seed, fingerprint, phases, self._sizes, step, source_weights(self.config))
         batches = self._token_batches[chosen.phase]
         if not batches:
             return chosen

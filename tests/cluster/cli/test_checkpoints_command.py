@@ -10,11 +10,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from cluster.cli.main import app
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.verify import load_weights
 from pretrain.checkpoint.writer import CheckpointWriter
 
 
-def save(checkpoints: Path, step: int) -> Path:
+def save(checkpoints: Path, step: int, value: float = 1.0) -> Path:
     writers = [CheckpointWriter(str(checkpoints), rank, 2, "a", keep=9) for rank in (0, 1)]
     manifest = CheckpointManifest(
         step=step,
@@ -25,7 +26,7 @@ def save(checkpoints: Path, step: int) -> Path:
         parameters={"a": [30, 2], "b": [4]},
         data_fingerprint="d",
     )
-    writers[0].save({"weight/a@0": torch.ones(60)}, manifest)
+    writers[0].save({"weight/a@0": torch.full((60,), value)}, manifest)
     writers[1].save({"weight/b@0": torch.ones(4)}, manifest)
     for writer in writers:
         writer.wait()
@@ -125,3 +126,34 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
         result = invoke(command, str(tmp_path))
         assert isinstance(result.exception, ValueError)
         assert "holds no checkpoints; give a run's folder" in str(result.exception)
+
+
+def test_average(tmp_path: Path) -> None:
+    for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
+        save(tmp_path / "checkpoints", step, value)
+    (tmp_path / "checkpoints" / "step-00000005").mkdir()
+    out = tmp_path / "averaged"
+    made = invoke("average", str(tmp_path / "checkpoints"), "--last", "3", "--out", str(out))
+    assert made.exit_code == 0 and "3 newest checkpoints" in made.stdout, made.output
+
+    weights = load_weights(folder_of_step(str(out), 4))
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == {"a": (30, 2), "b": (4,)}
+    assert torch.equal(weights["a"], torch.full((30, 2), 3.0)) and torch.equal(weights["b"], torch.ones(4))
+    before, after = (
+        read_checkpoint_manifest(folder_of_step(str(place), 4)) for place in (tmp_path / "checkpoints", out)
+    )
+    assert after.run != before.run and after.parent == before.content_hash() and after.kinds == ["weight"]
+    assert invoke("verify", str(out)).exit_code == 0
+
+
+def test_average_refuses(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path / "checkpoints", step)
+    too_many = invoke("average", str(tmp_path / "checkpoints"), "--out", str(tmp_path / "out"))
+    assert "has 2 committed checkpoints, and --last 5 needs more; set checkpoint.keep" in str(too_many.exception)
+
+    file = next((tmp_path / "checkpoints" / "step-00000001").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    damaged = invoke("average", str(tmp_path / "checkpoints"), "--last", "2", "--out", str(tmp_path / "out"))
+    assert "is damaged" in str(damaged.exception)
+    assert not (tmp_path / "out").exists()

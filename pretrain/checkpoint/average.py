@@ -1,0 +1,64 @@
+"""The mean of several checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from pretrain.checkpoint.reader import CheckpointReader
+from pretrain.checkpoint.verify import list_steps, verify
+
+
+def newest_committed(checkpoints: str, count: int) -> list[str]:
+    """The locations of the newest `count` committed checkpoints, oldest first.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    found: list[str] = []
+    for step in reversed(list_steps(checkpoints)):
+        location = folder_of_step(checkpoints, step)
+        try:
+            read_checkpoint_manifest(location)
+        except ValueError:  # never committed, or damaged: `verify` would refuse it
+            continue
+        found.append(location)
+        if len(found) == count:
+            return found[::-1]
+    raise ValueError(
+        f"{checkpoints} has {len(found)} committed checkpoints, and --last {count} needs more; set checkpoint.keep to "
+        "as many as are averaged, and checkpoint.every_steps so that they are saved often enough"
+    )
+
+
+def average(locations: Sequence[str]) -> tuple[CheckpointManifest, dict[str, Tensor]]:
+    """The last checkpoint's manifest, and the mean of each weight over all, summed in float64; every file is verified.
+
+    Holds one model in memory.
+
+    Args:
+        locations: of checkpoints of one model, at least one.
+
+    Raises:
+        ValueError: one is damaged, or has other parameters than the last one.
+    """
+    manifests = [verify(location) for location in locations]
+    newest = manifests[-1]
+    for location, manifest in zip(locations, manifests, strict=True):
+        if manifest.parameters != newest.parameters:
+            raise ValueError(f"{location} has other parameters than {locations[-1]}; average checkpoints of one run")
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(CheckpointReader(location, manifest))
+            for location, manifest in zip(locations, manifests, strict=True)
+        ]
+        means = {}
+        for name, shape in newest.parameters.items():
+            total = torch.zeros(prod(shape), dtype=torch.float64)
+            for reader in readers:
+                total += reader.read("weight", name, 0, prod(shape))
+            means[name] = (total / len(readers)).float().view(shape)
+    return newest, means
