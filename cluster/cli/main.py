@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.cli.checkpoint_commands import checkpoints_app
 from cluster.cli.failures import told_in_a_sentence
 from cluster.cli.job_commands import job_commands
 from cluster.cli.options import (
     Address,
     Allow,
     AsJson,
-    CheckpointsPlace,
     DataPlace,
     ModelPlace,
     Out,
@@ -37,7 +37,6 @@ app = typer.Typer(
 )
 inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
-checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
@@ -279,61 +278,6 @@ def ui(
     from cluster.tracking.ui import serve
 
     serve(runs, port)
-
-
-@checkpoints_app.command("list")
-def list_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
-    """List checkpoints: step, date, ranks, size, and whether they are committed."""
-    from cluster.cli.checkpoints import show_list
-
-    show_list(place, as_json)
-
-
-@checkpoints_app.command("verify")
-def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
-    """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
-    from cluster.cli.checkpoints import show_results
-
-    raise typer.Exit(show_results(place, as_json))
-
-
-@checkpoints_app.command("average")
-def average_checkpoints(
-    place: CheckpointsPlace,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
-    last: Annotated[int, typer.Option(min=2, help="Number of the newest checkpoints.")] = 5,
-) -> None:
-    """Write the mean of the weights of the newest checkpoints, as a checkpoint."""
-    from cluster.cli.export import show_average
-
-    show_average(place, last, out)
-
-
-@checkpoints_app.command("export")
-def export_checkpoint(
-    place: CheckpointsPlace,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
-    to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
-    step: Step = None,
-) -> None:
-    """Export a checkpoint and its tokenizer for the Auto classes of transformers."""
-    from cluster.cli.export import show_export
-
-    show_export(place, out, step)
-
-
-@checkpoints_app.command("import")
-def import_checkpoint(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="Hugging Face model directory with config.json and model.safetensors."),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
-) -> None:
-    """Import a Hugging Face model as a checkpoint for model.init_from."""
-    from cluster.cli.export import show_import
-
-    show_import(folder, out)
 
 
 def _run(

@@ -3,8 +3,8 @@
 A step extends the K hypotheses of each sentence by every token and looks at the 2K best extensions. Those of the first
 K that end are finished, with their log probability divided by length ** length_penalty, as in fairseq and transformers
 (Wu et al. 2016, section 7, equation 14, divide by ((5 + length) / 6) ** length_penalty). The K best that do not end go
-on. A sentence is done when it has K finished hypotheses and the best that goes on, divided by its length of now, is worse
-than all of them; its rows then leave the batch.
+on. A sentence is done when it has K finished hypotheses and the best that goes on, divided by its length of now, is
+worse than all of them; its rows then leave the batch.
 """
 
 from collections.abc import Sequence
