@@ -1,21 +1,28 @@
-"""`multihop fill`, `generate` and `embed`: a trained model on texts that a user gives."""
+"""`multihop fill`, `generate`, `translate` and `embed`: a trained model on texts that a user gives."""
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from cluster.console import progress_line
 from common.redaction import shown
 from eval.config import Pooling
+from eval.inference.beam_search import Search
 from eval.inference.embed import embed
 from eval.inference.fill import fill
 from eval.inference.generate import generate, stream
 from eval.inference.sampling import Sampling
 from eval.inference.trained_model import TrainedModel, load_model
+from eval.inference.translate import translate, translator
 
 _TEXTS_AT_ONCE = 64
+_LINES_AT_ONCE = 512
+"""To translate: batches of similar length are made of them."""
 
 
 def show_filled(name: str, runs: Path, step: int | None, texts: Sequence[str], candidates: int, as_json: bool) -> None:
@@ -51,10 +58,28 @@ def show_generated(
     print()
 
 
+def show_translated(name: str, runs: Path, step: int | None, search: Search) -> None:
+    """Print the translation of each line of standard input, in order, as soon as some are done."""
+    trained, cut, done = _open(name, runs, step), 0, 0
+    translator(trained)  # a model that does not translate is refused before anything is read
+    lines = _lines_of_file()
+    with progress_line("translate") as line:
+        for texts in _batches((text.rstrip("\n") for text in sys.stdin), _LINES_AT_ONCE):
+            for found in translate(trained, texts, search):
+                cut += found.is_cut
+                print(found.text)
+            sys.stdout.flush()
+            done += len(texts)
+            line.update(done, lines)
+    if cut:
+        limit = trained.model.config.max_positions
+        print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
+
+
 def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> None:
     """Print a line of JSON for each line of standard input."""
     trained, cut = _open(name, runs, step), 0
-    for texts in _batches(line.rstrip("\n") for line in sys.stdin):
+    for texts in _batches((line.rstrip("\n") for line in sys.stdin), _TEXTS_AT_ONCE):
         for text, found in zip(texts, embed(trained, texts, pooling), strict=True):
             cut += found.is_cut
             row = {"text": text, "tokens": found.tokens, "embedding": found.vector}
@@ -64,8 +89,17 @@ def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> 
         print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    while batch := list(islice(texts, _TEXTS_AT_ONCE)):
+def _lines_of_file() -> int:
+    """Lines of standard input where that is a file; 0: it is not, and nobody knows how many will come."""
+    if not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+        return 0
+    lines = sum(1 for _ in sys.stdin.buffer)
+    sys.stdin.seek(0)
+    return lines
+
+
+def _batches(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    while batch := list(islice(texts, size)):
         yield batch
 
 

@@ -255,6 +255,21 @@ def generate(
 
 
 @app.command()
+def translate(
+    run: ModelPlace,
+    runs: Runs = Path("runs"),
+    step: Step = None,
+    beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1: greedy.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="Above 0: prefers longer translations.")] = 0.6,
+) -> None:
+    """Translate the lines of standard input with a model of pairs; prints a line for each."""
+    from cluster.cli.inference import show_translated
+    from eval.inference.beam_search import Search
+
+    show_translated(run, runs, step, Search(beams, length_penalty))
+
+
+@app.command()
 def embed(
     run: ModelPlace,
     runs: Runs = Path("runs"),

@@ -1,0 +1,76 @@
+"""Texts translated by beam search: batches of similar length, results in the order of the input."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from data_prep.rules.pairs import clean_side
+from eval.inference.beam_search import Search, beam_search
+from eval.inference.trained_model import TrainedModel
+from pretrain.models.common.encoder_decoder import EncoderDecoder
+
+MORE_TOKENS = 50
+"""How much longer than its source a translation may be, in tokens (Vaswani et al. 2017, section 6.1)."""
+BATCH_TOKENS = 4096
+"""Source tokens of a batch, times beams."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Of one text."""
+
+    text: str
+    score: float
+    """As `beam_search.Hypothesis`; 0 for an empty text."""
+    is_cut: bool
+    """Whether the source had more tokens than the model has positions, and was cut."""
+
+
+def translate(
+    trained: TrainedModel, texts: Sequence[str], search: Search | None = None, batch_tokens: int = BATCH_TOKENS
+) -> list[Translation]:
+    """The best translation of each text, a sentence or a paragraph as in the training data; of a blank one nothing.
+
+    Raises:
+        ValueError: the model does not translate.
+    """
+    search = search or Search()
+    model = translator(trained)
+    limit, end = model.config.max_positions, trained.special_ids["end"]
+    encoded = [trained.tokenizer.encode([clean_side(text)])[0].tolist() for text in texts]
+    sources = [[*ids[: limit - 1], end] for ids in encoded]
+    done: dict[int, Translation] = {
+        number: Translation("", 0.0, False) for number, ids in enumerate(encoded) if not ids
+    }
+    for batch in _batches(sources, [i for i in range(len(texts)) if i not in done], batch_tokens // search.beams):
+        limits = [min(len(sources[number]) + MORE_TOKENS, limit) for number in batch]
+        found = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
+        for number, (best, *_) in zip(batch, found, strict=True):
+            tokens = [token for token in best.tokens if token != end]
+            text = trained.output_tokenizer.decode(tokens)
+            done[number] = Translation(text, best.score, len(encoded[number]) >= limit)
+    return [done[number] for number in range(len(texts))]
+
+
+def translator(trained: TrainedModel) -> EncoderDecoder:
+    """The model of pairs.
+
+    Raises:
+        ValueError: it does not translate.
+    """
+    if not trained.family.translates:
+        raise ValueError(
+            f"{trained.place} is a {trained.family.display_name}, which does not translate; use `multihop "
+            f"{'generate' if trained.family.causal else 'fill'}`"
+        )
+    trained.needs(trained.model.lm_head, "predicting tokens")
+    return cast(EncoderDecoder, trained.model)
+
+
+def _batches(sources: Sequence[Sequence[int]], numbers: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Numbers of sources, the longest first: as many as have `most` tokens if all were as long as the first."""
+    left = sorted(numbers, key=lambda number: -len(sources[number]))
+    while left:
+        size = max(1, most // len(sources[left[0]]))
+        yield left[:size]
+        left = left[size:]
