@@ -1,8 +1,6 @@
 """`multihop fill`, `generate`, `translate` and `embed`: a trained model on texts that a user gives."""
 
 import json
-import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -91,7 +89,7 @@ def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> 
 
 def _lines_of_file() -> int:
     """Lines of standard input where that is a file; 0: it is not, and nobody knows how many will come."""
-    if not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+    if not sys.stdin.seekable():
         return 0
     lines = sum(1 for _ in sys.stdin.buffer)
     sys.stdin.seek(0)
