@@ -59,6 +59,7 @@ def check_tasks(config: EvalConfig, family: str) -> None:
         ValueError: a task is unknown, its files are missing, or it does not suit the model.
     """
     seen: set[str] = set()
+    declared = FAMILIES[family]
     for name in (task.name for task in config.tasks):
         shown = shown_name(name)
         if shown in seen or (_is_own(name) and shown in _TASKS):
@@ -66,18 +67,25 @@ def check_tasks(config: EvalConfig, family: str) -> None:
                 f"{name} in eval.tasks describes a task named {shown}, and there is another; rename the file"
             )
         seen.add(shown)
+        own_kind = ""
         if _is_own(name):
-            needs_causal = labelled_file.find_own(Path(name)) == "perplexity"
+            own_kind = labelled_file.find_own(Path(name))
+            needs_causal = own_kind == "perplexity"
         else:
             _known(name)[0](config.data_dir)
             needs_causal = name == HELDOUT or (name in ZERO_SHOT_TASKS and ZERO_SHOT_TASKS[name].causal_only)
+        if (own_kind == "translation") != declared.translates:
+            kind, can = ("a translation", "cannot") if own_kind == "translation" else ("no translation", "can only")
+            raise ValueError(
+                f"task {name} is {kind}, and model.family={family} {can} translate; remove it from eval.tasks"
+            )
         if name == HELDOUT and config.checkpoint is not None:
             raise ValueError(
                 f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
                 "remove it from eval.tasks"
             )
-        if needs_causal and not FAMILIES[family].causal:
-            causal = " or ".join(known for known, declared in FAMILIES.items() if declared.causal)
+        if needs_causal and not declared.causal:
+            causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)
             raise ValueError(
                 f"task {name} needs a causal model (model.family={causal}), and model.family={family}; "
                 "remove it from eval.tasks"
@@ -96,8 +104,8 @@ def shown_name(name: str) -> str:
 
 def is_zero_shot(name: str) -> bool:
     """Whether a task is without training."""
-    own_text = _is_own(name) and labelled_file.find_own(Path(name)) == "perplexity"
-    return own_text or name == HELDOUT or name in ZERO_SHOT_TASKS
+    own = _is_own(name) and labelled_file.find_own(Path(name)) in ("perplexity", "translation")
+    return own or name == HELDOUT or name in ZERO_SHOT_TASKS
 
 
 def load_task(name: str, data_dir: str | None) -> Task:

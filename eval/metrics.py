@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.tasks.task import Task
+from eval.translation.bleu import bleu_of_sums
 
 Predictions = Sequence[NDArray[np.float64]]
 """One array for each example: [class index], [score], or each word's label index. For "SQuAD F1" and "exact match" the
@@ -162,6 +163,8 @@ def from_sums(metric: str, sums: Float) -> Float:
             return np.clip(_ratio(n * xy - x * y, np.sqrt(np.maximum(product, 0))), -1, 1)
         case "perplexity":
             return np.exp(_ratio(part[0], part[1]))
+        case "BLEU":
+            return bleu_of_sums(sums)
     assert metric == "accuracy" or metric in _MEANS, metric
     return _ratio(part[0], part[1])
 

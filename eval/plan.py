@@ -6,14 +6,14 @@ from pathlib import Path
 from eval.config import EvalConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated
 from eval.known_tasks import load_task, located
-from eval.tasks.task import Example, Task
+from eval.tasks.task import UNTRAINED, Example, Task
 from eval.trial import Trial
 
 
 def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | None = None) -> list[Trial]:
     """Each task with each of its settings and seeds, from each start.
 
-    A zero-shot task, which trains nothing, is run with the first seed only. Trials with `start_from` are given their
+    A task that trains nothing is run with the first seed only. Trials with `start_from` are given their
     source by `eval.start_from` once it is known.
 
     Args:
@@ -29,12 +29,12 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | No
     for asked in config.tasks:
         name = located(asked.name)
         task = load_task(name, task_dir)
-        zero_shot = task.kind == "zero-shot"
+        untrained = task.kind in UNTRAINED
         shares = asked.start_from is not None or asked.name in sources
         assert weights_dir is not None or not shares
-        for settings in settings_of(config, asked, task.kind)[: 1 if zero_shot else None]:
+        for settings in settings_of(config, asked, task.kind)[: 1 if untrained else None]:
             work = _work(task, settings)
-            for seed in config.seeds[: 1 if zero_shot else None]:
+            for seed in config.seeds[: 1 if untrained else None]:
                 for init in config.starts:
                     pretrained = init == "pretrained"
                     trials.append(

@@ -6,7 +6,7 @@ Torch and what needs it are imported where they are used: the driver imports thi
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from common.json_lines import Row
 from eval.config import TrialSettings
 from eval.evaluated import open_tokenizer
 from eval.known_tasks import HELDOUT, load_task, shown_name
-from eval.tasks.task import Task
+from eval.tasks.task import Kind, Task
 from eval.trial import Trial, hyperparameters, trial_key, weights_file
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
@@ -57,11 +57,20 @@ def run_trial(trial: Trial) -> Outcome:
     started = time.monotonic()
     torch.set_num_threads(trial.threads)
     try:
-        described, found, predictions = _zero_shot(trial) if trial.kind == "zero-shot" else _finetuned(trial)
+        described, found, predictions = _run_of(trial.kind)(trial)
     except NonFiniteLossError as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
     seconds = round(time.monotonic() - started, 3)
     return Outcome({**_described(trial, described), **found, "status": "ok", "seconds": seconds}, predictions)
+
+
+def _run_of(kind: Kind) -> Callable[[Trial], tuple[Task, Row, dict[str, Any] | None]]:
+    match kind:
+        case "zero-shot":
+            return _zero_shot
+        case "translation":
+            return _translation
+    return _finetuned
 
 
 def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) -> Row:
@@ -232,6 +241,18 @@ def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
         "reported_on": "test",
     }
     return task, row, {"statistics": result.statistics.tolist()}
+
+
+def _translation(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
+    from eval.inference.trained_model import TrainedModel
+    from eval.translation.evaluate import evaluate_translation
+
+    task = _planned(trial)
+    tokenizer, info = open_tokenizer(trial.tokenizer_path)
+    target = None if trial.target_tokenizer_path is None else open_tokenizer(trial.target_tokenizer_path)[0]
+    trained = TrainedModel(trial.task, _model(trial).to(_device()).eval(), tokenizer, info.special_ids, target)
+    row, predictions = evaluate_translation(trained, task)
+    return task, row, predictions
 
 
 def _perplexity(trial: Trial) -> tuple[Task, Row, None]:

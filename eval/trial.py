@@ -8,7 +8,7 @@ from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
 from common.files import sha256_json
 from common.json_lines import Row
 from eval.config import Init, TrialSettings
-from eval.tasks.task import Kind
+from eval.tasks.task import UNTRAINED, Kind
 from pretrain.models.config import ModelConfig
 
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
@@ -69,7 +69,7 @@ def trial_key(trial: Trial) -> str:
         "checkpoint": trial.checkpoint_sha256,
         "model": part_deciding(ModelConfig.model_validate(trial.model), _what(trial)),
         "tokenizer": trial.tokenizer_sha256,
-        "data_fingerprint": trial.data_fingerprint if trial.kind == "zero-shot" else None,
+        "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
     }
     if trial.start_from is not None:
         assert trial.source_key is not None, "eval.start_from chooses it first"
@@ -97,4 +97,4 @@ def trial_name(row: Row) -> str:
 
 
 def _what(trial: Trial) -> Decides:
-    return ZERO_SHOT if trial.kind == "zero-shot" else FINE_TUNING
+    return ZERO_SHOT if trial.kind in UNTRAINED else FINE_TUNING

@@ -10,6 +10,7 @@ from eval.statistics.choose import Choice, Start, choose
 from eval.statistics.difference import SIGNIFICANT, Difference, difference_of_examples, difference_of_seeds, holm
 from eval.statistics.predictions import read_statistics
 from eval.statistics.words import amount, basis, show
+from eval.tasks.task import UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ def verdicts(results: Sequence[TaskResult]) -> list[Verdict]:
 
 
 def can_be_judged(kind: str, found: Difference | None) -> bool:
-    """Whether there is enough for a verdict: one seed of a fine-tuning says nothing of the next, zero-shot has none."""
-    return found is not None and (min(found.seeds) > 1 or kind == "zero-shot")
+    """Whether there is enough for a verdict: one seed of a fine-tuning says nothing of the next; others have none."""
+    return found is not None and (min(found.seeds) > 1 or kind in UNTRAINED)
 
 
 def _verdict(result: TaskResult, p: float | None) -> Verdict:
@@ -139,7 +140,7 @@ def _verdict(result: TaskResult, p: float | None) -> Verdict:
     if result.unigram is not None:
         return _beside_unigram(result, numbers)
     if p is None or found is None:
-        needed = "files of predictions" if result.kind == "zero-shot" else "at least two seeds on each side"
+        needed = "files of predictions" if result.kind in UNTRAINED else "at least two seeds on each side"
         return Verdict("inconclusive", f"Values: {numbers}; {needed} are needed for a verdict.")
     if p > SIGNIFICANT:
         return Verdict(

@@ -8,6 +8,7 @@ from common.json_lines import Row
 from eval.comparison.run_files import ComparedRun
 from eval.statistics.difference import SIGNIFICANT, Difference, holm
 from eval.statistics.words import amount, sentence
+from eval.tasks.task import UNTRAINED
 from eval.verdict import can_be_judged, difference
 
 METHOD = (
@@ -68,8 +69,8 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
         return _Pair(names, row, None, why_not)
     found = difference(row["metric"], (first.folder, first.choices[key]), (other.folder, other.choices[key]))
     if not can_be_judged(row["kind"], found):
-        zero_shot = row["kind"] == "zero-shot"
-        why_not = "a run has no files of predictions" if zero_shot else "a run has fewer than two seeds"
+        untrained = row["kind"] in UNTRAINED
+        why_not = "a run has no files of predictions" if untrained else "a run has fewer than two seeds"
     return _Pair(names, row, found, why_not)
 
 

@@ -2,7 +2,8 @@
 
 from eval.statistics.difference import SIGNIFICANT, Difference
 
-_UNBOUNDED = ("perplexity",)
+_AS_THEY_ARE = ("perplexity", "BLEU")
+"""Metrics that are not from 0 to 1, of which a point would be a hundredth."""
 
 
 def show(value: float | None) -> str:
@@ -23,14 +24,14 @@ def spread(values: list[float]) -> str:
 
 
 def amount(found: Difference, metric: str, sign: int = 1) -> str:
-    """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a bounded metric.
+    """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a metric from 0 to 1.
 
     Args:
         sign: -1 to tell the first less the second.
     """
     low, high = sorted((sign * found.low, sign * found.high))
     numbers = [sign * found.estimate, low, high]
-    if metric in _UNBOUNDED:
+    if metric in _AS_THEY_ARE:
         texts, unit = [show(number) for number in numbers], ""
     else:
         texts, unit = [f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers], " points"

@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 from common.config import Section
 from common.user_file import read_given_text
 from eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
+from eval.tasks.pair_files import OwnPairs, read_pairs
 from eval.tasks.table_files import (
     Rows,
     class_index,
@@ -128,7 +129,8 @@ class _OwnText(Section):
         return self
 
 
-_OWN: TypeAdapter[_OwnTask | _OwnText] = TypeAdapter(Annotated[_OwnTask | _OwnText, Field(discriminator="kind")])
+_Own = _OwnTask | _OwnText | OwnPairs
+_OWN: TypeAdapter[_Own] = TypeAdapter(Annotated[_Own, Field(discriminator="kind")])
 
 
 def find_own(path: Path) -> str:
@@ -138,8 +140,14 @@ def find_own(path: Path) -> str:
         ValueError: it is missing or not valid, or one of its files is missing.
     """
     own = _parse(path)
-    parts = (own.test,) if isinstance(own, _OwnText) else (own.train, own.dev, own.test)
-    for part in filter(None, parts):
+    match own:
+        case OwnPairs():
+            parts = own.files
+        case _OwnText():
+            parts = (own.test,)
+        case _OwnTask():
+            parts = tuple(filter(None, (own.train, own.dev, own.test)))
+    for part in parts:
         if not (path.parent / part).is_file():
             raise ValueError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
     return own.kind
@@ -163,6 +171,16 @@ def read_own(path: Path) -> Task:
             higher_is_better=False,
             source=f"The text that {path.name} names.",
             test=_documents(path.parent / own.test, own),
+        )
+    if isinstance(own, OwnPairs):
+        return Task(
+            name=path.stem,
+            kind="translation",
+            metric="BLEU",
+            higher_is_better=True,
+            source=f"Pairs that {path.name} names.",
+            test=read_pairs(path.parent, own),
+            settings={"beams": own.beams, "length_penalty": own.length_penalty},
         )
     train, labels = _read_training(path.parent / own.train, own)
     of_two = own.metric in ("F1", "Matthews")
@@ -198,7 +216,7 @@ def read_own(path: Path) -> Task:
     )
 
 
-def _parse(path: Path) -> _OwnTask | _OwnText:
+def _parse(path: Path) -> _Own:
     text = read_given_text(path, str(path), "a task's YAML file")
     try:
         content = yaml.safe_load(text)

@@ -1,10 +1,12 @@
 """Text files as tasks are distributed: TSV without quoting, quoted CSV, JSON lines; mistakes name the file and line."""
 
 import csv
+import gzip
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from common.files import open_regular
@@ -24,15 +26,15 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Each line's number, from 1, and its text. Only \n and \r\n end a line; a byte-order mark is dropped.
 
     Raises:
-        ValueError: the file is missing, empty, not a regular file or not UTF-8.
+        ValueError: the file is missing, empty, not a regular file, a damaged .gz file, or not UTF-8.
     """
     try:
         file = open_regular(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}); give a text file") from None
     number = 0
-    with file:
-        for number, raw in enumerate(file, start=1):
+    with file, gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file as lines:
+        for number, raw in enumerate(_whole(path, lines), start=1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -42,6 +44,13 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.removesuffix("\n").removesuffix("\r")
     if number == 0:
         raise ValueError(f"{path} is empty; get the file again")
+
+
+def _whole(path: Path, lines: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole .gz file ({error}); get the file again") from None
 
 
 def tsv_rows(path: Path) -> Rows:

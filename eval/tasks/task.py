@@ -10,7 +10,10 @@ from typing import Literal
 
 from common.files import sha256_json
 
-Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot"]
+Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot", "translation"]
+
+UNTRAINED: tuple[Kind, ...] = ("zero-shot", "translation")
+"""The kinds of task for which a model is not trained further."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Example:
 
     texts: tuple[str, ...]
     """Classification and regression: the text, or the two texts of a pair. Tagging: the words of the sentence. Choice:
-    the context, then each continuation. Spans: the question, then the context. Zero-shot: a document."""
+    the context, then each continuation. Spans: the question, then the context. Zero-shot: a document. Translation: the
+    source and the reference."""
     targets: tuple[float, ...] = ()
     """The index of the class or of the right continuation; the score; the index of each word's label; for spans the
     start and the end (exclusive) of each accepted answer in characters of the context, none if there is no answer.
@@ -56,6 +60,8 @@ class Task:
     """Further labelled sets, by name: MNLI's mismatched development set."""
     unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Official test sets without labels, by the name of the leaderboard's file of predictions."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Of a task of one's own, what its file says of how a model is evaluated."""
     files_sha256: str = ""
     """For a zero-shot task by name, whose examples are read where it is evaluated."""
     notes: str = ""
@@ -66,8 +72,9 @@ class Task:
         """SHA-256 of all that decides a trial's result: labels, metrics and examples, not `source` and `notes`."""
         sets = {"train": self.train, "dev": self.dev, "test": self.test, **self.other_sets, **self.unlabelled}
         parts = {name: [[e.texts, e.targets, e.document] for e in part] for name, part in sets.items()}
+        settings = [dict(self.settings)] if self.settings else []
         return sha256_json(
-            [self.name, self.kind, self.metric, self.other_metrics, self.labels, parts, self.files_sha256]
+            [self.name, self.kind, self.metric, self.other_metrics, self.labels, parts, self.files_sha256, *settings]
         )
 
 

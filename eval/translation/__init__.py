@@ -1,0 +1,1 @@
+"""Translations judged: BLEU and chrF by sacrebleu, on pairs that were not trained on."""
