@@ -43,9 +43,7 @@ class OwnPairs(Section):
                 raise ValueError("fields are for one file with both sides, and test names two line files; remove them")
             return self
         if formats[0] not in ("jsonl", "tsv"):
-            raise ValueError(
-                f"test={self.test} is no .jsonl or .tsv file; of two line files give both: [SOURCE, TARGET]"
-            )
+            raise ValueError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")
         wanted, example = (str, "en, target: es") if formats[0] == "jsonl" else (int, "1, target: 2")
         sides = self.fields or _Sides(source=1, target=2)
         if not (isinstance(sides.source, wanted) and isinstance(sides.target, wanted)):
