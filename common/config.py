@@ -149,7 +149,7 @@ def _part(value: Any, what: Decides, inherited: Decides | None) -> Any:
                 if below or (inner == [] and any(each & what for _, each in _walk(held[0], "", declared))):
                     part[name] = below
             elif declared is not None and declared & what:
-                part[name] = value.model_dump(mode="json", include={name})[name]
+                part |= value.model_dump(mode="json", include={name})  # nothing, if the field is left out
         return part
     if isinstance(value, list):
         parts = [_part(each, what, inherited) for each in value]

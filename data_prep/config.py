@@ -1,20 +1,59 @@
 """The recipe's `data` and `tokenizer` sections."""
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from common.config import DATA, MEANING, ORDER, Section
 
 
+def _is_default(value: Any) -> bool:
+    """A key that is written down only where it is set: settings of data sets that were prepared before it existed have
+    the same hash as before."""
+    return value is None or value is False
+
+
+class PairFields(Section):
+    """Where the two sides of a pair are."""
+
+    source: int | str
+    """The name of a field, or in .tsv files the number of a column, from 1."""
+    target: int | str
+
+    @model_validator(mode="after")
+    def _are_two_of_a_kind(self) -> "PairFields":
+        given = f"source={self.source}, target={self.target}"
+        if isinstance(self.source, int) != isinstance(self.target, int):
+            raise ValueError(f"{given}: expected two names of fields, or for .tsv files two numbers of columns")
+        if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
+            raise ValueError(f"{given}: columns are counted from 1")
+        if self.source == self.target:
+            raise ValueError(f"{given}: expected two different ones; a pair has two sides")
+        return self
+
+    @property
+    def are_columns(self) -> bool:
+        """Whether they are columns of .tsv files."""
+        return isinstance(self.source, int)
+
+
+_COLUMNS = PairFields(source=1, target=2)
+
+
 class Source(Section):
-    """Files with documents."""
+    """Files with documents, or with pairs of sentences for translation."""
 
     path: Annotated[str, DATA]
     """A file, a directory or a glob, local or at s3://BUCKET/… or gs://BUCKET/…; one file at http:// or https://; or
     `package:NAME/INNER/GLOB`, files of an installed Python package."""
     field: Annotated[str, DATA] = "text"
     """Name of the text field in .jsonl, .json, .parquet and .arrow files."""
+    fields: Annotated[PairFields | None, DATA] = Field(default=None, exclude_if=_is_default)
+    """Of pairs: the names of the two text fields, or the columns of .tsv files; null: the source has documents, or
+    columns 1 and 2 of .tsv files."""
+    target_path: Annotated[str | None, DATA] = Field(default=None, exclude_if=_is_default)
+    """Of pairs in two line files: the file whose line i translates line i of `path`."""
     documents: Annotated[Literal["file", "line", "block"], DATA] = "file"
     """A document of a .txt file: the whole file, each line, or each block between blank lines."""
     language: Annotated[str, DATA] = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
@@ -22,6 +61,46 @@ class Source(Section):
     English."""
     weight: Annotated[float | None, ORDER] = Field(default=None, gt=0.0)
     """Its share of the training samples, relative to the other sources' weights; null: proportional to its size."""
+
+    @property
+    def pair_fields(self) -> PairFields | None:
+        """`fields`, with the default of .tsv files."""
+        if self.fields is None and self.target_path is None and _is_tsv(self.path):
+            return _COLUMNS
+        return self.fields
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether it has pairs, not documents."""
+        return self.target_path is not None or self.pair_fields is not None
+
+    @model_validator(mode="after")
+    def _is_of_pairs_or_of_documents(self) -> "Source":
+        if self.target_path is not None and self.fields is not None:
+            raise ValueError(
+                f"target_path={self.target_path} is for two line files, and fields for files that hold both sides; "
+                "leave one of them out"
+            )
+        if self.target_path == self.path:
+            raise ValueError(f"target_path={self.target_path} is the file of path; give the file of the other side")
+        if self.fields is not None and not self.fields.are_columns and _is_tsv(self.path):
+            raise ValueError(
+                f"fields has source={self.fields.source}, and {self.path} is a .tsv file; give numbers of columns, "
+                "for example {source: 1, target: 2}"
+            )
+        if self.holds_pairs:
+            for name, why in (
+                ("field", "both sides have a field of their own; set fields={source: …, target: …}"),
+                ("documents", "a pair is a line or a row; remove it"),
+                ("language", "sides of pairs are not split into sentences; remove it"),
+            ):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}={getattr(self, name)} is for documents, and the source has pairs: {why}")
+        return self
+
+
+def _is_tsv(path: str) -> bool:
+    return os.path.basename(path).lower().endswith((".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2", ".tsv.xz"))
 
 
 class CleanConfig(Section):
@@ -114,8 +193,39 @@ class C4(Section):
     """A UTF-8 text file with a word or phrase per line: drop documents with one of them."""
 
 
+class PairLanguages(Section):
+    """Drop pairs with a side in another language; needs py3langid (pip install 'multihop[text]')."""
+
+    source: str
+    """ISO 639-1 code if there is one, else ISO 639-3."""
+    target: str
+    min_score: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Also drop pairs with a side whose language has a lower probability."""
+
+
+class PairFilters(Section):
+    """The rules of Moses (Koehn et al. 2007), clean-corpus-n.perl, with its defaults and 1 and 80 words as its manual
+    has them, and of equal sides. null disables a rule."""
+
+    min_words: int | None = Field(default=1, ge=1)
+    """Minimum words of each side."""
+    max_words: int | None = Field(default=80, ge=1)
+    """Maximum words of each side."""
+    max_ratio: float | None = Field(default=9.0, ge=1.0)
+    """Maximum words of the longer side per word of the shorter."""
+    max_word_length: int | None = Field(default=1000, ge=1)
+    """Maximum characters of a word."""
+    drop_equal: bool = True
+    """Drop pairs whose sides are equal."""
+    languages: PairLanguages | None = None
+    """null: do not look at the languages."""
+
+
 class FilterConfig(Section):
     """Filters. A group is off unless it is given; `{}` enables it with its published values."""
+
+    pairs: PairFilters | None = Field(default=None, exclude_if=_is_default)
+    """The only group for pairs, which the others are not for."""
 
     c4: C4 | None = None
     language: LanguageFilter | None = None
@@ -189,6 +299,38 @@ class DataConfig(Section):
             )
         return self
 
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether the sources have pairs, not documents."""
+        return self.sources[0].holds_pairs
+
+    @model_validator(mode="after")
+    def _all_have_pairs_or_none(self) -> "DataConfig":
+        kinds = [source.holds_pairs for source in self.sources]
+        if len(set(kinds)) > 1:
+            pairs, documents = kinds.index(True), kinds.index(False)
+            raise ValueError(
+                f"data.sources[{pairs}] has pairs and data.sources[{documents}] has documents; give every source "
+                "fields={source: …, target: …} or target_path, or none"
+            )
+        given = [name for name in FilterConfig.model_fields if getattr(self.filters, name) is not None]
+        if not self.holds_pairs and "pairs" in given:
+            raise ValueError(
+                "data.filters.pairs is given, and data.sources have documents; remove it, or give the sources "
+                "fields={source: …, target: …} or target_path"
+            )
+        if self.holds_pairs:
+            if others := [name for name in given if name != "pairs"]:
+                instead = "data.filters.pairs.languages" if others[0] == "language" else "data.filters.pairs"
+                raise ValueError(
+                    f"data.filters.{others[0]} is for documents, and data.sources have pairs; use {instead}"
+                )
+            if self.decontaminate is not None and self.decontaminate.action != "drop":
+                raise ValueError(
+                    f"data.decontaminate.action={self.decontaminate.action} would cut one side of a pair; set drop"
+                )
+        return self
+
 
 class TokenizerConfig(Section):
     """The tokenizer: an existing one, or a SentencePiece model trained on the documents."""
@@ -201,9 +343,11 @@ class TokenizerConfig(Section):
     kind: Annotated[Literal["unigram", "bpe"], DATA | MEANING] = "unigram"
     vocab_size: Annotated[int, DATA | MEANING] = Field(default=16_000, ge=64, le=2**31 - 1)
     """Number of tokens, special tokens included."""
-    special_tokens: Annotated[Literal["bert", "albert", "gpt2"], DATA | MEANING] = "bert"
+    special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | MEANING] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
-    gpt2: <|endoftext|> and <unk> as ids 0 and 1."""
+    gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, which pairs need: <pad> </s> <unk> as ids 0 to 2."""
+    separate: Annotated[bool, DATA | MEANING] = Field(default=False, exclude_if=_is_default)
+    """Of pairs: train a tokenizer of `vocab_size` for each side, not one for both."""
     byte_fallback: Annotated[bool, DATA | MEANING] = False
     """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
     sample_mb: Annotated[float, DATA | MEANING] = Field(default=100.0, gt=0)
@@ -224,3 +368,14 @@ class TokenizerConfig(Section):
                 "leave one of them out"
             )
         return self
+
+
+def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
+    """Raise ValueError where the tokenizer's settings do not suit the sources' pairs or documents."""
+    if tok.separate and not data.holds_pairs:
+        raise ValueError("tokenizer.separate=true is for pairs, and data.sources have documents; remove it")
+    if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":
+        raise ValueError(
+            f"tokenizer.special_tokens={tok.special_tokens} lacks tokens that pairs need; set "
+            "tokenizer.special_tokens=t5"
+        )

@@ -34,7 +34,8 @@ class Shard(Record):
 
 
 class TokenCounts(Record):
-    """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards."""
+    """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards; of pairs, of each id
+    of `Manifest.output_tokenizer` on their target sides."""
 
     file: PlainName = TOKEN_COUNTS
     sha256: _Hash
@@ -76,24 +77,46 @@ class Manifest(Record):
     set_aside: list[SetAside] = Field(default_factory=list)
     sources: list[str]
     """Paths of the sources; a row's `source` is an index into it."""
+    # Left out of the file where they have their defaults: a manifest of documents has the same hash as before pairs.
+    pairs: bool = Field(default=False, exclude_if=lambda pairs: not pairs)
+    """Whether a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
+    target_tokenizer: TokenizerInfo | None = Field(default=None, exclude_if=lambda info: info is None)
+    """Of the target sides' ids, if they are not of `tokenizer`."""
+
+    @property
+    def output_tokenizer(self) -> TokenizerInfo:
+        """The tokenizer of what a model predicts: of the target sides of pairs."""
+        return self.target_tokenizer or self.tokenizer
+
+    @property
+    def tokenizers(self) -> list[TokenizerInfo]:
+        """`tokenizer`, and `target_tokenizer` if there is one."""
+        return [self.tokenizer, *([] if self.target_tokenizer is None else [self.target_tokenizer])]
 
     def of_split(self, split: str) -> list[Shard]:
         """The shards of "train" or "heldout", in order."""
         return [shard for shard in self.shards if shard.split == split]
 
 
-def data_fingerprint(tokenizer_sha256: str, token_dtype: str, shards: list[Shard]) -> str:
-    """SHA-256 of the content: tokenizer, shards in order, and format; not of paths, times or worker counts.
+def data_fingerprint(
+    tokenizer_sha256: str,
+    token_dtype: str,
+    shards: list[Shard],
+    pairs: bool = False,
+    target_tokenizer_sha256: str | None = None,
+) -> str:
+    """SHA-256 of the content: tokenizers, shards in order, and format; not of paths, times or worker counts.
 
     Special ids, word starts and vocab_size are covered by the tokenizer's hash, since `describe` derives them from it.
     """
-    return sha256_json(
-        {
-            "format": {"version": 1, "token_dtype": token_dtype},
-            "tokenizer": tokenizer_sha256,
-            "shards": [[shard.split, shard.sha256] for shard in shards],
-        }
-    )
+    content: dict[str, Any] = {
+        "format": {"version": 1, "token_dtype": token_dtype},
+        "tokenizer": tokenizer_sha256,
+        "shards": [[shard.split, shard.sha256] for shard in shards],
+    }
+    if pairs:
+        content["pairs"] = {"target_tokenizer": target_tokenizer_sha256}
+    return sha256_json(content)
 
 
 def read_data_manifest(folder: str | Path) -> Manifest:
@@ -125,7 +148,14 @@ def read_data_manifest(folder: str | Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ValueError(f"{path} is not valid ({where}: {first['msg']}); {again}") from None
-    expected = data_fingerprint(manifest.tokenizer.sha256, manifest.token_dtype, manifest.shards)
+    target = manifest.target_tokenizer
+    expected = data_fingerprint(
+        manifest.tokenizer.sha256,
+        manifest.token_dtype,
+        manifest.shards,
+        manifest.pairs,
+        None if target is None else target.sha256,
+    )
     if manifest.fingerprint != expected:
         raise ValueError(f"{path} is damaged (the fingerprint does not match its content); {again}")
     return manifest
@@ -155,11 +185,11 @@ def _spelled(content: dict[str, Any]) -> bytes:
 
 
 def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
-    """int64 (vocab_size,): the number of occurrences of each id in the train shards.
+    """int64 (vocab_size,): see `TokenCounts`.
 
     Raises ValueError when the file is missing or damaged.
     """
-    path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.tokenizer.vocab_size
+    path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.output_tokenizer.vocab_size
     try:
         with open_regular(path) as file:
             data = file.read(size) if os.fstat(file.fileno()).st_size == size else b""

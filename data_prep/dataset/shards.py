@@ -38,6 +38,11 @@ def shard_schema(dtype: str) -> pa.Schema:
     )
 
 
+def list_array(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
+    """A list column: row i is values[offsets[i]:offsets[i + 1]]."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, kind.value_type), type=kind)
+
+
 def write_shard(path: Path, batches: list[pa.RecordBatch]) -> None:
     """Write `batches` as one record batch, so that each column is contiguous when mapped."""
     table = pa.Table.from_batches(batches).combine_chunks()
@@ -53,6 +58,24 @@ def count_tokens(shard: tuple[str, int]) -> np.ndarray:
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(values), 2**22):  # bincount converts its input to int64
         counts += np.bincount(values[start : start + 2**22], minlength=vocab_size)
+    return counts
+
+
+def count_target_tokens(shard: tuple[str, int]) -> np.ndarray:
+    """`count_tokens` of the target sides of pairs."""
+    path, vocab_size = Path(shard[0]), shard[1]
+    mapped = _MappedShard(path)
+    offsets, ends = mapped.tokens.offsets.astype(np.int64), mapped.sentence_ends.values.reshape(-1, 2)
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(ends), 2**16):
+        rows = slice(start, start + 2**16)
+        first, last = offsets[start], offsets[start + len(ends[rows])]
+        # +1 where a target side begins, -1 where it ends.
+        edges = np.zeros(last - first + 1, np.int8)
+        np.add.at(edges, offsets[:-1][rows] - first + ends[rows, 0], 1)
+        np.add.at(edges, offsets[:-1][rows] - first + ends[rows, 1], -1)
+        is_target = np.cumsum(edges[:-1], dtype=np.int8) > 0
+        counts += np.bincount(mapped.tokens.values[first:last][is_target], minlength=vocab_size)
     return counts
 
 
@@ -111,7 +134,7 @@ class Documents:
         """The index of a source's first document in this sequence, and its documents, which are contiguous."""
         start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
         part = copy(self)
-        for cached in ("lengths", "source_lengths", "ids", "sources"):
+        for cached in ("lengths", "ids", "sources", "source_lengths"):
             part.__dict__.pop(cached, None)
         part._rows = self._rows[start:stop]
         return start, part
@@ -129,9 +152,20 @@ class Documents:
 
     @cached_property
     def source_lengths(self) -> np.ndarray:
-        """int64 (n,): number of tokens of each pair's source, the first of its two parts; for data sets of pairs."""
-        firsts = [shard.sentence_ends.values[shard.sentence_ends.offsets[:-1]] for shard in self._shards]
-        return self._column(np.int64, firsts)
+        """int64 (n,): of pairs, the number of tokens of each one's source side; the others are the target side's.
+
+        Raises ValueError when the rows are not pairs, or a shard is damaged.
+        """
+        parts = []
+        for shard in self._shards:
+            offsets, values, lengths = shard.sentence_ends.offsets, shard.sentence_ends.values, shard.tokens.offsets
+            if (np.diff(offsets) != 2).any():
+                raise ValueError("the data set has documents, not pairs; give its sources pairs, or prepare another")
+            ends = values[offsets[0] : offsets[-1]].reshape(-1, 2).astype(np.int64)
+            if ((ends[:, 0] < 1) | (ends[:, 0] >= ends[:, 1]) | (ends[:, 1] != np.diff(lengths))).any():
+                raise ValueError("a shard is damaged (a side of a pair has no token); run `multihop prep` again")
+            parts.append(ends[:, 0])
+        return self._column(np.int64, parts)
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 from common.files import canonical_json, open_regular, read_json_object, sha256_file, write_atomically
 from common.mapping import MapItems, map_in_process
 from data_prep.dataset.manifest import MANIFEST, MOST_BYTES, Manifest, manifest_sha256, read_data_manifest
+from data_prep.tokenizers.info import TokenizerInfo
 from data_prep.tokenizers.tokenizer import describe
 
 VERIFIED = "verified.json"
@@ -57,9 +58,9 @@ def verify_files(
         return []
     hashed = dict(map_items(_hash, [(str(folder / name), files[name]) for name in to_hash]))
     complaints = {name: hashed[str(folder / name)] for name in to_hash}
-    tokenizer = manifest.tokenizer.file
-    if complaints.get(tokenizer) is None:
-        complaints[tokenizer] = _tokenizer_complaint(folder, manifest)
+    for tokenizer in manifest.tokenizers:
+        if complaints.get(tokenizer.file) is None:
+            complaints[tokenizer.file] = _tokenizer_complaint(folder, tokenizer, manifest.pairs)
     good = {name: stamp for name, stamp in stamps.items() if stamp is not None and complaints.get(name) is None}
     if good != remembered:
         remember(folder, manifest, good)
@@ -91,8 +92,8 @@ def remember(folder: Path, manifest: Manifest, good: dict[str, Stamp] | None = N
 def dataset_files(manifest: Manifest) -> dict[str, str]:
     """SHA-256 of every file that the manifest names, by name."""
     shards = {shard.file: shard.sha256 for shard in manifest.shards}
-    tokenizer, counts = manifest.tokenizer, manifest.token_counts
-    return {**shards, tokenizer.file: tokenizer.sha256, counts.file: counts.sha256}
+    tokenizers = {tokenizer.file: tokenizer.sha256 for tokenizer in manifest.tokenizers}
+    return {**shards, **tokenizers, manifest.token_counts.file: manifest.token_counts.sha256}
 
 
 def _remembered(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -129,14 +130,14 @@ def _hash(file: tuple[str, str]) -> tuple[str, str | None]:
     return path, f"{path} is damaged (SHA-256 {found[:12]}, expected {sha256[:12]}); run `multihop prep` to rebuild it"
 
 
-def _tokenizer_complaint(folder: Path, manifest: Manifest) -> str | None:
-    """A sentence if the manifest describes its tokenizer otherwise than the tokenizer's file, which is good, does.
+def _tokenizer_complaint(folder: Path, tokenizer: TokenizerInfo, pairs: bool) -> str | None:
+    """A sentence if the manifest describes a tokenizer otherwise than the tokenizer's file, which is good, does.
 
     The fingerprint has the file's hash in it, and so covers special ids, word starts and the vocabulary's size.
     """
-    path = folder / manifest.tokenizer.file
+    path = folder / tokenizer.file
     with open_regular(path) as file:
-        found = describe(file.read(), manifest.tokenizer.sha256)
-    if found == manifest.tokenizer:
+        found = describe(file.read(), tokenizer.sha256, pairs)
+    if found.model_copy(update={"file": tokenizer.file}) == tokenizer:
         return None
     return f"{folder / MANIFEST} does not describe the tokenizer in {path}; run `multihop prep` again"

@@ -12,8 +12,10 @@ import pyarrow as pa
 
 from common.malloc import raise_mmap_threshold
 from data_prep.config import TokenizerConfig
-from data_prep.dataset.shards import shard_schema, token_dtype, write_shard
+from data_prep.dataset.shards import list_array, shard_schema, token_dtype, write_shard
+from data_prep.pipeline.encode_pairs import encode_pairs
 from data_prep.pipeline.sample import texts_of
+from data_prep.rules.pairs import sides_of
 from data_prep.rules.sentences import split_sentences
 from data_prep.stages.content import held_out
 from data_prep.stages.documents import Kept, read_documents
@@ -35,6 +37,9 @@ class TrainTokenizer:
     languages: tuple[str, ...]
     """By source."""
     config: TokenizerConfig
+    pairs: bool = False
+    side: Literal["source", "target"] | None = None
+    """Of pairs, the side to train on; None: both."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class EncodeSplit:
     model: str
     languages: tuple[str, ...]
     """By source."""
+    target_model: str | None = None
+    """Of pairs, the tokenizer of the target sides, which may be `model`; None: the split has documents."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +76,16 @@ def train_tokenizer(item: TrainTokenizer) -> Output:
 
     def sentences() -> Iterator[str]:
         for text, source in texts_of(item.drawn):
-            yield from split_sentences(text, item.languages[source])
+            if not item.pairs:
+                yield from split_sentences(text, item.languages[source])
+                continue
+            sides = sides_of(text)
+            yield from sides if item.side is None else sides[item.side == "target" :][:1]
 
     def write(path: Path) -> dict[str, Any]:
         config = item.config
         if config.path is not None:
-            path.write_bytes(adopt(config.path, config.lowercase))
+            path.write_bytes(adopt(config.path, config.lowercase, item.pairs))
         else:
             path.write_bytes(train(sentences(), config, item.sample_bytes))
         return {}
@@ -84,14 +95,15 @@ def train_tokenizer(item: TrainTokenizer) -> Output:
 
 
 def encode_split(item: EncodeSplit) -> Output:
-    """Encode a split's documents into an Arrow file of `shard_schema`.
+    """Encode a split's documents or pairs into an Arrow file of `shard_schema`.
 
     Train and held-out documents are in separate batches. Facts: "batches", a list with split, documents, sentences,
     tokens, text_bytes and bytes of each; "no tokens", the number of documents without a token.
     """
     raise_mmap_threshold()
     tokenizer = _load(item.model)
-    schema = shard_schema(token_dtype(tokenizer.vocab_size))
+    target = tokenizer if item.target_model is None else _load(item.target_model)
+    schema = shard_schema(token_dtype(max(tokenizer.vocab_size, target.vocab_size)))
     facts: dict[str, Any] = {"batches": [], "no tokens": 0}
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -99,7 +111,10 @@ def encode_split(item: EncodeSplit) -> Output:
             held = held_out(documents.column("second").to_numpy(), item.heldout_fraction)
             for split, rows in (("train", ~held), ("heldout", held)):
                 chosen = documents.filter(pa.array(rows))
-                batch, text_bytes = _encode(chosen, tokenizer, item.languages, schema)
+                if item.target_model is None:
+                    batch, text_bytes = _encode(chosen, tokenizer, item.languages, schema)
+                else:
+                    batch, text_bytes = encode_pairs(chosen, tokenizer, target, schema)
                 facts["no tokens"] += chosen.num_rows - batch.num_rows
                 if batch.num_rows:
                     facts["batches"].append(
@@ -139,7 +154,7 @@ def assemble_shard(item: AssembleShard) -> Output:
     return standing_at(entry, Path(item.target)) or once(entry, Path(item.beside), write)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _load(model: str) -> Tokenizer:
     """Kept from split to split, with its cache of words."""
     return load(model)
@@ -165,14 +180,10 @@ def _encode(
     columns = [
         documents.column("first"),
         documents.column("source"),
-        _list_array(token_offsets, values, schema.field("tokens").type),
-        _list_array(end_offsets, ends.astype(np.uint32), schema.field("sentence_ends").type),
+        list_array(token_offsets, values, schema.field("tokens").type),
+        list_array(end_offsets, ends.astype(np.uint32), schema.field("sentence_ends").type),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if not tokens.all():
         batch = batch.filter(pa.array(tokens > 0))
     return batch, len("".join(sentences).encode())
-
-
-def _list_array(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, kind.value_type), type=kind)

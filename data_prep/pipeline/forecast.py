@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from data_prep.dataset.find import find_verified
 from data_prep.dataset.shards import token_dtype
 from data_prep.duplicates.signed_splits import bytes_of_signed
@@ -13,8 +13,9 @@ from data_prep.pipeline.prepare import read_item
 from data_prep.reading import inputs
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.opening import OpenedFile
-from data_prep.reading.readers import Bad, read_opened
-from data_prep.reading.sources import InputFile, Part, group_into_splits
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_opened
+from data_prep.reading.sources import InputFile, Part, group_into_splits, with_targets
 from data_prep.tokenizers.training import training_memory
 
 _LOOKED_AT = 32 * 2**20
@@ -70,15 +71,18 @@ def forecast(
         out_dirs: the existing data sets of these sources.
         work: the directory of the stages' outputs.
 
-    Raises ReadFailed when a server does not answer.
+    Raises ReadFailed when a server does not answer, and ValueError as `resolve_inputs`.
     """
     sources = [
         _of_source(source.path, [file for file in files if file.source == number])
         for number, source in enumerate(data.sources)
     ]
+    check_tokenizer(data, tok)
     known = recall_hashes(files, work)
     resolved = recall_inputs(data, tok, files, work)
-    splits = group_into_splits(inputs.identified(files, {file.path: known.get(file.path, "") for file in files}))
+    splits = group_into_splits(
+        inputs.identified(files, {file.path: known.get(file.path, "") for file in with_targets(files)})
+    )
     entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
     sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
@@ -105,7 +109,8 @@ def _of_source(path: str, files: list[InputFile]) -> OfSource:
     if readable:
         text_a_byte, documents_a_byte = _density(readable[len(readable) // 2])
         text, documents = text_a_byte * size, documents_a_byte * size
-    return OfSource(path, len(files), size, int(text), int(documents))
+    bytes_on_disk = sum(file.bytes for file in files)
+    return OfSource(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
 
 
 def _density(file: InputFile) -> tuple[float, float]:
@@ -116,7 +121,8 @@ def _density(file: InputFile) -> tuple[float, float]:
         with OpenedFile(file) as opened:
             for document in read_opened(part, opened):
                 if not isinstance(document, Bad):
-                    text += len(document.encode(errors="replace"))
+                    sides = (document,) if isinstance(document, str) else document
+                    text += sum(len(side.encode(errors="replace")) for side in sides)
                     documents += 1
                 if text > _LOOKED_AT:
                     break

@@ -9,10 +9,10 @@ from typing import Any
 from common.config import DATA, part_deciding
 from common.files import make_folder, remove_temporaries, sha256_file, sha256_json
 from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
-from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from data_prep.duplicates.decontaminate import evaluation_sets
 from data_prep.reading import inputs
-from data_prep.reading.sources import InputFile
+from data_prep.reading.sources import InputFile, with_targets
 from data_prep.rules import clean, filters
 from data_prep.tokenizers.existing import adopt
 
@@ -43,11 +43,13 @@ def resolve_inputs(
     Files whose size or modification time changed since the last time are hashed by `map_items` as the stage "hash";
     `work` remembers the result. Only one caller at a time may.
 
-    Raises ValueError as `make_filter`, `evaluation_sets` and `adopt`; ReadFailed when a server does not answer.
+    Raises ValueError as `make_filter`, `evaluation_sets`, `adopt` and `check_tokenizer`; ReadFailed when a server does
+    not answer.
     """
+    check_tokenizer(data, tok)
     make_work_folder(work)
     hashes = inputs.recall(work / _HASHES, files)
-    unknown = inputs.groups([file for file in files if file.path not in hashes])
+    unknown = inputs.groups([file for file in with_targets(files) if file.path not in hashes])
     for found in reporting(map_items, report)("hash", inputs.hash_files, unknown):
         hashes |= found
     inputs.remember(work / _HASHES, files, hashes)
@@ -61,8 +63,10 @@ def recall_inputs(
 
     No input file is read and nothing is written. Raises ValueError as `resolve_inputs`.
     """
+    check_tokenizer(data, tok)
     hashes = recall_hashes(files, work)
-    return _resolved(data, tok, files, hashes) if all(file.path in hashes for file in files) else None
+    known = all(file.path in hashes for file in with_targets(files))
+    return _resolved(data, tok, files, hashes) if known else None
 
 
 def recall_hashes(files: Sequence[InputFile], work: Path) -> dict[str, str]:
@@ -95,9 +99,9 @@ def rules_depend_on(data: DataConfig) -> dict[str, str]:
 def _resolved(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], hashes: dict[str, str]
 ) -> ResolvedInputs:
-    named = [[file.source, file.name, hashes[file.path]] for file in files]
+    named = [[file.source, file.name, hashes[file.path]] for file in with_targets(files)]
     identity = sha256_json(
-        [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(tok), named]
+        [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(data, tok), named]
     )
     return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
 
@@ -109,6 +113,8 @@ def _evaluation_texts(data: DataConfig) -> dict[str, str]:
     return {name: sha256_file(path) for name, path in evaluation_sets(data.decontaminate).items()}
 
 
-def existing(tok: TokenizerConfig) -> str | None:
+def existing(data: DataConfig, tok: TokenizerConfig) -> str | None:
     """SHA-256 of the existing tokenizer; None: one is trained. Raises ValueError as `adopt`."""
-    return None if tok.path is None else hashlib.sha256(adopt(tok.path, tok.lowercase)).hexdigest()
+    if tok.path is None:
+        return None
+    return hashlib.sha256(adopt(tok.path, tok.lowercase, data.holds_pairs)).hexdigest()

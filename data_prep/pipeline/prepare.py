@@ -5,7 +5,8 @@
     choose     copies, near duplicates, evaluation texts: see `data_prep.pipeline.choose`
     sample     count held-out documents, find the smallest ids                       a split, hashes only
     draw       take the documents with these ids                                     a split
-    tokenizer  train SentencePiece on them, or convert an existing tokenizer         once
+    tokenizer  train SentencePiece on them, or convert an existing tokenizer         once, or each side of pairs
+    unknown    of pairs, count unknown tokens in a sample; end if there are too many a split
     encode     tokens and sentence ends                                              a split
     shards     batches of encoded splits, in order                                   a shard
     count      count each token                                                      a shard
@@ -40,10 +41,11 @@ from data_prep.dataset.manifest import (
     read_data_manifest,
     write_manifest,
 )
-from data_prep.dataset.shards import count_tokens, token_dtype
+from data_prep.dataset.shards import count_target_tokens, count_tokens, token_dtype
 from data_prep.dataset.verify import remember
 from data_prep.pipeline.accounts import account, without_broken
 from data_prep.pipeline.choose import Stages, choose, kept_key
+from data_prep.pipeline.coverage import CHECKED_BYTES, CountUnknown, check_coverage, count_unknown
 from data_prep.pipeline.encode import EncodeSplit, TrainTokenizer, assemble_shard, encode_split, train_tokenizer
 from data_prep.pipeline.identity import (
     ResolvedInputs,
@@ -60,6 +62,7 @@ from data_prep.stages.documents import Kept, ReadSplit, read_split
 from data_prep.stages.in_store import StoredStages
 from data_prep.stages.outputs import Output, on_disk, stage_key
 from data_prep.tokenizers import tokenizer
+from data_prep.tokenizers.info import TARGET_TOKENIZER
 
 _BESIDE = ".beside"
 """In the data set's directory: shards that wait for the commit."""
@@ -125,10 +128,25 @@ def prepare(
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
     languages = tuple(source.language for source in data.sources)
-    to_draw = used if tok.path is None else []
-    largest = largest_id(sample, sample_bytes)
+    to_draw = used if tok.path is None or data.holds_pairs else []
+    looked_at = largest_id(sample, CHECKED_BYTES)
+    largest = largest_id(sample, sample_bytes) if tok.path is None else looked_at
     drawn = run_once("draw", draw_sample, [_draw_item(work, split, largest, data) for split in to_draw])
-    (trained,) = run_once("tokenizer", train_tokenizer, [_tokenizer_item(work, drawn, languages, tok)])
+    trained = run_once("tokenizer", train_tokenizer, _tokenizer_items(work, drawn, languages, data, tok))
+    contents = []
+    for output in trained:
+        with at_hand(output) as path:
+            contents.append(path.read_bytes())
+    infos = [
+        tokenizer.describe(content, output.sha256, data.holds_pairs)
+        for content, output in zip(contents, trained, strict=True)
+    ]
+    if data.holds_pairs:
+        infos[1:] = [info.model_copy(update={"file": TARGET_TOKENIZER}) for info in infos[1:]]
+        models = (trained[0].path, trained[-1].path)
+        unknown = (infos[0].special_ids.get("unk"), infos[-1].special_ids.get("unk"))
+        to_check = [CountUnknown(output.path, looked_at, models, unknown) for output in drawn]
+        check_coverage(run("unknown tokens", count_unknown, to_check), tok)
     encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, languages, data) for split in used])
     plan = {split: plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
@@ -138,21 +156,22 @@ def prepare(
     assembled = run_once("shards", assemble_shard, items)
     shards = [shard_entry(*made) for made in zip(items, chain(*plan.values()), assembled, strict=True)]
 
-    with at_hand(trained) as path:
-        content = path.read_bytes()
-    info = tokenizer.describe(content, trained.sha256)
-    counts = np.zeros(info.vocab_size, dtype=np.int64)
+    info, target = infos[0], infos[-1]
+    counts = np.zeros(target.vocab_size, dtype=np.int64)
     to_count = [
-        (made.path, info.vocab_size) for made, shard in zip(assembled, shards, strict=True) if shard.split == "train"
+        (made.path, target.vocab_size) for made, shard in zip(assembled, shards, strict=True) if shard.split == "train"
     ]
-    for of_shard in run("count", count_tokens, to_count):
+    for of_shard in run("count", count_target_tokens if data.holds_pairs else count_tokens, to_count):
         counts += of_shard
     counted = _npy(counts)
 
-    dtype = token_dtype(info.vocab_size)
+    dtype = token_dtype(max(info.vocab_size, target.vocab_size))
+    separate = target if len(infos) > 1 else None
     no_tokens = sum(output.facts["no tokens"] for output in encoded)
     manifest = Manifest(
-        fingerprint=data_fingerprint(info.sha256, dtype, shards),
+        fingerprint=data_fingerprint(
+            info.sha256, dtype, shards, data.holds_pairs, None if separate is None else separate.sha256
+        ),
         inputs=resolved.identity,
         tokenizer=info,
         token_dtype=dtype,
@@ -167,14 +186,17 @@ def prepare(
         },
         set_aside=set_aside,
         sources=[source.path for source in data.sources],
+        pairs=data.holds_pairs,
+        target_tokenizer=separate,
     )
     with ExitStack() as stack:
         made = {
             item.target: stack.enter_context(at_hand(output)) for item, output in zip(items, assembled, strict=True)
         }
         moves = {target: path for target, path in made.items() if str(path) != target}
-        _commit(out_dir, manifest, moves, {info.file: content, TOKEN_COUNTS: counted})
-    keys = {output.key for output in (*read, *chosen, *drawn, trained, *encoded, *assembled)}
+        files = {each.file: content for each, content in zip(infos, contents, strict=True)}
+        _commit(out_dir, manifest, moves, {**files, TOKEN_COUNTS: counted})
+    keys = {output.key for output in (*read, *chosen, *drawn, *trained, *encoded, *assembled)}
     _sweep(out_dir, work, manifest, keys)
     if stored is not None:
         stored.sweep(keys)
@@ -195,21 +217,35 @@ def _draw_item(work: Path, split: Kept, largest: int, data: DataConfig) -> DrawS
     return DrawSample(key, str(work / "draw"), split, data.heldout_fraction, largest)
 
 
-def _tokenizer_item(
-    work: Path, drawn: list[Output], languages: tuple[str, ...], tok: TokenizerConfig
-) -> TrainTokenizer:
-    folder, paths = str(work / "tokenizer"), tuple(output.path for output in drawn)
+def _tokenizer_items(
+    work: Path, drawn: list[Output], languages: tuple[str, ...], data: DataConfig, tok: TokenizerConfig
+) -> list[TrainTokenizer]:
+    """One item, or those of the source and of the target sides of pairs."""
+    folder, paths, pairs = str(work / "tokenizer"), tuple(output.path for output in drawn), data.holds_pairs
     if tok.path is not None:
-        return TrainTokenizer(stage_key("tokenizer", [], existing(tok)), folder, (), 0, languages, tok)
+        key = stage_key("tokenizer", [], existing(data, tok))
+        return [TrainTokenizer(key, folder, (), 0, languages, tok, pairs)]
     depends_on = ["rounded scores", [output.sha256 for output in drawn], languages, tok.model_dump()]
-    key = stage_key("tokenizer", ["sentencepiece", "sentencex"], *depends_on)
-    return TrainTokenizer(key, folder, paths, sum(output.facts["bytes"] for output in drawn), languages, tok)
+    sample_bytes = sum(output.facts["bytes"] for output in drawn)
+    sides: tuple[Literal["source", "target"] | None, ...] = ("source", "target") if tok.separate else (None,)
+
+    def item(side: Literal["source", "target"] | None) -> TrainTokenizer:
+        key = stage_key("tokenizer", ["sentencepiece", "sentencex"], *depends_on, *(["pairs", side] if pairs else []))
+        return TrainTokenizer(key, folder, paths, sample_bytes, languages, tok, pairs, side)
+
+    return [item(side) for side in sides]
 
 
-def _encode_item(work: Path, split: Kept, trained: Output, languages: tuple[str, ...], data: DataConfig) -> EncodeSplit:
-    depends_on = [kept_key(split), trained.sha256, data.heldout_fraction, languages, unicodedata.unidata_version]
+def _encode_item(
+    work: Path, split: Kept, trained: list[Output], languages: tuple[str, ...], data: DataConfig
+) -> EncodeSplit:
+    first, *others = trained
+    depends_on = [kept_key(split), first.sha256, data.heldout_fraction, languages, unicodedata.unidata_version]
+    if data.holds_pairs:
+        depends_on += ["pairs", *(other.sha256 for other in others)]
     key = stage_key("encode", ["sentencepiece", "sentencex"], *depends_on)
-    return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, trained.path, languages)
+    target = trained[-1].path if data.holds_pairs else None
+    return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, first.path, languages, target)
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from common.files import canonical_json, read_json_object, write_atomically
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
-from data_prep.reading.sources import InputFile, group_into_splits, printable
+from data_prep.reading.sources import InputFile, group_into_splits, printable, with_targets
 
 UNREADABLE = "unreadable"
 """The identity of a file that cannot be opened."""
@@ -34,7 +34,12 @@ def hash_files(files: list[InputFile]) -> dict[str, str]:
 
 def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
     """`files`, each with its identity."""
-    return [dataclasses.replace(file, identity=hashes[file.path]) for file in files]
+
+    def with_identity(file: InputFile) -> InputFile:
+        target = None if file.target is None else with_identity(file.target)
+        return dataclasses.replace(file, identity=hashes[file.path], target=target)
+
+    return [with_identity(file) for file in files]
 
 
 def identity(file: InputFile) -> str:
@@ -84,7 +89,7 @@ def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
     except (OSError, ValueError):
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
-    for file in files:
+    for file in with_targets(files):
         match known.get(printable(file.path)):
             case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
                 found[file.path] = remembered
@@ -95,7 +100,7 @@ def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -
     """Write `hashes` for `recall`, without unreadable files: a change of permissions changes no modification time."""
     known: dict[str, Any] = {
         printable(file.path): [file.size, file.mtime_ns, hashes[file.path]]
-        for file in files
+        for file in with_targets(files)
         if hashes[file.path] != UNREADABLE and not file.problem and file.mtime_ns
     }
     write_atomically(memory, canonical_json(known))

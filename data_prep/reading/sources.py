@@ -1,8 +1,9 @@
 """Lists the files of a recipe's sources in a fixed order, and cuts them into splits."""
 
+import dataclasses
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from data_prep.reading.listing import Entry, find
 from data_prep.reading.locations import is_remote
 
 FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
+"""Of documents."""
+_WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
 PACKINGS = ("gz", "zst", "bz2", "xz")
 _PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
@@ -40,7 +43,7 @@ class InputFile:
     source: int
     field: str
     format: str
-    """One of FORMATS; "" if there is a problem."""
+    """One of FORMATS; for pairs also tsv, and lines of two files; "" if there is a problem."""
     packing: str
     """One of PACKINGS, if the whole file is compressed and can only be read from its beginning; else ""."""
     size: int
@@ -54,18 +57,37 @@ class InputFile:
     """Why nothing of it can be used, as found by listing; "": no problem."""
     identity: str = ""
     """Identifies the content, see `inputs.identity`; "" before it is known."""
+    fields: tuple[str, str] | tuple[int, int] | None = None
+    """Of pairs in one file: the fields, or the columns from 1, of source and target."""
+    target: "InputFile | None" = None
+    """Of pairs in two line files: the file of the target sides."""
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether it has pairs, not documents."""
+        return self.fields is not None or self.target is not None
+
+    @property
+    def bytes(self) -> int:
+        """Its size, with that of the target sides' file."""
+        return self.size + (0 if self.target is None else self.target.size)
 
     @property
     def can_be_cut(self) -> bool:
         """Whether a worker can start in the middle of it."""
         if self.packing or self.in_order:
             return False
-        return self.format in ("jsonl", "parquet", "arrow") or (self.format == "txt" and self.documents != "file")
+        return self.format in ("jsonl", "parquet", "arrow", "tsv") or (
+            self.format == "txt" and self.documents != "file"
+        )
 
 
 @dataclass(frozen=True)
 class Part:
-    """The lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file."""
+    """The lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file.
+
+    Two line files are one part: where the lines of the one begin says nothing of the other's.
+    """
 
     file: InputFile
     start: int
@@ -81,7 +103,7 @@ def list_files(sources: Sequence[Source]) -> list[InputFile]:
     the total size is implausible.
     """
     files = [file for index, source in enumerate(sources) for file in _files_of(index, source)]
-    total = sum(file.size for file in files)
+    total = sum(file.bytes for file in files)
     if total > _MOST_TOTAL:
         raise ValueError(
             f"data.sources have {total:,} bytes in total, more than the limit of {_MOST_TOTAL:,}; remove files whose "
@@ -107,7 +129,7 @@ def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None
     Depends on the files' order, formats and sizes only. A file that is cut has splits of its own, so that a change of
     it changes no other split.
     """
-    split_bytes = split_bytes or split_bytes_of(sum(file.size for file in files))
+    split_bytes = split_bytes or split_bytes_of(sum(file.bytes for file in files))
     splits: list[list[Part]] = []
     room = 0
     for file in files:
@@ -120,7 +142,7 @@ def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None
             splits.append([])
             room = split_bytes
         splits[-1].append(Part(file, 0, file.size))
-        room -= max(file.size, split_bytes // _FILES_A_SPLIT)
+        room -= max(file.bytes, split_bytes // _FILES_A_SPLIT)
     return splits
 
 
@@ -128,7 +150,20 @@ def part_key(part: Part) -> list[Any]:
     """Everything that decides a part's documents, as JSON for a stage's key; the file's identity must be known."""
     file = part.file
     what = [file.identity, file.size, file.source, file.field, file.format, file.packing, file.documents, file.problem]
+    if file.fields is not None:
+        what.append(list(file.fields))
+    if file.target is not None:
+        other = file.target
+        what.append([other.identity, other.size, other.packing, other.problem])
     return [*what, part.start, part.stop]
+
+
+def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
+    """All files of a list, where two line files make one item of it."""
+    for file in files:
+        yield file
+        if file.target is not None:
+            yield file.target
 
 
 def printable(name: str) -> str:
@@ -137,27 +172,18 @@ def printable(name: str) -> str:
 
 
 def _files_of(index: int, source: Source) -> list[InputFile]:
-    key = f"data.sources[{index}].path"
-    location, root, shown_root = source.path, "", ""
-    if source.path.startswith(_PACKAGE):
-        package, _, pattern = source.path.removeprefix(_PACKAGE).partition("/")
-        root = _package_folder(package, index)
-        location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
-    found = find(location, key, root)
-    if not found:
-        raise ValueError(f"{key}={source.path} does not exist; correct the path or put files there")
+    if source.target_path is not None:
+        return [_two_line_files(index, source, source.target_path)]
+    key, formats = f"data.sources[{index}].path", _formats(source)
     files = []
-    for entry in found:
-        kind, packing = _format(entry.path)
-        if not kind and not entry.problem:
-            continue
-        name = shown_root + os.path.relpath(entry.path, root) if root else entry.path
-        files.append(_input_file(entry, name, index, source, kind, packing))
+    for entry, name in _found(index, key, source.path):
+        kind, packing = _format(entry.path, formats)
+        if kind or entry.problem:
+            files.append(_input_file(entry, name, index, source, kind, packing))
     if files and all(file.problem for file in files):
-        problem = files[0].problem
-        raise ValueError(f"{key}={source.path} cannot be read ({problem}); correct the path or the file")
+        raise ValueError(_cannot_be_read(key, source.path, files[0].problem))
     if not files:
-        endings = ", ".join(f".{kind}" for kind in FORMATS)
+        endings = ", ".join(f".{kind}" for kind in formats)
         packings = ", ".join(f".{packing}" for packing in PACKINGS)
         raise ValueError(
             f"{key}={source.path} has no file ending in {endings} (text formats also with {packings}); "
@@ -166,9 +192,59 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
     return files
 
 
+def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
+    """The two files as one item: a file of source sides with its `target`."""
+    pair = []
+    for key, path in (("path", source.path), ("target_path", target_path)):
+        key = f"data.sources[{index}].{key}"
+        found = _found(index, key, path)
+        if len(found) != 1:
+            raise ValueError(
+                f"{key}={path} stands for {len(found)} files, expected one file of lines; give each two files that "
+                "belong together a source of their own"
+            )
+        ((entry, name),) = found
+        kind, _ = _format(entry.path, (*_WITH_FIELDS, "tsv"))
+        if kind:
+            raise ValueError(
+                f"{key}={path} is a .{kind} file, and target_path is for two files of lines; give a file with a text "
+                "on each line, or one file with both sides and fields={source: …, target: …}"
+            )
+        file = _input_file(entry, name, index, source, "lines", _suffix(entry.path)[1])
+        if file.problem:
+            raise ValueError(_cannot_be_read(key, path, file.problem))
+        pair.append(file)
+    return dataclasses.replace(pair[0], target=pair[1])
+
+
+def _found(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
+    """What a path or a glob stands for, and the names for the user."""
+    location, root, shown_root = path, "", ""
+    if path.startswith(_PACKAGE):
+        package, _, pattern = path.removeprefix(_PACKAGE).partition("/")
+        root = _package_folder(package, index)
+        location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
+    found = find(location, key, root)
+    if not found:
+        raise ValueError(f"{key}={path} does not exist; correct the path or put files there")
+    return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in found]
+
+
+def _cannot_be_read(key: str, path: str, problem: str) -> str:
+    return f"{key}={path} cannot be read ({problem}); correct the path or the file"
+
+
+def _formats(source: Source) -> tuple[str, ...]:
+    fields = source.pair_fields
+    if fields is None:
+        return FORMATS
+    return ("tsv",) if fields.are_columns else _WITH_FIELDS
+
+
 def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, packing: str) -> InputFile:
     path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
     is_too_large = entry.size > _MOST_FILE
+    fields: Any = source.pair_fields
     return InputFile(
         name=printable(name),
         path=path,
@@ -181,19 +257,25 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         documents=source.documents,
         in_order=entry.in_order,
         problem=f"larger than {_MOST_FILE:,} bytes" if is_too_large else entry.problem,
+        fields=None if fields is None else (fields.source, fields.target),
     )
 
 
-def _format(path: str) -> tuple[str, str]:
-    """Format and compression by the file's suffix, each "" if there is none."""
+def _format(path: str, formats: Sequence[str]) -> tuple[str, str]:
+    """Format, one of `formats`, and compression by the file's suffix, each "" if there is none."""
+    ending, packing = _suffix(path)
+    known = ending in formats and not (packing and ending in _PACKED_INSIDE)
+    return (ending, packing) if known else ("", "")
+
+
+def _suffix(path: str) -> tuple[str, str]:
+    """The last suffix without that of a compression, and that."""
     if is_http(path):
         path = path.partition("?")[0].partition("#")[0]
     stem, _, ending = os.path.basename(path).lower().rpartition(".")
-    packing = ending if ending in PACKINGS else ""
-    if packing:
-        ending = stem.rpartition(".")[2]
-    known = ending in FORMATS and not (packing and ending in _PACKED_INSIDE)
-    return (ending, packing) if known else ("", "")
+    if ending in PACKINGS:
+        return stem.rpartition(".")[2], ending
+    return ending, ""
 
 
 def _package_folder(package: str, index: int) -> str:

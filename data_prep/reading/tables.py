@@ -1,7 +1,7 @@
-"""Reads the text column of a part of a Parquet or Arrow file, a batch of rows at a time.
+"""Reads the text columns of a part of a Parquet or Arrow file, a batch of rows at a time.
 
-A row group or record batch belongs to the part in which it begins. Parquet is read page by page; the text column of an
-Arrow record batch is held whole.
+A row group or record batch belongs to the part in which it begins. Parquet is read page by page; the text columns of an
+Arrow record batch are held whole.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ Value = str | bytes | None
 """bytes: not UTF-8; None: null."""
 
 
-def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
-    """The values of the text column in the part's row groups.
+def parquet_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+    """The values of the text columns `fields`, row by row, in the part's row groups.
 
     Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
     """
@@ -39,42 +39,43 @@ def parquet_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
         # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
         source = pa.PythonFile(opened.stream(), "r")
         with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as parquet:
-            _column(parquet.schema_arrow, part.file.field)
+            _columns(parquet.schema_arrow, fields)
             groups = _numbers(part, parquet.num_row_groups)
             rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // part.file.size))
-            for batch in parquet.iter_batches(rows, groups, [part.file.field], use_threads=False) if groups else []:
-                yield from _values(batch.column(0))
+            for batch in parquet.iter_batches(rows, groups, fields, use_threads=False) if groups else []:
+                yield from zip(*(_values(batch.column(field)) for field in fields), strict=True)
     except (pa.ArrowException, OSError):  # Arrow raises OSError for damaged pages
         raise UnreadableFileError("broken parquet") from None
 
 
-def arrow_values(part: Part, opened: OpenedFile) -> Iterator[Value]:
-    """The values of the text column in the part's record batches; all of a stream belongs to the first part.
+def arrow_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+    """`parquet_values` of the part's record batches; all of a stream belongs to the first part.
 
     Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
     """
     try:
-        for batch in _record_batches(part, opened):
-            column = batch.column(0)
-            # Using a damaged offset would crash the process. UTF-8 is checked for each value.
-            (column if pa.types.is_dictionary(column.type) else _as_bytes(column)).validate(full=True)
-            for start in range(0, len(column), _ROWS):
-                yield from _values(column.slice(start, _ROWS))
+        for batch in _record_batches(part, opened, fields):
+            columns = [batch.column(field) for field in fields]
+            for column in columns:
+                # Using a damaged offset would crash the process. UTF-8 is checked for each value.
+                (column if pa.types.is_dictionary(column.type) else _as_bytes(column)).validate(full=True)
+            for start in range(0, batch.num_rows, _ROWS):
+                yield from zip(*(_values(column.slice(start, _ROWS)) for column in columns), strict=True)
     except (pa.ArrowException, OSError, MemoryError):  # a damaged length requests huge memory
         raise UnreadableFileError("broken arrow") from None
 
 
-def _record_batches(part: Part, opened: OpenedFile) -> Iterator[pa.RecordBatch]:
+def _record_batches(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[pa.RecordBatch]:
     source = pa.PythonFile(opened.stream(), "r")
     if opened.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
         if part.start == 0:
-            column = _column(pa.ipc.open_stream(source).schema, part.file.field)
+            columns = _columns(pa.ipc.open_stream(source).schema, fields)
             source.seek(0)
-            yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=[column]))
+            yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=columns))
         return
     with _io_thread_awaited():
-        column = _column(pa.ipc.open_file(source).schema, part.file.field)
-        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[column], use_threads=False))
+        columns = _columns(pa.ipc.open_file(source).schema, fields)
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False))
     for number in _numbers(part, reader.num_record_batches):
         yield reader.get_batch(number)
 
@@ -105,6 +106,10 @@ def _numbers(part: Part, count: int) -> list[int]:
     """
     size = part.file.size
     return [number for number in range(count) if part.start <= size * number // count < part.stop]
+
+
+def _columns(schema: pa.Schema, fields: list[str]) -> list[int]:
+    return [_column(schema, field) for field in fields]
 
 
 def _column(schema: pa.Schema, field: str) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from data_prep.config import FilterConfig, LanguageFilter
-from data_prep.rules import c4, gopher, languages
+from data_prep.rules import c4, gopher, languages, pairs
 from data_prep.rules.rule import Document, Rule
 
 
@@ -61,7 +61,7 @@ def depends_on(config: FilterConfig) -> dict[str, str]:
         found["sentences"] = f"sentencex {version('sentencex')}"
     if config.language:
         found["languages"] = languages.model_version()
-    return found
+    return found | pairs.depends_on(config.pairs)
 
 
 def _rules(config: FilterConfig) -> list[Rule]:

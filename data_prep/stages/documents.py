@@ -1,4 +1,7 @@
-"""The stage that reads, cleans, filters and hashes the documents of a split, and the readers of its outputs."""
+"""The stage that reads, cleans, filters and hashes the documents of a split, and the readers of its outputs.
+
+A pair is a document whose text is its source, a tab, and its target; see `data_prep.rules.pairs`.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,10 +15,12 @@ import pyarrow as pa
 from common.malloc import raise_mmap_threshold
 from data_prep.config import CleanConfig, FilterConfig
 from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, read_part
+from data_prep.reading.raw import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, Raw
+from data_prep.reading.readers import read_part
 from data_prep.reading.sources import Part
 from data_prep.rules.clean import clean
 from data_prep.rules.filters import Dropped, make_filter
+from data_prep.rules.pairs import clean_side, join_sides, make_pair_filter
 from data_prep.stages.content import content_hash
 from data_prep.stages.outputs import Output, once, read_batch, read_batches, write_batches
 
@@ -30,8 +35,8 @@ SCHEMA = pa.schema(
     ]
 )
 _NAMED_PER_PART = 20
-_Prepare = Callable[[str, int], str | Bad | Dropped]
-"""(raw text, place) -> the document's text, or why it is not used."""
+_Prepare = Callable[[Raw, int], str | Bad | Dropped]
+"""(raw text or pair, place) -> the document's text, or why it is not used."""
 
 
 @dataclass(frozen=True)
@@ -190,17 +195,31 @@ def _rows(parts: list[Part], tallies: list[_Tally], prepare: _Prepare) -> Iterat
 def _preparation(split: ReadSplit) -> _Prepare:
     fix_mojibake = split.clean.fix_mojibake
     keep = make_filter(split.filters) if split.filters != FilterConfig() else None
+    drop = None if split.filters.pairs is None else make_pair_filter(split.filters.pairs)
 
-    def prepare(raw: str, place: int) -> str | Bad | Dropped:
-        text = clean(raw, fix_mojibake)
-        if not text:
-            return Bad(place, "empty")
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-            return Bad(place, "not Unicode")
-        if size > MAX_DOCUMENT_BYTES:
-            return Bad(place, TOO_LONG)
-        return text if keep is None else keep(text)
+    def prepare(raw: Raw, place: int) -> str | Bad | Dropped:
+        if isinstance(raw, str):
+            text = clean(raw, fix_mojibake)
+            if not text:
+                return Bad(place, "empty")
+            return _unusable(text, place) or (text if keep is None else keep(text))
+        source, target = (clean_side(side, fix_mojibake) for side in raw)
+        if not source and not target:
+            return Dropped("both sides empty")  # as two line files have it between documents
+        if not source or not target:
+            return Bad(place, "empty target" if source else "empty source")
+        text = join_sides(source, target)
+        if bad := _unusable(text, place):
+            return bad
+        reason = None if drop is None else drop(source, target)
+        return text if reason is None else Dropped(reason)
 
     return prepare
+
+
+def _unusable(text: str, place: int) -> Bad | None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
+        return Bad(place, "not Unicode")
+    return Bad(place, TOO_LONG) if size > MAX_DOCUMENT_BYTES else None

@@ -17,13 +17,14 @@ _FORMS = (
 )
 
 
-def adopt(path: str | Path, lowercase: bool = True) -> bytes:
+def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
     """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files give the same bytes.
 
     Args:
         path: a .model, a vocab.txt (or another .txt with one token per line), a tokenizer.json, a directory with
             vocab.json and merges.txt, or one of these two.
         lowercase: whether a vocab.txt is of an uncased model.
+        pairs: whether it is for pairs, which need pad and end.
 
     Raises:
         ValueError: the file does not exist, is not what its name says, or lacks special tokens.
@@ -31,7 +32,7 @@ def adopt(path: str | Path, lowercase: bool = True) -> bytes:
     path = Path(path)
     try:
         content = _read(path, lowercase)
-        describe(content, "")
+        describe(content, "", pairs)
     except FileNotFoundError as error:
         raise ValueError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMS}") from None
     except (OSError, RuntimeError, TypeError, ValueError) as error:
@@ -41,6 +42,9 @@ def adopt(path: str | Path, lowercase: bool = True) -> bytes:
 
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
     """Raise ValueError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
+    if objective == "translation":
+        adopt(path, lowercase, pairs=True)
+        return
     special_ids = describe(adopt(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
         has = "a decoder" if "end" in special_ids else "a masked model"

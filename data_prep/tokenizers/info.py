@@ -9,6 +9,7 @@ from common.config import Count, PlainName, Record
 
 TOKENIZER = "tokenizer.model"
 TOKENIZER_JSON = "tokenizer.json"
+TARGET_TOKENIZER = "target_tokenizer.model"
 TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
 
 
@@ -16,12 +17,14 @@ class TokenizerInfo(Record):
     """Facts about a tokenizer that training needs without loading it."""
 
     file: PlainName = TOKENIZER
-    """tokenizer.model: a SentencePiece model; tokenizer.json: WordPiece or byte-bpe in tokenizers' format."""
+    """tokenizer.model: a SentencePiece model; tokenizer.json: WordPiece or byte-bpe in tokenizers' format;
+    target_tokenizer.model: a SentencePiece model for the target sides of pairs, where they have one of their own."""
     kind: TokenizerKind
     vocab_size: int = Field(ge=1, le=2**32)
     sha256: str
     special_ids: dict[str, Count]
-    """For masked models pad, unk, cls, sep and mask; for decoders end, and unk if there is one."""
+    """For masked models pad, unk, cls, sep and mask; for decoders end, and unk if there is one;
+    for pairs pad, end, and unk if there is one."""
     word_start: str = Field(pattern="^[0-9a-f]*$")
     """One bit per token in hex, the first token in the highest bit, padded with zeros to whole bytes; set for tokens
     that begin a word."""

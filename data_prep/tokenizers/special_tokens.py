@@ -7,6 +7,7 @@ TRAINED = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "albert": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "gpt2": {"end": "<|endoftext|>", "unk": "<unk>"},
+    "t5": {"pad": "<pad>", "end": "</s>", "unk": "<unk>"},
 }
 
 # Of several spellings the first one in the vocabulary is taken.
@@ -18,22 +19,24 @@ _MASKED = {
     "mask": ("[MASK]", "<mask>"),
 }
 _DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
+_PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("<unk>", "[UNK]")}
 
 
-def find_special(tokens: Sequence[str]) -> dict[str, int]:
+def find_special(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
     """Ids by name: pad, unk, cls, sep and mask if it has those of a masked model, else end and unk of a decoder.
 
     unk may be missing, since a byte-level tokenizer has none.
 
     Args:
         tokens: the vocabulary in the order of its ids.
+        pairs: look for pad, end and unk of an encoder and a decoder instead.
 
     Raises:
         ValueError: the vocabulary has neither set.
     """
     ids = {token: i for i, token in reversed(list(enumerate(tokens)))}
     lacking = {}
-    for objective, names in (("a masked model", _MASKED), ("clm", _DECODER)):
+    for objective, names in (("pairs", _PAIRS),) if pairs else (("a masked model", _MASKED), ("clm", _DECODER)):
         spelled = {name: next((token for token in names[name] if token in ids), None) for name in names}
         missing = [" or ".join(names[name]) for name in names if spelled[name] is None and name != "unk"]
         if not missing:

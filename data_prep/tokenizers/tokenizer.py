@@ -70,14 +70,17 @@ def parse(content: bytes) -> Tokenizer:
     return SentencePiece(content)
 
 
-def describe(content: bytes, sha256: str) -> TokenizerInfo:
+def describe(content: bytes, sha256: str, pairs: bool = False) -> TokenizerInfo:
     """What training needs to know of the tokenizer in a file's bytes.
+
+    Args:
+        pairs: with the special tokens that pairs need, see `find_special`.
 
     Raises ValueError when it lacks special tokens.
     """
     tokenizer = parse(content)
     ids = range(tokenizer.vocab_size)
-    special_ids = find_special([tokenizer.id_to_token(i) for i in ids])
+    special_ids = find_special([tokenizer.id_to_token(i) for i in ids], pairs)
     starts = np.array([tokenizer.begins_word(i) for i in ids])
     starts[list(special_ids.values())] = False
     return TokenizerInfo(

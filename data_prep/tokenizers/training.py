@@ -95,6 +95,11 @@ def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
             "eos_id": 0, "eos_piece": tokens["end"], "unk_id": 1, "unk_piece": tokens["unk"],
             "bos_id": -1, "pad_id": -1,
         }  # fmt: skip
+    if config.special_tokens == "t5":
+        return {
+            "pad_id": 0, "pad_piece": tokens["pad"], "eos_id": 1, "eos_piece": tokens["end"],
+            "unk_id": 2, "unk_piece": tokens["unk"], "bos_id": -1,
+        }  # fmt: skip
     return {
         "pad_id": 0, "pad_piece": tokens["pad"], "unk_id": 1, "unk_piece": tokens["unk"],
         "bos_id": 2, "bos_piece": tokens["cls"], "eos_id": 3, "eos_piece": tokens["sep"],

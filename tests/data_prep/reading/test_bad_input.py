@@ -23,7 +23,8 @@ from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.dataset.shards import open_dataset
 from data_prep.pipeline.prepare import prepare
 from data_prep.reading import inputs
-from data_prep.reading.readers import MAX_DOCUMENT_BYTES, Bad, read_part
+from data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad
+from data_prep.reading.readers import read_part
 from data_prep.reading.sources import list_files
 
 

@@ -16,7 +16,8 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.prepare import prepare
 from data_prep.reading import inputs
 from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.reading.sources import InputFile, Part, list_files
 
 

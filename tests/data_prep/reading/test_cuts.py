@@ -16,7 +16,8 @@ from data_prep.config import Source
 from data_prep.reading import readers
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.lines import blocks, lines
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.reading.sources import LEAST_SPLIT, MOST_SPLIT, InputFile, group_into_splits, list_files, split_bytes_of
 
 

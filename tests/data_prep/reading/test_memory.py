@@ -18,7 +18,8 @@ READ = """
 import sys
 from data_prep.config import Source
 from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.reading.sources import group_into_splits, list_files
 import pyarrow.parquet
 

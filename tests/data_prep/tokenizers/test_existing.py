@@ -20,7 +20,8 @@ from data_prep.dataset.shards import open_dataset
 from data_prep.dataset.verify import verify_dataset
 from data_prep.pipeline.prepare import prepare
 from data_prep.reading import sources
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.rules.clean import clean
 from data_prep.rules.sentences import split_sentences
 from data_prep.tokenizers.existing import adopt, check_objective

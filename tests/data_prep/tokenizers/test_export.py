@@ -19,7 +19,8 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from data_prep.config import Source, TokenizerConfig
 from data_prep.reading import sources
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.rules.sentences import split_sentences
 from data_prep.tokenizers import tokenizer
 from data_prep.tokenizers.existing import adopt

@@ -16,7 +16,8 @@ from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, Sente
 
 from data_prep.config import Source, TokenizerConfig
 from data_prep.reading import sources
-from data_prep.reading.readers import Bad, read_part
+from data_prep.reading.raw import Bad
+from data_prep.reading.readers import read_part
 from data_prep.rules.sentences import split_sentences
 from data_prep.tokenizers import word_table
 from data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
