@@ -15,6 +15,7 @@ from pretrain.models.huggingface_weights import names_of
 CONFIG = "config.json"
 _MAX_SIZE, _MAX_LAYERS = 2**31, 10_000
 """The number of layers that share their weights cannot be checked against the files."""
+_SHARE = "share_encoder_decoder_embeddings"
 _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
 """Two names of one formula."""
 
@@ -27,8 +28,31 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.parent} is not a Hugging Face model: it has no {path.name}") from None
 
 
+def read_source_vocab_size(source: Path) -> int | None:
+    """The size of the source's vocabulary where a translating model has two, else None.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    config = read_json(source / CONFIG)
+    if not _has_two_vocabularies(config):
+        return None
+    return _size(config, "vocab_size", _MAX_SIZE, source / CONFIG)
+
+
+def _has_two_vocabularies(config: dict[str, Any]) -> bool:
+    return config.get(_SHARE) is False
+
+
+def _size(config: dict[str, Any], key: str, largest: int, path: Path) -> int:
+    value = config.get(key)
+    if type(value) is not int or not 0 < value <= largest:
+        raise ValueError(f"{path} has {key}={reprlib.repr(value)}; it must be an integer from 1 to {largest}")
+    return value
+
+
 def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
-    """The model that a directory's config.json describes, its vocabulary's size and its pad_token_id.
+    """The model that a directory's config.json describes, its vocabulary's size (the target's) and its pad_token_id.
 
     Raises:
         ValueError: it describes a model of no family here, one whose equations differ from ours, or no model at all.
@@ -44,17 +68,23 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
                 f"{path} has {key}={reprlib.repr(theirs)}, and family {family} here needs {ours!r}; choose a model "
                 "that has it"
             )
-    sizes: dict[str, Any] = {ours: config.get(theirs) for ours, theirs in names.sizes.items()}
-    for ours in names.null_sizes:
-        if sizes[ours] is None:
-            del sizes[ours]
-    keys = {**names.sizes, "vocab_size": "vocab_size"}
-    for ours, value in {**sizes, "vocab_size": config.get("vocab_size")}.items():
-        largest = _MAX_LAYERS if ours == "layers" else _MAX_SIZE
-        if type(value) is not int or not 0 < value <= largest:
+    for key, other in names.repeated.items():
+        if config.get(key) != config.get(other):
             raise ValueError(
-                f"{path} has {keys[ours]}={reprlib.repr(value)}; it must be an integer from 1 to {largest}"
+                f"{path} has {key}={reprlib.repr(config.get(key))} and {other}={reprlib.repr(config.get(other))}, and "
+                f"family {family} here needs the same; choose a model that has it"
             )
+    sizes: dict[str, Any] = {}
+    for ours, theirs in names.sizes.items():
+        if ours not in names.null_sizes or config.get(theirs) is not None:
+            sizes[ours] = _size(config, theirs, _MAX_LAYERS if ours == "layers" else _MAX_SIZE, path)
+    of_target = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
+    vocab_size = _size(config, of_target, _MAX_SIZE, path)
+    if FAMILIES[family].translates and config.get("decoder_vocab_size") not in (None, vocab_size):
+        raise ValueError(
+            f"{path} has {_SHARE}, and vocabularies of {vocab_size} and {reprlib.repr(config['decoder_vocab_size'])} "
+            "tokens; copy the model again"
+        )
     pad = config.get("pad_token_id", 1)
     if names.positions_after_pad:
         if type(pad) is not int or not 0 <= pad < sizes["max_positions"] - 1:
@@ -69,33 +99,43 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ValueError(f"{path} is not a valid model: {reason}") from None
-    return model, config["vocab_size"], pad
+    return model, vocab_size, pad
 
 
 def _family_of(config: dict[str, Any], path: Path) -> str:
-    known = {names_of(family).model_type: family for family in FAMILIES}
+    known = {names_of(name).model_type: name for name, family in FAMILIES.items() if family.auto_class}
     given = config.get("model_type")
     if not isinstance(given, str) or given not in known:
         raise ValueError(f"{path} has model_type={reprlib.repr(given)}; known are {', '.join(known)}")
     return known[given]
 
 
-def config_json(model: ModelConfig, vocab_size: int, special_ids: Mapping[str, int]) -> dict[str, Any]:
+def config_json(
+    model: ModelConfig, vocab_size: int, special_ids: Mapping[str, int], source_vocab_size: int | None = None
+) -> dict[str, Any]:
     """The content of config.json.
 
     Args:
-        special_ids: pad, cls and sep of an encoder, end of a causal model.
+        special_ids: pad, cls and sep of an encoder, end of a causal model, pad and end of a translating one.
+        source_vocab_size: where source and target have vocabularies of their own, the source's size.
 
     Raises:
         ValueError: the class of transformers cannot have these sizes, or a special token is not in `special_ids`.
     """
-    names, causal = names_of(model.family), FAMILIES[model.family].causal
+    names, family = names_of(model.family), FAMILIES[model.family]
+    causal, translates = family.causal, family.translates
+    for key, value in names.options.items():
+        if getattr(model, key) != value:
+            raise ValueError(
+                f"{names.architecture} has {key}={value}, and this model has {key}={getattr(model, key)}; it cannot be "
+                "exported"
+            )
     if "intermediate" not in names.sizes and model.intermediate != 4 * model.hidden:
         raise ValueError(
             f"{names.architecture} has a fixed intermediate size of 4 * hidden = {4 * model.hidden}, and this model "
             f"has intermediate={model.intermediate}; it cannot be exported"
         )
-    needed = {"end"} if causal else {"pad", "cls", "sep"}
+    needed = {"end"} if causal else {"pad", "end"} if translates else {"pad", "cls", "sep"}
     if missing := sorted(needed - set(special_ids)):
         raise ValueError(
             f"a {names.model_type} model needs the special tokens {sorted(needed)}, and {missing} are not among the "
@@ -104,18 +144,52 @@ def config_json(model: ModelConfig, vocab_size: int, special_ids: Mapping[str, i
     sizes = {theirs: getattr(model, ours) for ours, theirs in names.sizes.items()}
     if causal:
         ids = {"bos_token_id": special_ids["end"], "eos_token_id": special_ids["end"], "pad_token_id": None}
+    elif translates:
+        ids = _translating_ids(special_ids)
     else:
         tokens = {"bos_token_id": "cls", "eos_token_id": "sep", "pad_token_id": "pad"}
         ids = {key: special_ids[token] for key, token in tokens.items()}
     if names.positions_after_pad:
         sizes[names.sizes["max_positions"]] += names.unused_positions(special_ids["pad"])
+    vocabularies: dict[str, Any] = {"vocab_size": vocab_size}
+    if translates:
+        two = source_vocab_size is not None
+        vocabularies = {
+            "vocab_size": source_vocab_size if two else vocab_size,
+            "decoder_vocab_size": vocab_size,
+            _SHARE: not two,
+        }
     return {
         "architectures": [names.architecture],
         "model_type": names.model_type,
-        "vocab_size": vocab_size,
+        **vocabularies,
         **sizes,
+        **{key: sizes[other] for key, other in names.repeated.items()},
         **{key: value for key, (value, _) in names.fixed.items()},
         **dict.fromkeys(names.dropout, model.dropout),
         **ids,
         "initializer_range": 0.02,
     }
+
+
+def _translating_ids(special_ids: Mapping[str, int]) -> dict[str, int | None]:
+    """The decoder starts with the padding token, as in training."""
+    pad, end = special_ids["pad"], special_ids["end"]
+    return {
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+        "forced_eos_token_id": None,
+    }
+
+
+def generation_json(model: ModelConfig, special_ids: Mapping[str, int]) -> dict[str, Any] | None:
+    """The content of generation_config.json; None for a model that generates nothing."""
+    family = FAMILIES[model.family]
+    if family.translates:
+        ids = _translating_ids(special_ids)
+        return {**{key: value for key, value in ids.items() if value is not None}, "max_length": model.max_positions}
+    if family.causal:
+        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), special_ids["end"])
+    return None

@@ -11,27 +11,37 @@ import torch
 from torch import Tensor
 
 from common.files import replacing, write_atomically
-from pretrain.checkpoint.huggingface_config import CONFIG, config_json
+from pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
 from pretrain.checkpoint.huggingface_files import WEIGHTS
 from pretrain.checkpoint.reader import CheckpointReader
 from pretrain.checkpoint.verify import verify
 from pretrain.models.build import outline_model
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.models.huggingface_weights import to_huggingface
 
 
-def export_model(checkpoint: str, model: ModelConfig, vocab_size: int, special_ids: dict[str, int], out: Path) -> None:
-    """Write a checkpoint as config.json, model.safetensors and, for a causal model, generation_config.json to `out`.
+def export_model(
+    checkpoint: str,
+    model: ModelConfig,
+    vocab_size: int,
+    special_ids: dict[str, int],
+    out: Path,
+    source_vocab_size: int | None = None,
+) -> None:
+    """Write a checkpoint as config.json, model.safetensors and, for a model that generates, generation_config.json to
+    `out`.
 
     Only one tensor at a time is in memory.
+
+    Args:
+        source_vocab_size: where source and target have vocabularies of their own, the source's size.
 
     Raises:
         ValueError: the checkpoint is damaged, is of another model, or has no counterpart in transformers.
     """
-    config = config_json(model, vocab_size, special_ids)
+    config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)
-    outline = outline_model(model, vocab_size).state_dict()
+    outline = outline_model(model, vocab_size, source_vocab_size).state_dict()
     for name in [*outline, *saved.parameters]:
         stored, expected = saved.parameters.get(name), list(outline[name].shape) if name in outline else None
         if stored != expected:
@@ -50,9 +60,9 @@ def export_model(checkpoint: str, model: ModelConfig, vocab_size: int, special_i
         file.write(_header(shapes))
         for _, tensor in to_huggingface(model, pad, _LazyWeights(reader, saved.parameters)):
             file.write(tensor.contiguous().numpy().astype("<f4", copy=False).data)
-    if FAMILIES[model.family].causal:
-        ids = {"bos_token_id": special_ids["end"], "eos_token_id": special_ids["end"]}
-        write_atomically(out / "generation_config.json", _json({**ids, "pad_token_id": special_ids["end"]}))
+    generation = generation_json(model, special_ids)
+    if generation is not None:
+        write_atomically(out / "generation_config.json", _json(generation))
     write_atomically(out / CONFIG, _json(config))  # last: a directory without it is no model
 
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from common.files import sha256_file, sha256_json
-from pretrain.checkpoint.huggingface_config import CONFIG, read_model_config
+from pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
 from pretrain.checkpoint.huggingface_files import open_weights, weight_files
 from pretrain.models.build import outline_model
 from pretrain.models.common.huggingface_names import Names
+from pretrain.models.common.sinusoids import sinusoids
 from pretrain.models.config import ModelConfig
 from pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
 
@@ -43,16 +44,18 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
     """The model in a directory with config.json and model.safetensors, of a class with all heads, some or none.
 
     Returns:
-        The model's config, the size of its vocabulary, and float32 tensors by our names, without those of heads that
-        the files lack. Tensors that are float32 in the file are views of it, mapped and not read, some not contiguous.
+        The model's config, the size of its vocabulary (the target's, if it has two), and float32 tensors by our names,
+        without those of heads that the files lack. Tensors that are float32 in the file are views of it, mapped and not
+        read, some not contiguous.
 
     Raises:
         ValueError: the directory is not such a model, is damaged, or is a model that differs from ours.
     """
     model, vocab_size, pad = read_model_config(source)
-    names = names_of(model.family)
+    source_vocab_size = read_source_vocab_size(source)
+    names = names_of(model.family, source_vocab_size is not None)
     files = {path: open_weights(path) for path in weight_files(source)}
-    shapes = _expected(model, vocab_size, pad, files, source)
+    shapes = _expected(model, (vocab_size, source_vocab_size), pad, files, source)
     found: dict[str, _Stored] = {}
     for path, file in files.items():
         for name in sorted(file.keys()):
@@ -62,6 +65,7 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
             found[known] = (file, name, path)
     _check_tensors(found, shapes, names)
     weights = {name: file.get_tensor(stored) for name, (file, stored, _) in found.items()}
+    _check_sinusoids({name: weights.pop(name) for name in names.sinusoids if name in weights}, source)
     for copy, original in names.copies.items():
         if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
             raise ValueError(
@@ -69,21 +73,23 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
                 "tensor for both; train it with tie_word_embeddings=true"
             )
     _check_complete(weights.keys(), shapes, names, source)
-    return model, vocab_size, from_huggingface(model, pad, weights)
+    return model, vocab_size, from_huggingface(model, pad, weights, source_vocab_size is not None)
 
 
 def _expected(
-    model: ModelConfig, vocab_size: int, pad: int, files: Mapping[Path, Any], source: Path
+    model: ModelConfig, vocabularies: tuple[int, int | None], pad: int, files: Mapping[Path, Any], source: Path
 ) -> dict[str, list[int]]:
     """Name and shape of each tensor of a model of these sizes with all heads.
 
     Sizes that the files cannot have are refused before anything of these sizes is built: only one layer is outlined.
     """
     stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
-    elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family)
+    (vocab_size, source_vocab_size), two = vocabularies, vocabularies[1] is not None
+    elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family, two)
     for key, size, width in (
-        ("vocab_size", vocab_size, model.embedding),
-        (names.sizes["max_positions"], model.max_positions, model.embedding),
+        ("decoder_vocab_size" if two else "vocab_size", vocab_size, model.embedding),
+        ("vocab_size", source_vocab_size or 0, model.embedding),
+        (names.sizes["max_positions"], 0 if names.sinusoids else model.max_positions, model.embedding),
         (names.sizes["hidden"], model.hidden, model.hidden),
         (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
     ):
@@ -94,15 +100,14 @@ def _expected(
             )
     one_layer = model.model_copy(update={"layers": 1})
     with torch.device("meta"):
-        there = to_huggingface(one_layer, pad, outline_model(one_layer, vocab_size).state_dict())
+        there = to_huggingface(one_layer, pad, outline_model(one_layer, vocab_size, source_vocab_size).state_dict())
         outline = {name: list(tensor.shape) for name, tensor in there}
-    if "{}" not in names.block:  # all layers share one block
-        return outline
-    first, known = names.block.format(0), {_without_old_names(name) for name, _ in stored}
-    shapes = {}
+    known, shapes = {_without_old_names(name) for name, _ in stored}, {}
     for name, shape in outline.items():
-        for layer in range(model.layers if name.startswith(first) else 1):
-            full = names.block.format(layer) + name.removeprefix(first) if name.startswith(first) else name
+        # Where all layers share one block, its prefix has no number, and is the same for all.
+        prefix = next((each.prefix for each in names.blocks.values() if name.startswith(each.prefix.format(0))), None)
+        for layer in range(1 if prefix is None or "{}" not in prefix else model.layers):
+            full = name if prefix is None else prefix.format(layer) + name.removeprefix(prefix.format(0))
             if layer and full not in known and full.removeprefix(names.prefix) not in known:
                 raise ValueError(
                     f"{source} lacks {full}, and {CONFIG} has {model.layers} layers; copy both files from one model"
@@ -133,6 +138,8 @@ def _check_tensors(found: dict[str, _Stored], shapes: dict[str, list[int]], name
             del found[name]
             continue
         expected = shapes.get(names.copies.get(name, name))
+        if name in names.sinusoids:
+            expected = file.get_slice(stored).get_shape()
         if expected is None:
             raise ValueError(
                 f"{path} has the tensor {stored}, which {names.architecture} of this {CONFIG} does not have; choose a "
@@ -146,6 +153,16 @@ def _check_tensors(found: dict[str, _Stored], shapes: dict[str, list[int]], name
             )
         if entry.get_dtype() not in _DTYPES:
             raise ValueError(f"{path} has {stored} in {entry.get_dtype()}; supported are {', '.join(_DTYPES)}")
+
+
+def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
+    for name, tensor in fixed.items():
+        expected = sinusoids(*tensor.shape, tensor.device, torch.float32) if tensor.ndim == 2 else None
+        tolerance = 1e-6 if tensor.dtype in (torch.float32, torch.float64) else 1e-2
+        if expected is None or not torch.allclose(tensor.float(), expected, rtol=0, atol=tolerance):
+            raise ValueError(
+                f"{source} has {name} with other values than sinusoids, which are fixed here; choose a model with them"
+            )
 
 
 def _check_complete(present: Iterable[str], expected: Iterable[str], names: Names, source: Path) -> None:

@@ -17,20 +17,32 @@ from pretrain.models.neighbours import add_neighbours
 
 _STD = 0.02
 """Of weights that are drawn, unless the family declares another."""
-_EMBEDDINGS = ("word.weight", "position.weight", "segment.weight")
+_EMBEDDINGS = ("word.weight", "position.weight", "segment.weight", "source_word.weight", "source_position.weight")
 
 
-def outline_model(config: ModelConfig, vocab_size: int) -> Model:
-    """The model of a recipe on the meta device: names and shapes that take no memory."""
+def outline_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
+    """The model of a recipe on the meta device: names and shapes that take no memory.
+
+    Args:
+        source_vocab_size: where source and target of a translating family have vocabularies of their own, the
+            source's size; `vocab_size` is then the target's.
+    """
     module = import_module(f"pretrain.models.{config.family}.model")
-    model_class: type[Model] = getattr(module, FAMILIES[config.family].model_class)
+    model_class: Callable[..., Model] = getattr(module, FAMILIES[config.family].model_class)
     with torch.device("meta"):
-        return model_class(config, vocab_size)
+        if source_vocab_size is None:
+            return model_class(config, vocab_size)
+        assert FAMILIES[config.family].translates, "only a translating family has two vocabularies"
+        return model_class(config, vocab_size, source_vocab_size)
 
 
-def build_model(config: ModelConfig, vocab_size: int) -> Model:
-    """The model of a recipe on the CPU with uninitialised weights: call `initialise` or load a checkpoint."""
-    return outline_model(config, vocab_size).to_empty(device="cpu")
+def build_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
+    """The model of a recipe on the CPU with uninitialised weights: call `initialise` or load a checkpoint.
+
+    Args:
+        source_vocab_size: as in `outline_model`.
+    """
+    return outline_model(config, vocab_size, source_vocab_size).to_empty(device="cpu")
 
 
 def initialise(model: Model, seed: int) -> None:
@@ -74,7 +86,7 @@ def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
     """Set one parameter's initial weights.
 
     Biases are 0 and norms 1; all else is normal with a standard deviation of 0.02, but for what the family declares
-    and what `model.attention_init` changes.
+    (another deviation or distribution) and what `model.attention_init` changes.
     """
     family = FAMILIES[config.family]
     generator = torch.Generator().manual_seed(key_of("init", seed, name) >> 1)
@@ -85,6 +97,13 @@ def draw(config: ModelConfig, name: str, parameter: Tensor, seed: int) -> None:
         parameter.zero_()
     elif parameter.ndim == 1:
         parameter.fill_(1.0)
+    elif family.uniform is not None:
+        nn.init.uniform_(parameter, -family.uniform, family.uniform, generator=generator)
+    elif family.xavier:
+        if name in _EMBEDDINGS:
+            nn.init.normal_(parameter, std=config.hidden**-0.5, generator=generator)
+        else:
+            nn.init.xavier_uniform_(parameter, generator=generator)
     elif family.truncated_normal:
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
     else:

@@ -7,25 +7,29 @@ from pydantic import Field, field_validator, model_validator
 from common.config import FINE_TUNING, MEANING, MEMORY, NOTHING, UPDATES, ZERO_SHOT, Section
 from pretrain.models.families import FAMILIES, PRESETS
 
+_SIZES = MEANING | MEMORY | FINE_TUNING | ZERO_SHOT
+
 
 class ModelConfig(Section):
-    """A Transformer. `preset` names a published size; any field given beside it overrides the preset's."""
+    """A model's architecture. `preset` names a published size; any field given beside it overrides the preset's."""
 
     preset: Annotated[str | None, NOTHING] = None
-    family: Annotated[str, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT]
+    family: Annotated[str, _SIZES]
     """The architecture: a folder of pretrain/models."""
-    layers: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
-    hidden: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
-    """Width of the residual stream."""
-    embedding: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
+    layers: Annotated[int, _SIZES] = Field(ge=1)
+    """Translating families: of the encoder, and as many of the decoder."""
+    hidden: Annotated[int, _SIZES] = Field(ge=1)
+    """Width of the residual stream; seq2seq: of the decoder's states, and of both directions of the encoder's."""
+    embedding: Annotated[int, _SIZES] = Field(ge=1)
     """Width of the embeddings; default `hidden`. Only families with a factorized embedding have another."""
-    heads: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
-    intermediate: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
+    heads: Annotated[int, _SIZES] = Field(ge=1)
+    intermediate: Annotated[int, _SIZES] = Field(ge=1)
     """Width between the two projections of a feed-forward block; default 4 * `hidden`."""
-    max_positions: Annotated[int, MEANING | MEMORY | FINE_TUNING | ZERO_SHOT] = Field(ge=1)
+    max_positions: Annotated[int, _SIZES] = Field(ge=1)
     """The longest sequence, in tokens."""
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout rate after the embeddings, of the attention weights, and after every block's projections."""
+    """Dropout rate after the embeddings, of the attention weights, and after every block's projections. transformer:
+    not of the attention weights, as published; seq2seq: of the inputs and outputs of each recurrent layer."""
     output_bias: Annotated[Literal["zeros", "unigram"], UPDATES] = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
     text, so that training begins at the unigram model's loss and its first steps are not spent on learning it."""
@@ -35,6 +39,18 @@ class ModelConfig(Section):
     attention_init: Annotated[Literal["random", "neighbours"], UPDATES | FINE_TUNING] = "random"
     """neighbours: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
     2, … positions before or after each token. Small masked models learn from far fewer tokens with it."""
+    norm: Annotated[Literal["post", "pre"] | None, _SIZES] = None
+    """Where the layer norms of a transformer are. post: after each residual sum, as published; pre: before each
+    sublayer, with one more at the end of encoder and decoder (Xiong et al. 2020), which trains without warm-up."""
+    positions: Annotated[Literal["sinusoidal", "learned"] | None, _SIZES] = None
+    """Position embeddings of a transformer. sinusoidal: fixed, as published."""
+    cell: Annotated[Literal["lstm", "gru"] | None, _SIZES] = None
+    """Of a seq2seq model: LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
+    attention: Annotated[Literal["none", "additive", "dot", "general", "concat"] | None, _SIZES] = None
+    """How the decoder of a seq2seq model attends to the source. none: only its last state is passed on (Sutskever et
+    al. 2014); additive: Bahdanau et al. 2015; dot, general and concat: Luong et al. 2015."""
+    input_feeding: Annotated[bool | None, _SIZES] = None
+    """Whether the attentional state is part of the decoder's next input (Luong et al. 2015, section 3.3)."""
     init_from: Annotated[str | None, UPDATES] = None
     """Where to take the initial weights from: a run's directory (its newest checkpoint), a checkpoint, or a directory
     with Hugging Face's config.json and model.safetensors; null: random initialisation."""
@@ -48,6 +64,10 @@ class ModelConfig(Section):
         if preset is not None and str(preset) not in PRESETS:
             raise ValueError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
         filled = {**(PRESETS[preset] if preset else {}), **given}
+        family = FAMILIES.get(str(filled.get("family")))
+        if family is not None:
+            filled = {**dict.fromkeys(family.lacks, 1), **filled}
+            filled |= {key: default for key, default in family.options.items() if filled.get(key) is None}
         if isinstance(filled.get("hidden"), int):
             filled.setdefault("intermediate", 4 * filled["hidden"])
             filled.setdefault("embedding", filled["hidden"])
@@ -61,6 +81,36 @@ class ModelConfig(Section):
         return family
 
     @model_validator(mode="after")
+    def _has_the_keys(self) -> "ModelConfig":
+        family = FAMILIES[self.family]
+        for key in dict.fromkeys(key for each in FAMILIES.values() for key in each.options):
+            value = getattr(self, key)
+            if value is not None and key not in family.options:
+                having = " or ".join(name for name, each in FAMILIES.items() if key in each.options)
+                raise ValueError(
+                    f"{key}={value}: family={self.family} has no such choice; remove it, or set family={having}"
+                )
+        for key in family.lacks:
+            if getattr(self, key) != 1:
+                raise ValueError(f"{key}={getattr(self, key)}: family={self.family} has no {key}; remove it")
+        if self.word_init != "random" and family.translates:
+            raise ValueError(
+                f"word_init={self.word_init}: family={self.family} is trained on pairs, and this is for texts of one "
+                "language; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _feeds_a_context(self) -> "ModelConfig":
+        if self.input_feeding and self.attention in ("none", "additive"):
+            why = "has no attentional state" if self.attention == "none" else "feeds its context to the cell already"
+            raise ValueError(
+                f"input_feeding=true: attention={self.attention} {why}; remove it, or set attention=dot, general or "
+                "concat"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_the_bias(self) -> "ModelConfig":
         if self.output_bias != "zeros" and not FAMILIES[self.family].has_output_bias:
             having = " or ".join(name for name, family in FAMILIES.items() if family.has_output_bias)
@@ -72,11 +122,13 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _attends_in_both_directions(self) -> "ModelConfig":
-        if self.attention_init != "random" and FAMILIES[self.family].causal:
-            both = " or ".join(name for name, family in FAMILIES.items() if not family.causal)
+        family = FAMILIES[self.family]
+        if self.attention_init != "random" and (family.causal or family.translates):
+            both = " or ".join(name for name, each in FAMILIES.items() if not each.causal and not each.translates)
+            what = "is causal" if family.causal else "is an encoder and a decoder"
             raise ValueError(
-                f"attention_init={self.attention_init}: family={self.family} is causal, and this is for models that "
-                f"see the tokens on both sides; remove it, or set family={both}"
+                f"attention_init={self.attention_init}: family={self.family} {what}, and this is for masked models, "
+                f"which see the tokens on both sides; remove it, or set family={both}"
             )
         return self
 

@@ -17,8 +17,14 @@ class Family:
     """A sequence's representation: its first token's state through `pool`, its first token's, or its last token's."""
     objectives: tuple[str, ...]
     """What `objective.name` may be, the default first: the model's `forward` takes the inputs of each."""
-    auto_class: str
-    """The class of transformers that loads an exported model with its pretraining heads."""
+    auto_class: str | None
+    """The class of transformers that loads an exported model with its pretraining heads; None: it has no such class."""
+    translates: bool = False
+    """An encoder and a decoder, trained on pairs of texts: `pretrain.models.common.encoder_decoder.EncoderDecoder`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keys of the recipe's `model` section that this family has and most do not, with their defaults."""
+    lacks: tuple[str, ...] = ()
+    """Sizes of the recipe's `model` section that have no meaning in it; they are 1."""
     has_segments: bool = False
     """Whether it has segment embeddings (token types)."""
     pair_separators: int = 1
@@ -31,6 +37,11 @@ class Family:
     """Initial weights are cut off at two standard deviations."""
     scaled_residual: bool = False
     """Initial weights of the projections into the residual stream are divided by sqrt(2 * layers)."""
+    xavier: bool = False
+    """Initial matrices are uniform within sqrt(6 / (rows + columns)) (Glorot and Bengio 2010, equation 16), and
+    embeddings normal with a standard deviation of hidden**-0.5."""
+    uniform: float | None = None
+    """Initial matrices and embeddings are uniform between minus this and this."""
     position_std: float = 0.02
     """Standard deviation of the initial position embeddings; 0.02 everywhere else."""
     presets: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,6 +53,6 @@ class Family:
         return self.objectives[0]
 
 
-def sizes(layers: int, hidden: int, heads: int, max_positions: int, **others: int) -> dict[str, Any]:
+def sizes(layers: int, hidden: int, heads: int, max_positions: int, **others: Any) -> dict[str, Any]:
     """A preset."""
     return {"layers": layers, "hidden": hidden, "heads": heads, "max_positions": max_positions, **others}

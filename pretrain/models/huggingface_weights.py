@@ -9,12 +9,26 @@ from torch import Tensor
 from pretrain.models.build import outline_model
 from pretrain.models.common.huggingface_names import Names
 from pretrain.models.config import ModelConfig
+from pretrain.models.families import FAMILIES
+
+_SOURCE_WORD = "source_word.weight"
 
 
-def names_of(family: str) -> Names:
-    """What `pretrain/models/FAMILY/huggingface.py` declares."""
+def names_of(family: str, two_vocabularies: bool = False) -> Names:
+    """What `pretrain/models/FAMILY/huggingface.py` declares.
+
+    Args:
+        two_vocabularies: whether source and target have vocabularies of their own.
+
+    Raises:
+        ValueError: the family has no counterpart in transformers.
+    """
+    if FAMILIES[family].auto_class is None:
+        raise ValueError(
+            f"transformers has no class for family {family}, so that it can be neither exported nor imported"
+        )
     names: Names = import_module(f"pretrain.models.{family}.huggingface").NAMES
-    return names
+    return names.with_two_vocabularies() if two_vocabularies else names
 
 
 def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -24,9 +38,12 @@ def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) 
         pad: pad_token_id; used only by a family whose positions start after it.
         weights: all of them, by our names.
     """
-    names = names_of(model.family)
-    for theirs, ours in _pairs(model).items():
+    separate = _SOURCE_WORD in weights
+    names = names_of(model.family, separate)
+    for theirs, ours in _pairs(model, separate).items():
         parts = [weights[name] for name in ours]
+        if ours[0] in names.rows:
+            parts = [part[None] for part in parts]
         if names.conv1d and ours[0].startswith("layers."):
             parts = [part.T if part.ndim == 2 else part for part in parts]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -38,15 +55,17 @@ def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) 
         yield theirs, tensor
 
 
-def from_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_huggingface(
+    model: ModelConfig, pad: int, weights: Mapping[str, Tensor], two_vocabularies: bool = False
+) -> dict[str, Tensor]:
     """The inverse of `to_huggingface`: float32 by our names; views of `weights` where they are float32.
 
     A family's only segment is added to its positions, where it has the same effect: the word embedding, which is the
     output matrix too, is unchanged.
     """
-    names = names_of(model.family)
+    names = names_of(model.family, two_vocabularies)
     found = {}
-    for theirs, ours in _pairs(model).items():
+    for theirs, ours in _pairs(model, two_vocabularies).items():
         if theirs not in weights:
             continue
         tensor = weights[theirs].float()
@@ -54,6 +73,8 @@ def from_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]
             tensor = tensor[names.unused_positions(pad) :]
             if names.only_segment:
                 tensor = tensor + weights[names.only_segment].float()
+        if ours[0] in names.rows:
+            tensor = tensor[0]
         parts = tensor.chunk(len(ours), -1)
         for name, part in zip(ours, parts, strict=True):
             transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
@@ -61,16 +82,16 @@ def from_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]
     return found
 
 
-def _pairs(model: ModelConfig) -> dict[str, list[str]]:
+def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:
     """For each tensor of transformers, the parameters of ours in it, in the order of their concatenation."""
-    names, pairs = names_of(model.family), dict[str, list[str]]()
-    for name, _ in outline_model(model, 1).named_parameters():
+    names, pairs = names_of(model.family, two_vocabularies), dict[str, list[str]]()
+    for name, _ in outline_model(model, 1, 1 if two_vocabularies else None).named_parameters():
         module, _, leaf = name.rpartition(".")
         if name in names.modules:
             theirs = names.modules[name]
-        elif module.startswith("layers."):
-            _, layer, part = module.split(".", 2)
-            theirs = f"{names.block.format(layer)}{names.in_block[part]}.{leaf}"
+        elif module.partition(".")[0] in names.blocks:
+            blocks, layer, part = module.split(".", 2)
+            theirs = f"{names.blocks[blocks].prefix.format(layer)}{names.blocks[blocks].modules[part]}.{leaf}"
         else:
             theirs = f"{names.modules[module]}.{leaf}"
         pairs.setdefault(theirs, []).append(name)

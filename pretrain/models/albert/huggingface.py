@@ -1,6 +1,13 @@
 """ALBERT's names at Hugging Face."""
 
-from pretrain.models.common.huggingface_names import BERT_DROPOUT, BERT_FIXED, BERT_SIZES, Names, bert_embeddings
+from pretrain.models.common.huggingface_names import (
+    BERT_DROPOUT,
+    BERT_FIXED,
+    BERT_SIZES,
+    Blocks,
+    Names,
+    bert_embeddings,
+)
 
 NAMES = Names(
     model_type="albert",
@@ -26,16 +33,20 @@ NAMES = Names(
         "word_bias": "predictions.bias",
         "sentence_order": "sop_classifier.classifier",
     },
-    block="albert.encoder.albert_layer_groups.0.albert_layers.0.",
-    in_block={
-        "attention.query": "attention.query",
-        "attention.key": "attention.key",
-        "attention.value": "attention.value",
-        "attention.output": "attention.dense",
-        "attention_norm": "attention.LayerNorm",
-        "feed_forward.up": "ffn",
-        "feed_forward.down": "ffn_output",
-        "feed_forward_norm": "full_layer_layer_norm",
+    blocks={
+        "layers": Blocks(
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.",
+            {
+                "attention.query": "attention.query",
+                "attention.key": "attention.key",
+                "attention.value": "attention.value",
+                "attention.output": "attention.dense",
+                "attention_norm": "attention.LayerNorm",
+                "feed_forward.up": "ffn",
+                "feed_forward.down": "ffn_output",
+                "feed_forward_norm": "full_layer_layer_norm",
+            },
+        )
     },
     heads=("albert.pooler.", "predictions.", "sop_classifier."),
     copies={

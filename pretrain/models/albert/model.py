@@ -4,7 +4,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed, gelu_tanh
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -27,7 +27,7 @@ class Albert(Model):
         self.dropout = Dropout(config.dropout)
         self.widen = nn.Linear(config.embedding, config.hidden)
         # A list of one: what is applied to a model's blocks from outside iterates over `layers`.
-        self.layers = nn.ModuleList([PostNormLayer(config, causal=False, approximate="tanh", eps=EPS)])
+        self.layers = nn.ModuleList([PostNormLayer(config, causal=False, activation=gelu_tanh, eps=EPS)])
         self.pooler = nn.Linear(config.hidden, config.hidden)
         self.transform = nn.Linear(config.hidden, config.embedding)
         self.transform_norm = nn.LayerNorm(config.embedding, eps=EPS)

@@ -5,6 +5,7 @@ from pretrain.models.common.huggingface_names import (
     BERT_DROPOUT,
     BERT_FIXED,
     BERT_SIZES,
+    Blocks,
     Names,
     bert_embeddings,
 )
@@ -24,8 +25,7 @@ NAMES = Names(
         "word_bias": "cls.predictions.bias",
         "next_sentence": "cls.seq_relationship",
     },
-    block="bert.encoder.layer.{}.",
-    in_block=BERT_BLOCK,
+    blocks={"layers": Blocks("bert.encoder.layer.{}.", BERT_BLOCK)},
     heads=("bert.pooler.", "cls.predictions.", "cls.seq_relationship."),
     copies={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -4,7 +4,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed, gelu
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -26,7 +26,7 @@ class Bert(Model):
         self.embedding_norm = nn.LayerNorm(config.hidden, eps=EPS)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            PostNormLayer(config, causal=False, approximate="none", eps=EPS) for _ in range(config.layers)
+            PostNormLayer(config, causal=False, activation=gelu, eps=EPS) for _ in range(config.layers)
         )
         self.pooler = nn.Linear(config.hidden, config.hidden)
         self.transform = nn.Linear(config.hidden, config.hidden)

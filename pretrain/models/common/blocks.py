@@ -1,6 +1,7 @@
 """The building blocks of the families."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,13 +10,22 @@ from pretrain.models.common.attention import Sequences, attend
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.config import ModelConfig
 
+Activation = Callable[[Tensor], Tensor]
+gelu: Activation = F.gelu
+"""Hendrycks and Gimpel 2016."""
+gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
+"""Its tanh approximation."""
+relu: Activation = F.relu
+
 
 class SelfAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
-    def __init__(self, config: ModelConfig, causal: bool) -> None:
+    def __init__(self, config: ModelConfig, causal: bool, dropout: float | None = None) -> None:
+        """Args: dropout: rate, of the attention weights; None: that of the config."""
         super().__init__()
-        self.heads, self.dropout, self.causal = config.heads, config.dropout, causal
+        self.heads, self.causal = config.heads, causal
+        self.dropout = config.dropout if dropout is None else dropout
         self.query = nn.Linear(config.hidden, config.hidden)
         self.key = nn.Linear(config.hidden, config.hidden)
         self.value = nn.Linear(config.hidden, config.hidden)
@@ -30,27 +40,27 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two projections with a GELU between them (Hendrycks and Gimpel 2016), exact or its tanh approximation."""
+    """Two projections with an activation between them (Vaswani et al. 2017, section 3.3)."""
 
-    def __init__(self, config: ModelConfig, approximate: str) -> None:
+    def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
-        self.approximate = approximate
+        self.activation = activation
         self.up = nn.Linear(config.hidden, config.intermediate)
         self.down = nn.Linear(config.intermediate, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """x and the result: (N, H)."""
-        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+        return self.down(self.activation(self.up(x)))
 
 
 class PostNormLayer(nn.Module):
     """A post-norm block: the norm follows the residual sum (Vaswani et al. 2017, section 3.1)."""
 
-    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+    def __init__(self, config: ModelConfig, causal: bool, activation: Activation, eps: float) -> None:
         super().__init__()
         self.attention = SelfAttention(config, causal)
         self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
-        self.feed_forward = FeedForward(config, approximate)
+        self.feed_forward = FeedForward(config, activation)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
         self.dropout = Dropout(config.dropout)
 
@@ -65,12 +75,12 @@ class PostNormLayer(nn.Module):
 class PreNormLayer(nn.Module):
     """A pre-norm block: the norms precede attention and feed-forward (Radford et al. 2019, section 2.3)."""
 
-    def __init__(self, config: ModelConfig, causal: bool, approximate: str, eps: float) -> None:
+    def __init__(self, config: ModelConfig, causal: bool, activation: Activation, eps: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
         self.attention = SelfAttention(config, causal)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
-        self.feed_forward = FeedForward(config, approximate)
+        self.feed_forward = FeedForward(config, activation)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:

@@ -1,7 +1,17 @@
 """How transformers names the parts of a family: the fields of `Names`, and the values that families share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A list of blocks, such as `layers`."""
+
+    prefix: str
+    """Of a block in transformers, with {} for its number; without {} all layers share one block."""
+    modules: dict[str, str]
+    """Module in a block -> its name in transformers."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +31,8 @@ class Names:
     """The keys of the dropout rates; the first one is read."""
     modules: dict[str, str]
     """Module or parameter outside the blocks -> its name in transformers."""
-    block: str
-    """Prefix of a block, with {} for its number; without {} all layers share one block."""
-    in_block: dict[str, str]
-    """Module in a block -> its name in transformers."""
+    blocks: dict[str, Blocks]
+    """By the names of our lists."""
     heads: tuple[str, ...] = ()
     """Prefixes of the heads that may be missing from a file."""
     copies: dict[str, str] = field(default_factory=dict)
@@ -38,8 +46,24 @@ class Names:
     dropout_when_absent: float = 0.1
     positions_after_pad: bool = False
     """Positions start at pad_token_id + 1, as in fairseq: the rows before are unused."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The values that `model`'s fields must have for the class of transformers."""
+    repeated: dict[str, str] = field(default_factory=dict)
+    """Keys in config.json that must have the value of another key of it."""
+    rows: tuple[str, ...] = ()
+    """Vectors of ours that are stored as matrices of one row."""
+    sinusoids: tuple[str, ...] = ()
+    """Fixed tensors that files may have: the sinusoids that our model computes."""
+    separate: dict[str, str] = field(default_factory=dict)
+    """Entries of `modules` that are others where source and target have vocabularies of their own."""
+    separate_copies: dict[str, str] = field(default_factory=dict)
+    """`copies` of such a model."""
     only_segment: str | None = None
     """The embedding of the only token type, which our model does not have: added to the positions on import."""
+
+    def with_two_vocabularies(self) -> "Names":
+        """The names where source and target have vocabularies of their own."""
+        return replace(self, modules={**self.modules, **self.separate}, copies=self.separate_copies)
 
     def unused_positions(self, pad: int) -> int:
         """How many rows of the stored position embedding come before the first position."""

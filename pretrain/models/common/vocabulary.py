@@ -13,7 +13,9 @@ _ROW = 64
 """The row stride of the logits is a multiple of this: the products are up to a third faster than at 50,257."""
 
 
-def vocabulary_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def vocabulary_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
     """Sum of the cross-entropies, in nats, of predicting `targets` by softmax(hidden @ weight.T + bias); fp32 ().
 
     The gradients are computed with the loss, while a chunk's logits are in memory, so that nothing is computed twice.
@@ -21,16 +23,24 @@ def vocabulary_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets
     Args:
         hidden: (M, H); weight: (V, H); bias: (V,).
         targets: int64 (M,).
+        label_smoothing: eps; the target distribution has 1 - eps + eps / V at the target and eps / V at every other
+            token (Szegedy et al. 2016, section 7; so in F.cross_entropy and transformers; fairseq: eps / (V - 1)).
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: Tensor = _VocabularyLoss.apply(hidden, weight, bias, targets, wants_gradient)
+    loss: Tensor = _VocabularyLoss.apply(hidden, weight, bias, targets, label_smoothing, wants_gradient)
     return loss
 
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, wants_gradient: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        label_smoothing: float,
+        wants_gradient: bool,
     ) -> Tensor:
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if wants_gradient else None
@@ -51,10 +61,15 @@ class _VocabularyLoss(torch.autograd.Function):
             padded[:, vocabulary:] = -torch.inf  # of probability 0
             in_place = padded if padded.dtype == torch.float32 else None
             grad_padded = torch.log_softmax(padded, -1, dtype=torch.float32, out=in_place)
-            loss -= grad_padded.gather(1, wanted).sum()
+            loss -= (1 - label_smoothing) * grad_padded.gather(1, wanted).sum()
+            if label_smoothing:
+                loss -= label_smoothing / vocabulary * grad_padded[:, :vocabulary].sum()
             if grad_hidden is None or grad_weight is None:
                 continue
-            grad_padded.exp_().scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
+            share = torch.full_like(wanted, label_smoothing - 1, dtype=torch.float32)
+            grad_padded.exp_().scatter_add_(1, wanted, share)
+            if label_smoothing:
+                grad_padded[:, :vocabulary] -= label_smoothing / vocabulary
             if grad_bias is not None:
                 grad_bias += grad_padded[:, :vocabulary].sum(0)
             if in_place is None:
@@ -78,6 +93,7 @@ class _VocabularyLoss(torch.autograd.Function):
             grad_hidden * scale.to(grad_hidden.dtype),
             grad_weight.mul_(scale).to(ctx.dtypes[0]),
             grad_bias[0].mul_(scale).to(ctx.dtypes[1]) if grad_bias else None,
+            None,
             None,
             None,
         )

@@ -1,6 +1,6 @@
 """GPT's names at Hugging Face."""
 
-from pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Names
+from pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Blocks, Names
 
 NAMES = Names(
     model_type="openai-gpt",
@@ -14,8 +14,7 @@ NAMES = Names(
     },
     dropout=GPT_DROPOUT,
     modules={"word": "transformer.tokens_embed", "position": "transformer.positions_embed"},
-    block="transformer.h.{}.",
-    in_block=GPT_BLOCK,
+    blocks={"layers": Blocks("transformer.h.{}.", GPT_BLOCK)},
     copies={"lm_head.weight": "transformer.tokens_embed.weight"},
     conv1d=True,
 )

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed, gelu_tanh
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -24,7 +24,7 @@ class GPT(Model):
         self.position = nn.Embedding(config.max_positions, config.hidden)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            PostNormLayer(config, causal=True, approximate="tanh", eps=EPS) for _ in range(config.layers)
+            PostNormLayer(config, causal=True, activation=gelu_tanh, eps=EPS) for _ in range(config.layers)
         )
 
     def encode(

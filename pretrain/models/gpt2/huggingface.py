@@ -1,6 +1,6 @@
 """GPT-2's names at Hugging Face."""
 
-from pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Names
+from pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Blocks, Names
 
 NAMES = Names(
     model_type="gpt2",
@@ -18,8 +18,7 @@ NAMES = Names(
     },
     dropout=GPT_DROPOUT,
     modules={"word": "transformer.wte", "position": "transformer.wpe", "final_norm": "transformer.ln_f"},
-    block="transformer.h.{}.",
-    in_block=GPT_BLOCK,
+    blocks={"layers": Blocks("transformer.h.{}.", GPT_BLOCK)},
     copies={"lm_head.weight": "transformer.wte.weight"},
     conv1d=True,
 )

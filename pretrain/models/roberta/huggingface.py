@@ -5,6 +5,7 @@ from pretrain.models.common.huggingface_names import (
     BERT_DROPOUT,
     BERT_FIXED,
     BERT_SIZES,
+    Blocks,
     Names,
     bert_embeddings,
 )
@@ -22,8 +23,7 @@ NAMES = Names(
         "transform_norm": "lm_head.layer_norm",
         "word_bias": "lm_head.bias",
     },
-    block="roberta.encoder.layer.{}.",
-    in_block=BERT_BLOCK,
+    blocks={"layers": Blocks("roberta.encoder.layer.{}.", BERT_BLOCK)},
     heads=("lm_head.",),
     copies={
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",

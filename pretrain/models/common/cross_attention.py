@@ -1,0 +1,214 @@
+"""Attention from packed sequences to other packed sequences (Vaswani et al. 2017, section 3.2.3)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.config import ModelConfig
+
+_PADDED = 1 / 8
+"""How much shorter than the longest sequence of its bucket a sequence may be,"""
+_SLACK = 4
+"""but for so many tokens: a bucket more costs more than a few columns of scores."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Packed sequences of queries, and as many of keys: sequence i attends to all of sequence i of the other side."""
+
+    queries: Sequences
+    keys: Sequences
+
+    @property
+    def equal(self) -> bool:
+        """Whether all sequences of either side have the same length."""
+        return self.queries.equal and self.keys.equal
+
+    @cached_property
+    def buckets(self) -> "list[PairBucket]":
+        """Groups of pairs whose lengths are similar on both sides."""
+        queries, keys = (side.cu_seqlens.diff().tolist() for side in (self.queries, self.keys))
+        starts = [side.cu_seqlens[:-1].tolist() for side in (self.queries, self.keys)]
+        device = self.queries.cu_seqlens.device
+        found = []
+        for level in _grouped(range(len(queries)), queries):
+            for pairs in _grouped(level, keys):
+                at = [
+                    _padded([starts[side][pair] for pair in pairs], [lengths[pair] for pair in pairs])
+                    for side, lengths in enumerate((queries, keys))
+                ]
+                (query_at, query_real), (key_at, key_real) = at
+                mask = None if bool(key_real.all()) else key_real.to(device)
+                found.append(PairBucket(query_at.to(device), query_real.to(device), key_at.to(device), mask))
+        return found
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int64 (N,): the place of each query in the concatenated rows of all buckets, padding included."""
+        order = torch.empty(self.queries.tokens, dtype=torch.int64, device=self.queries.cu_seqlens.device)
+        before = 0
+        for bucket in self.buckets:
+            places = torch.arange(before, before + bucket.query_at.numel(), device=order.device)
+            order[bucket.query_at[bucket.query_real]] = places.view_as(bucket.query_at)[bucket.query_real]
+            before += bucket.query_at.numel()
+        return order
+
+
+@dataclass(frozen=True)
+class PairBucket:
+    """B pairs; the shorter ones are padded with their last tokens."""
+
+    query_at: Tensor
+    """int64 (B, Tq)."""
+    query_real: Tensor
+    """bool (B, Tq)."""
+    key_at: Tensor
+    """int64 (B, Tk)."""
+    key_real: Tensor | None
+    """bool (B, Tk); None without padding."""
+
+
+def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]]:
+    """Groups of similar lengths, the longest first."""
+    groups: list[list[int]] = []
+    for member in sorted(members, key=lambda each: -lengths[each]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        if groups and lengths[member] >= min(longest * (1 - _PADDED), longest - _SLACK):
+            groups[-1].append(member)
+        else:
+            groups.append([member])
+    return groups
+
+
+def _padded(starts: list[int], lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Where the tokens of some sequences are, and which of them are no padding: (B, T) each."""
+    each, columns = torch.tensor(lengths)[:, None], torch.arange(max(lengths))
+    return torch.tensor(starts)[:, None] + torch.minimum(columns, each - 1), columns < each
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(B, Tq, Q), (B, Tk, K), (B, Tk, V) and a bool (B, Tk), true at the keys to attend to, or None -> (B, Tq, V)."""
+
+
+@torch.compiler.disable
+def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: Attend) -> Tensor:
+    """`attend` applied to rectangles of pairs of similar lengths.
+
+    Args:
+        query: (Nq, Q); key: (Nk, K); value: (Nk, V).
+
+    Returns:
+        (Nq, V).
+    """
+    if pairs.equal:
+        sequences = len(pairs.queries.cu_seqlens) - 1
+        q, k, v = (part.view(sequences, -1, part.shape[1]) for part in (query, key, value))
+        return attend(q, k, v, None).reshape(len(query), -1)
+    done = []
+    for bucket in pairs.buckets:
+        at = (bucket.query_at, bucket.key_at, bucket.key_at)
+        q, k, v = (
+            part.index_select(0, places.flatten()).view(*places.shape, -1)
+            for part, places in zip((query, key, value), at, strict=True)
+        )
+        done.append(attend(q, k, v, bucket.key_real).reshape(bucket.query_at.numel(), -1))
+    return torch.cat(done).index_select(0, pairs.order)
+
+
+@torch.compiler.disable
+def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None = None) -> Tensor:
+    """Dot-product attention of each token of the queries to the tokens of its sequence of keys.
+
+    Args:
+        query: (Nq, heads, width); key, value: (Nk, heads, width).
+        scale: of the scores; None: width**-0.5.
+
+    Returns:
+        (Nq, heads, width).
+    """
+    heads = query.shape[1]
+    if query.device.type == "cuda" and not pairs.equal:
+        return _variable_length(query, key, value, pairs, scale)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (q, k, v))
+        mask = None if real is None else real[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
+
+    return by_buckets(query.flatten(1), key.flatten(1), value.flatten(1), pairs, attend).view(query.shape)
+
+
+def _variable_length(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None) -> Tensor:
+    """FlashAttention's variable-length kernels, through jagged tensors of different offsets."""
+    q, k, v = (
+        partial(
+            torch.nested.nested_tensor_from_jagged,
+            offsets=side.cu_seqlens,
+            min_seqlen=1,
+            max_seqlen=side.max_seqlen,
+        )(part).transpose(1, 2)
+        for part, side in ((query, pairs.queries), (key, pairs.keys), (value, pairs.keys))
+    )
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).values()
+
+
+@dataclass(frozen=True)
+class PaddedSource:
+    """What belongs to S sources while targets grow: kept once a source, whatever the number of its hypotheses."""
+
+    parts: tuple[Tensor, ...]
+    """(S, T, ·) each, T the longest source: keys and values of cross-attention, for instance."""
+    real: Tensor | None
+    """bool (S, T), false at the padding; None without padding."""
+
+    def select(self, sources: Tensor) -> Self:
+        """Only some sources, int64 (S',)."""
+        real = None if self.real is None else self.real.index_select(0, sources)
+        return type(self)(tuple(part.index_select(0, sources) for part in self.parts), real)
+
+
+def pad_source(parts: tuple[Tensor, ...], sequences: Sequences) -> PaddedSource:
+    """Packed rows, (N, ·) each, as rectangles."""
+    lengths = sequences.cu_seqlens.diff()
+    columns = torch.arange(sequences.max_seqlen, device=lengths.device)
+    at = sequences.cu_seqlens[:-1, None] + torch.minimum(columns, lengths[:, None] - 1)
+    rows = tuple(part.index_select(0, at.flatten()).view(*at.shape, -1) for part in parts)
+    return PaddedSource(rows, None if sequences.equal else columns < lengths[:, None])
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of a decoder to the encoder's states (Vaswani et al. 2017, section 3.2.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.hidden, config.hidden)
+        self.key = nn.Linear(config.hidden, config.hidden)
+        self.value = nn.Linear(config.hidden, config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+
+    def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
+        """x and the result: (Nt, H); source: (Ns, H)."""
+        query, key, value = (
+            project(given).view(len(given), self.heads, -1)
+            for project, given in ((self.query, x), (self.key, source), (self.value, source))
+        )
+        return self.output(attend_across(query, key, value, pairs).flatten(1))
+
+    def keep(self, source: Tensor, sequences: Sequences) -> PaddedSource:
+        """Keys and values of the encoder's states (Ns, H), for `advance`."""
+        return pad_source((self.key(source), self.value(source)), sequences)
+
+    def advance(self, x: Tensor, source: PaddedSource) -> Tensor:
+        """One token of each hypothesis: x and the result (S * beams, H). The beams of a source are rows of queries."""
+        key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in source.parts)
+        query = self.query(x).view(len(key), -1, self.heads, key.shape[-1]).transpose(1, 2)
+        mask = None if source.real is None else source.real[:, None, None]
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.output(attended.transpose(1, 2).reshape(x.shape))

@@ -1,0 +1,100 @@
+"""What the families that translate are to the rest of the code: an encoder and a decoder over packed pairs."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from pretrain.models.common.model import Model
+
+
+class DecoderState(ABC):
+    """The hypotheses of some sentences while they grow: S * beams, those of a sentence side by side.
+
+    What belongs to a source is kept once a sentence.
+    """
+
+    @abstractmethod
+    def reorder(self, hypotheses: Tensor) -> None:
+        """Hypothesis i becomes the one that was at hypotheses[i], int64 (S * beams,), which is one of its sentence."""
+
+    @abstractmethod
+    def keep(self, sentences: Tensor) -> None:
+        """Only these sentences stay, int64 (S',), in this order: finished ones leave the batch."""
+
+
+class EncoderDecoder(Model):
+    """A model of a target given its source. Ns and Nt tokens of S sources and targets are packed without padding.
+
+    Attributes:
+        word: the target's embedding, which is the output matrix too, and the source's where the vocabulary is joint.
+        source_word: the source's embedding where it has a vocabulary of its own, else None.
+        encoder, decoder: the blocks of each; `layers` has all.
+    """
+
+    source_word: nn.Embedding | None
+    encoder: nn.ModuleList
+    decoder: nn.ModuleList
+
+    # Registered once, by the names of encoder and decoder: state_dict would repeat modules that are in two lists.
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """All blocks, to which activation checkpointing and compilation are applied from outside."""
+        return nn.ModuleList([*self.encoder, *self.decoder])
+
+    def forward(
+        self,
+        source_ids: Tensor,
+        source_positions: Tensor,
+        source_cu_seqlens: Tensor,
+        source_max_seqlen: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        next_ids: Tensor,
+        label_smoothing: float,
+    ) -> dict[str, Tensor]:
+        """ "translation": sum of the cross-entropies in nats of predicting next_ids; fp32 ().
+
+        Args:
+            source_ids: int64 (Ns,), each source's tokens and an end token.
+            source_positions: int64 (Ns,), each token's position in its source, from 0.
+            source_cu_seqlens: int64 (S + 1,), cumulative lengths of the sources, from 0 to Ns.
+            source_max_seqlen: the length of the longest source.
+            input_ids: int64 (Nt,), a start token and each target's tokens.
+            positions, cu_seqlens, max_seqlen: the same of the targets.
+            next_ids: int64 (Nt,), the token after each: each target's tokens and an end token.
+            label_smoothing: as in `vocabulary_loss`; in evaluation mode 0.
+        """
+        raise NotImplementedError
+
+    def read(
+        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
+    ) -> Tensor:
+        """The encoder's states of some sources, for `begin`: (Ns, H), or wider if a family passes on more than these.
+
+        Args:
+            as `forward`.
+        """
+        raise NotImplementedError
+
+    def begin(
+        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
+    ) -> DecoderState:
+        """The state of S * beams hypotheses without a token.
+
+        Args:
+            source: what `read` returned.
+            source_cu_seqlens, source_max_seqlen: as in `read`.
+            beams: hypotheses of each sentence.
+            max_new_tokens: the most tokens that `advance` is called with, the start token included.
+        """
+        raise NotImplementedError
+
+    def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """The decoder's output (S * beams, H), to which `lm_head` applies, at one more token of each hypothesis.
+
+        Args:
+            tokens: int64 (S * beams,): start tokens at first.
+        """
+        raise NotImplementedError

@@ -1,0 +1,20 @@
+"""Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5)."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=8)
+def sinusoids(positions: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(positions, width): sin(position / 10000^(2i / width)) in the first half of the columns, cos in the second.
+
+    The paper has them in turn, which is the same but for the order of columns; tensor2tensor and Marian have halves.
+    Computed and not a buffer, because a model on the meta device has no values.
+    """
+    with torch.inference_mode(False):  # it is kept for training too
+        places = torch.arange(positions, dtype=torch.float64)[:, None]
+        sines = (width + 1) // 2
+        angles = places / 10000 ** (2 * torch.arange(sines, dtype=torch.float64) / width)
+        return torch.cat([angles.sin(), angles[:, : width - sines].cos()], 1).to(device, dtype)

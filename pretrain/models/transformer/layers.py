@@ -1,0 +1,73 @@
+"""The blocks of encoder and decoder (Vaswani et al. 2017, section 3.1)."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import FeedForward, SelfAttention, relu
+from pretrain.models.common.cross_attention import CrossAttention, PaddedSource, Pairs
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.config import ModelConfig
+
+EPS = 1e-5
+
+Sublayer = Callable[[Tensor], Tensor]
+
+
+class _Layer(nn.Module):
+    """Where norm and dropout are around a sublayer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.dropout = Dropout(config.dropout)
+
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
+        """x and the result: (N, H). post: norm(x + sublayer(x)); pre: x + sublayer(norm(x))."""
+        if self.pre_norm:
+            return x + self.dropout(sublayer(norm(x)))
+        added: Tensor = norm(x + self.dropout(sublayer(x)))
+        return added
+
+
+class EncoderLayer(_Layer):
+    """Self-attention and feed-forward. Attention weights have no dropout, as published."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.attention = SelfAttention(config, causal=False, dropout=0.0)
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=EPS)
+        self.feed_forward = FeedForward(config, relu)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=EPS)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x and the result: (Ns, H)."""
+        x = self.add(x, self.attention_norm, lambda y: self.attention(y, sequences))
+        return self.add(x, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderLayer(_Layer):
+    """Causal self-attention, attention to the source, and feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.attention = SelfAttention(config, causal=True, dropout=0.0)
+        self.attention_norm = nn.LayerNorm(config.hidden, eps=EPS)
+        self.cross_attention = CrossAttention(config)
+        self.cross_attention_norm = nn.LayerNorm(config.hidden, eps=EPS)
+        self.feed_forward = FeedForward(config, relu)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=EPS)
+
+    def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
+        """x and the result: (Nt, H); source: (Ns, H)."""
+        return self._through(x, pairs.queries, lambda y: self.cross_attention(y, source, pairs))
+
+    def advance(self, x: Tensor, sequences: Sequences, source: PaddedSource) -> Tensor:
+        """One token of each hypothesis, whose earlier ones are in the cache of `sequences`: x and the result (M, H)."""
+        return self._through(x, sequences, lambda y: self.cross_attention.advance(y, source))
+
+    def _through(self, x: Tensor, sequences: Sequences, attend_to_source: Sublayer) -> Tensor:
+        x = self.add(x, self.attention_norm, lambda y: self.attention(y, sequences))
+        x = self.add(x, self.cross_attention_norm, attend_to_source)
+        return self.add(x, self.feed_forward_norm, self.feed_forward)

@@ -1,0 +1,136 @@
+"""The Transformer (Vaswani et al. 2017): an encoder and a decoder of attention and feed-forward layers."""
+
+import math
+
+from torch import Tensor, arange, nn, zeros
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import embed
+from pretrain.models.common.cross_attention import PaddedSource, Pairs
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
+from pretrain.models.common.key_value_cache import KeyValueCache
+from pretrain.models.common.sinusoids import sinusoids
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+from pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
+
+_TOKENS_AT_FIRST = 32
+"""Columns of the key-value cache at the beginning; it grows with the targets."""
+
+
+class Transformer(EncoderDecoder):
+    """Encoder and decoder; the target's embedding is the output matrix, and the source's if the vocabulary is joint."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(vocab_size, config.hidden)
+        self.source_word = None if source_vocab_size is None else nn.Embedding(source_vocab_size, config.hidden)
+        learned = config.positions == "learned"
+        self.source_position = nn.Embedding(config.max_positions, config.hidden) if learned else None
+        self.position = nn.Embedding(config.max_positions, config.hidden) if learned else None
+        self.dropout = Dropout(config.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        pre_norm = config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
+        self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    def read(
+        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
+    ) -> Tensor:
+        """The encoder's states (Ns, H); see `EncoderDecoder.read`."""
+        return self._read(
+            source_ids, source_positions, Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
+        )
+
+    def _read(self, ids: Tensor, positions: Tensor, sequences: Sequences, tied: bool = False) -> Tensor:
+        table = self.word if self.source_word is None else self.source_word
+        x = self._embed(table, self.source_position, ids, positions, tied and self.source_word is None)
+        for layer in self.encoder:
+            x = layer(x, sequences)
+        states: Tensor = self.encoder_norm(x)
+        return states
+
+    def _embed(
+        self, table: nn.Embedding, learned: nn.Embedding | None, ids: Tensor, positions: Tensor, tied: bool
+    ) -> Tensor:
+        """Section 3.4: embeddings times sqrt(H), and positions added."""
+        x = embed(table, ids, tied) * math.sqrt(self.config.hidden)
+        if learned is not None:
+            return self.dropout(x + learned(positions))
+        places = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
+        return self.dropout(x + places.index_select(0, positions))
+
+    def forward(
+        self,
+        source_ids: Tensor,
+        source_positions: Tensor,
+        source_cu_seqlens: Tensor,
+        source_max_seqlen: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        next_ids: Tensor,
+        label_smoothing: float,
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting next_ids; see `EncoderDecoder.forward`."""
+        keys = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
+        pairs = Pairs(Sequences(cu_seqlens, max_seqlen, len(input_ids)), keys)
+        source = self._read(source_ids, source_positions, keys, tied=True)
+        x = self._embed(self.word, self.position, input_ids, positions, tied=True)
+        for layer in self.decoder:
+            x = layer(x, source, pairs)
+        smoothing = label_smoothing if self.training else 0.0
+        return {
+            "translation": vocabulary_loss(self.decoder_norm(x), self.word.weight, self.word_bias, next_ids, smoothing)
+        }
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of the decoder's output (M, H)."""
+        return F.linear(hidden, self.word.weight, self.word_bias)
+
+    def begin(
+        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
+    ) -> "TransformerState":
+        """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
+        sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
+        hypotheses = (len(source_cu_seqlens) - 1) * beams
+        room = min(max_new_tokens, _TOKENS_AT_FIRST)
+        cache = KeyValueCache(self.config, [0] * hypotheses, room, source.device, source.dtype)
+        layers = [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
+        return TransformerState(cache, [layer.cross_attention.keep(source, sequences) for layer in layers], beams)
+
+    def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
+        assert isinstance(state, TransformerState)
+        state.cache.advance()
+        positions = tokens.new_full(tokens.shape, state.cache.length - 1)
+        one_each = Sequences(arange(len(tokens) + 1, device=tokens.device), 1, len(tokens), state.cache)
+        x = self._embed(self.word, self.position, tokens, positions, tied=False)
+        for layer, source in zip(self.decoder, state.sources, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            x = layer.advance(x, one_each, source)
+        states: Tensor = self.decoder_norm(x)
+        return states
+
+
+class TransformerState(DecoderState):
+    """Keys and values: of the hypotheses' tokens, and of each source once."""
+
+    def __init__(self, cache: KeyValueCache, sources: list[PaddedSource], beams: int) -> None:
+        self.cache, self.sources, self._beams = cache, sources, beams
+
+    def reorder(self, hypotheses: Tensor) -> None:
+        """See `DecoderState.reorder`."""
+        self.cache.select(hypotheses)
+
+    def keep(self, sentences: Tensor) -> None:
+        """See `DecoderState.keep`."""
+        beams = arange(self._beams, device=sentences.device)
+        self.cache.select((sentences[:, None] * self._beams + beams).flatten())
+        self.sources = [source.select(sentences) for source in self.sources]
