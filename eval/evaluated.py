@@ -38,6 +38,9 @@ class Evaluated:
     data_path: str | None
     """The run's data set; None for a Hugging Face model."""
     data_fingerprint: str | None
+    target_tokenizer_path: str | None = None
+    """Of a model of pairs with two vocabularies, that of the target, whose size is `vocab_size`."""
+    source_vocab_size: int | None = None
 
 
 def of_run(
@@ -46,14 +49,16 @@ def of_run(
     """A checkpoint of a run on its data set."""
     return Evaluated(
         model=model,
-        vocab_size=data.tokenizer.vocab_size,
+        vocab_size=data.output_tokenizer.vocab_size,
         checkpoint_dir=checkpoint_dir,
         checkpoint_sha256=sha256,
         checkpoint_step=step,
         tokenizer_path=str(data_path / data.tokenizer.file),
-        tokenizer_sha256=data.tokenizer.sha256,
+        tokenizer_sha256=data.tokenizers_sha256,
         data_path=str(data_path),
         data_fingerprint=data.fingerprint,
+        target_tokenizer_path=None if data.target_tokenizer is None else str(data_path / data.target_tokenizer.file),
+        source_vocab_size=data.source_vocab_size,
     )
 
 
@@ -99,8 +104,11 @@ def of_huggingface(folder: Path) -> Evaluated:
 
 
 @lru_cache(maxsize=2)
-def open_tokenizer(path: str) -> "tuple[Tokenizer, TokenizerInfo]":
+def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, TokenizerInfo]":
     """A tokenizer and what training needs to know of it; opened once in a process.
+
+    Args:
+        pairs: of a model of pairs.
 
     Raises:
         ValueError: the file is not a tokenizer that we read.
@@ -108,8 +116,8 @@ def open_tokenizer(path: str) -> "tuple[Tokenizer, TokenizerInfo]":
     from data_prep.tokenizers.existing import adopt
     from data_prep.tokenizers.tokenizer import describe, parse
 
-    content = adopt(path, not path.endswith(".txt") or _lowercases(Path(path)))
-    return parse(content), describe(content, hashlib.sha256(content).hexdigest())
+    content = adopt(path, not path.endswith(".txt") or _lowercases(Path(path)), pairs)
+    return parse(content), describe(content, hashlib.sha256(content).hexdigest(), pairs)
 
 
 def _lowercases(tokenizer: Path) -> bool:

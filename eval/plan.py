@@ -59,6 +59,8 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | No
                             work=work,
                             start_from=located(asked.start_from) if asked.start_from is not None else None,
                             weights_dir=str(weights_dir) if shares else None,
+                            target_tokenizer_path=evaluated.target_tokenizer_path,
+                            source_vocab_size=evaluated.source_vocab_size,
                         )
                     )
     return trials

@@ -148,8 +148,9 @@ def _data_facts(manifest: Manifest) -> Facts:
     for split, total in manifest.totals.items():
         what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} tokens"
         facts.append((f"{split} text", f"{what}, {total.text_bytes / 1e6:,.1f} MB"))
-    tokenizer = manifest.tokenizer
-    facts.append(("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 {tokenizer.sha256}"))
+    for name, info in (("tokenizer", manifest.tokenizer), ("tokenizer of the target", manifest.target_tokenizer)):
+        if info is not None:
+            facts.append((name, f"{info.kind}, {info.vocab_size:,} tokens, SHA-256 {info.sha256}"))
     for stage, counts in manifest.counts.items():
         facts += [(f"{stage}: {reason.replace('_', ' ')}", f"{number:,}") for reason, number in counts.items()]
     return {

@@ -248,8 +248,8 @@ def _translation(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     from eval.translation.evaluate import evaluate_translation
 
     task = _planned(trial)
-    tokenizer, info = open_tokenizer(trial.tokenizer_path)
-    target = None if trial.target_tokenizer_path is None else open_tokenizer(trial.target_tokenizer_path)[0]
+    tokenizer, info = open_tokenizer(trial.tokenizer_path, pairs=True)
+    target = None if trial.target_tokenizer_path is None else open_tokenizer(trial.target_tokenizer_path, pairs=True)[0]
     trained = TrainedModel(trial.task, _model(trial).to(_device()).eval(), tokenizer, info.special_ids, target)
     row, predictions = evaluate_translation(trained, task)
     return task, row, predictions
@@ -305,7 +305,7 @@ def _model(trial: Trial) -> "Model":
     config, dropout = ModelConfig.model_validate(trial.model), TrialSettings.model_validate(trial.settings).dropout
     if dropout is not None:
         config = config.model_copy(update={"dropout": dropout})
-    model = build_model(config, trial.vocab_size)
+    model = build_model(config, trial.vocab_size, trial.source_vocab_size)
     if trial.checkpoint_dir is None:
         initialise(model, trial.seed)
         return model

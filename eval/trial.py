@@ -39,6 +39,7 @@ class Trial:
     vocab_size: int
     tokenizer_path: str
     tokenizer_sha256: str
+    """Of both where a model of pairs has two."""
     data_path: str | None
     """The run's data set, for tasks on its held-out text; None: there is none."""
     data_fingerprint: str | None
@@ -57,6 +58,10 @@ class Trial:
     weights_dir: str | None = None
     """Where the weights are that other trials begin with; not part of the key. A trial without `start_from` writes its
     own there; None: nothing begins with them."""
+    target_tokenizer_path: str | None = None
+    """Of a model of pairs with two vocabularies, that of the target."""
+    source_vocab_size: int | None = None
+    """Of such a model, the vocabulary of the source; `vocab_size` is the target's."""
 
 
 def trial_key(trial: Trial) -> str:

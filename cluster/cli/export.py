@@ -65,9 +65,9 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
     """
     with _appearing(out) as temporary:
         found = find_checkpoint(place, step)
-        model, info = found.model, found.tokenizer
+        model, info = found.model, found.data.tokenizer
         has_segments = FAMILIES[model.family].has_segments
-        export_tokenizer(found.tokenizer_path, info, has_segments, model.max_positions, temporary)
+        export_tokenizer(found.data_folder / info.file, info, has_segments, model.max_positions, temporary)
         export_model(found.location, model, info.vocab_size, info.special_ids, temporary)
     return Exported(found.location, found.manifest.step, model, found.skipped)
 

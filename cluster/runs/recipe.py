@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from cluster.tracking.store import STORE_FILES
 from common.config import NOTHING, PLACE, SPEED, Section
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.tokenizers.special_tokens import TRAINED
+from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
+from data_prep.tokenizers.special_tokens import TRAINED, is_for
 from eval.config import EvalConfig
 from pretrain.config import TrainingConfig
 from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
@@ -98,14 +98,31 @@ class Recipe(TrainingConfig):
 
     @model_validator(mode="after")
     def _tokens_suit_the_objective(self) -> "Recipe":
-        causal = FAMILIES[self.model.family].causal
-        wanted = [name for name, tokens in TRAINED.items() if ("end" in tokens) == causal]
+        family = FAMILIES[self.model.family]
+        wanted = [name for name, tokens in TRAINED.items() if is_for(tokens, family.causal, family.translates)]
         # The special tokens of an existing tokenizer are known when it is read.
         if self.tokenizer.path is None and self.tokenizer.special_tokens not in wanted:
             raise ValueError(
                 f"tokenizer.special_tokens={self.tokenizer.special_tokens} lacks the tokens that objective.name="
                 f"{self.objective.name} needs; set tokenizer.special_tokens={wanted[0]}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_suit_the_family(self) -> "Recipe":
+        translates = FAMILIES[self.model.family].translates
+        if translates and not self.data.holds_pairs:
+            raise ValueError(
+                f"model.family={self.model.family} translates, and data.sources have documents; give the sources "
+                "fields={source: …, target: …} or target_path, or set another family"
+            )
+        if self.data.holds_pairs and not translates:
+            translating = " or ".join(name for name, family in FAMILIES.items() if family.translates)
+            raise ValueError(
+                f"data.sources have pairs, and model.family={self.model.family} does not translate; set model.family="
+                f"{translating}"
+            )
+        check_tokenizer(self.data, self.tokenizer)
         return self
 
 

@@ -112,7 +112,7 @@ def check_data_unchanged(run: ResolvedRun, data: Manifest, allowed: Sequence[str
     saved = run.checkpoint
     if saved is None or saved.data_fingerprint == data.fingerprint:
         return
-    if saved.tokenizer_sha256 not in (None, data.tokenizer.sha256):
+    if saved.tokenizer_sha256 not in (None, data.tokenizers_sha256):
         raise ValueError(
             f"the texts of {run.folder} changed, and with them the tokenizer that is trained on them: the model was "
             "trained with a different tokenizer; restore the texts, or set name=… for a new run"

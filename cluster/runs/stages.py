@@ -179,7 +179,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
 def _open_tracker(run: ResolvedRun) -> "Tracker":
     tags: dict[str, str] = {}
     if run.data is not None:
-        tags |= {"fingerprint.data": run.data.fingerprint, "fingerprint.tokenizer": run.data.tokenizer.sha256}
+        tags |= {"fingerprint.data": run.data.fingerprint, "fingerprint.tokenizer": run.data.tokenizers_sha256}
     tags |= {key: str(value) for key, value in environment().items() if value is not None}
     tracking = run.recipe.tracking
     return open_run(run.folder, run.recipe.model_dump(mode="json"), tracking.uri, tracking.experiment, tags)

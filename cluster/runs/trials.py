@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster.console import console, progress_line
 from cluster.ray.copy_of_run import RunHome, data_of
@@ -115,8 +116,13 @@ def _attempt(trial: Trial, home: RunHome | None) -> Outcome:
         if home is None:
             return run_trial(trial)
         with data_of(home, training=False) as data:
-            tokenizer = str(data / Path(trial.tokenizer_path).name)
-            return run_trial(replace(trial, tokenizer_path=tokenizer, data_path=str(data)))
+            here: dict[str, Any] = {
+                "tokenizer_path": str(data / Path(trial.tokenizer_path).name),
+                "data_path": str(data),
+            }
+            if trial.target_tokenizer_path is not None:
+                here["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
+            return run_trial(replace(trial, **here))
     except (ValueError, OSError) as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started, retry=True), None)
 

@@ -89,6 +89,18 @@ class Manifest(Record):
         return self.target_tokenizer or self.tokenizer
 
     @property
+    def source_vocab_size(self) -> int | None:
+        """Of the source sides of pairs, if they have a vocabulary of their own."""
+        return None if self.target_tokenizer is None else self.tokenizer.vocab_size
+
+    @property
+    def tokenizers_sha256(self) -> str:
+        """The tokenizer's hash; of both if there are two."""
+        if self.target_tokenizer is None:
+            return self.tokenizer.sha256
+        return sha256_json([self.tokenizer.sha256, self.target_tokenizer.sha256])
+
+    @property
     def tokenizers(self) -> list[TokenizerInfo]:
         """`tokenizer`, and `target_tokenizer` if there is one."""
         return [self.tokenizer, *([] if self.target_tokenizer is None else [self.target_tokenizer])]

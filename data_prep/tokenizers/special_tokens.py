@@ -1,6 +1,6 @@
 """Special tokens: how vocabularies spell them, and which of them an objective needs."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 # In the order of their ids, from 0, in tokenizers that `multihop prep` trains. albert: as in its published vocabulary.
 TRAINED = {
@@ -20,6 +20,13 @@ _MASKED = {
 }
 _DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
 _PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("<unk>", "[UNK]")}
+
+
+def is_for(tokens: Container[str], causal: bool, translates: bool) -> bool:
+    """Whether special tokens of these names are those of a model of pairs, of a causal or of a masked one."""
+    if translates:
+        return "pad" in tokens and "end" in tokens
+    return "pad" not in tokens if causal else "mask" in tokens
 
 
 def find_special(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:

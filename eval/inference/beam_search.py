@@ -57,11 +57,10 @@ def beam_search(
     """
     device, beams = model.word.weight.device, search.beams
     longest = max(limits)
-    inputs = {f"source_{name}": value for name, value in layout([len(each) for each in sources]).items()}
     flat = torch.tensor([token for each in sources for token in each], device=device)
-    inputs = on_device(inputs, device)
-    states = model.read(flat, **inputs)
-    state = model.begin(states, inputs["source_cu_seqlens"], inputs["source_max_seqlen"], beams, longest)
+    packed = on_device(layout([len(each) for each in sources]), device)
+    states = model.read(flat, packed["positions"], packed["cu_seqlens"], packed["max_seqlen"])
+    state = model.begin(states, packed["cu_seqlens"], packed["max_seqlen"], beams, longest)
 
     there = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""

@@ -29,6 +29,8 @@ class TrainedModel:
     model: Model
     tokenizer: Tokenizer
     special_ids: dict[str, int]
+    target_tokenizer: Tokenizer | None = None
+    """Of a model of pairs with two vocabularies, that of the target."""
     lacking: frozenset[str] = frozenset()
     """Parameters that its files do not have, which are zero."""
     _packed: dict[int, PackedWeights] = field(default_factory=dict, repr=False, compare=False)
@@ -37,6 +39,11 @@ class TrainedModel:
     def family(self) -> Family:
         """What its family declares."""
         return FAMILIES[self.model.config.family]
+
+    @property
+    def output_tokenizer(self) -> Tokenizer:
+        """Of the tokens that it predicts."""
+        return self.target_tokenizer or self.tokenizer
 
     @property
     def device(self) -> torch.device:
@@ -92,8 +99,17 @@ def load_model(place: str, step: int | None = None) -> TrainedModel:
         weights = import_model(Path(place))[2]
         return with_weights(place, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
     found = find_checkpoint(place, step)
-    weights, info = load_weights(found.location), found.tokenizer
-    return with_weights(place, found.model, info.vocab_size, weights, load(found.tokenizer_path), info.special_ids)
+    weights, data, target = load_weights(found.location), found.data, found.data.target_tokenizer
+    return with_weights(
+        place,
+        found.model,
+        data.output_tokenizer.vocab_size,
+        weights,
+        load(found.data_folder / data.tokenizer.file),
+        data.output_tokenizer.special_ids,
+        data.source_vocab_size,
+        None if target is None else load(found.data_folder / target.file),
+    )
 
 
 def with_weights(
@@ -103,10 +119,13 @@ def with_weights(
     weights: dict[str, Tensor],
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
+    source_vocab_size: int | None = None,
+    target_tokenizer: Tokenizer | None = None,
 ) -> TrainedModel:
     """A model with these weights, by our names. Those that are missing are zero."""
-    model = build_model(config, vocab_size)
+    model = build_model(config, vocab_size, source_vocab_size)
     lacking = {name: torch.zeros(each.shape) for name, each in model.named_parameters() if name not in weights}
     model.load_state_dict({**weights, **lacking})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return TrainedModel(place, model.to(device).eval(), tokenizer, special_ids, frozenset(lacking))
+    model = model.to(device).eval()
+    return TrainedModel(place, model, tokenizer, special_ids, target_tokenizer, frozenset(lacking))

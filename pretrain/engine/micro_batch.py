@@ -82,14 +82,14 @@ def _what_decides(config: TrainingConfig, ranks: Ranks, phase: int) -> dict[str,
 def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> int:
     """Samples that fit beside weights, gradients and state, from the memory that small micro-batches take."""
     data, index = run_dir / "data", run_dir / "index"
-    vocab_size, inputs = 0, []
+    inputs = []
     for size in (2, 4):
         maker = BatchMaker.open(config, data, index, 0, 1, [size] * len(config.phases))
-        vocab_size = maker.data.manifest.tokenizer.vocab_size
+        manifest = maker.data.manifest
         first = sum(earlier.steps for earlier in config.phases[:phase])
         step = maker.step(first)
         inputs.append(max(step.micro_batches, key=lambda batch: batch.tokens))
-    model = build_model(config.model, vocab_size)
+    model = build_model(config.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
     initialise(model, config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if config.engine.activation_checkpointing != "none":

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from pretrain.models.build import Model
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import SelfAttention, select_tokens
+from pretrain.models.common.encoder_decoder import EncoderDecoder
 
 SeeStates = Callable[[Tensor], None]
-"""Takes the last hidden states (N, H) of all tokens of a micro-batch."""
+"""Takes the last hidden states (N, H) of all tokens of a micro-batch; of pairs those of the targets."""
 SeeAttention = Callable[[Tensor, Tensor, Sequences, bool], None]
 """Takes an attention's queries and keys, (N, heads, width) each, their sequences, and whether it is causal."""
 
@@ -25,28 +26,33 @@ def observed(model: Model, see_states: SeeStates, see_attention: SeeAttention) -
     read here: under ZeRO-3 they exist only while their module runs. Compiled layers run uncompiled meanwhile, because
     what is compiled calls no hooks that come later.
     """
-    changed: Any = model
-    encode = model.encode
-
-    def encode_all(*inputs: Any, token_indices: Tensor | None = None, **others: Any) -> Tensor:
-        states = encode(*inputs, **others)
-        see_states(states)
-        return select_tokens(states, token_indices)
-
     hooks = [
         hook
         for module in model.modules()
         if isinstance(module, SelfAttention)
         for hook in _watch(module, see_attention)
     ]
-    changed.encode = encode_all
+    changed: Any = model
+    if isinstance(model, EncoderDecoder):
+        hooks.append(model.decoder_norm.register_forward_hook(lambda _, __, states: see_states(states)))
+    else:
+        changed.encode = _showing(model.encode, see_states)
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        del changed.encode
+        changed.__dict__.pop("encode", None)
         for hook in hooks:
             hook.remove()
+
+
+def _showing(encode: Callable[..., Tensor], see_states: SeeStates) -> Callable[..., Tensor]:
+    def encode_all(*inputs: Any, token_indices: Tensor | None = None, **others: Any) -> Tensor:
+        states = encode(*inputs, **others)
+        see_states(states)
+        return select_tokens(states, token_indices)
+
+    return encode_all
 
 
 def _watch(attention: SelfAttention, see: SeeAttention) -> list[torch.utils.hooks.RemovableHandle]:

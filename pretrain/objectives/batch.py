@@ -1,19 +1,19 @@
 """What an objective gives to a model: packed sequences of any lengths, without padding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Inputs = dict[str, NDArray[np.int64] | int | float]
+Inputs = dict[str, NDArray[np.int64] | int]
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some samples as arrays."""
 
-    inputs: Inputs
+    inputs: Mapping[str, NDArray[np.int64] | int | float]
     """The keyword arguments of the model's forward: those of `layout`, input_ids (N,), and the objective's own."""
     targets: NDArray[np.int64]
     """int64, flat: the tokens to predict."""

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import sha256_file
-from data_prep.dataset.manifest import read_data_manifest
-from data_prep.tokenizers.info import TokenizerInfo
+from data_prep.dataset.manifest import Manifest, read_data_manifest
 from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import list_steps, newest_good
 from pretrain.models.config import ModelConfig
@@ -19,9 +18,9 @@ class FoundCheckpoint:
     location: str
     manifest: CheckpointManifest
     model: ModelConfig
-    tokenizer: TokenizerInfo
-    tokenizer_path: Path
-    """The file that `tokenizer` describes."""
+    data: Manifest
+    """Of the run's data set, which has the tokenizer, or of pairs perhaps two; their files were checked."""
+    data_folder: Path
     skipped: list[str]
     """Why newer checkpoints were skipped."""
 
@@ -38,8 +37,8 @@ def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
     """
     location, saved, skipped = locate_checkpoint(place, step)
     run_dir = _run_of(place)
-    info, path = _tokenizer_of(run_dir, saved)
-    return FoundCheckpoint(location, saved, _model_of(run_dir, saved), info, path, skipped)
+    data = _data_of(run_dir, saved)
+    return FoundCheckpoint(location, saved, _model_of(run_dir, saved), data, run_dir / "data", skipped)
 
 
 def checkpoints_at(place: str) -> str:
@@ -88,23 +87,24 @@ def _run_of(place: str) -> Path:
     return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
 
 
-def _tokenizer_of(run_dir: Path, saved: CheckpointManifest) -> tuple[TokenizerInfo, Path]:
+def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
     if not (run_dir / "data").exists():
         raise ValueError(
             f"{run_dir / 'data'} is missing, which has the tokenizer; give the run's directory with its data, or run "
             "`multihop prep RECIPE`"
         )
-    info = read_data_manifest(run_dir / "data").tokenizer
-    path = run_dir / "data" / info.file
-    found = sha256_file(path) if path.exists() else None
-    if found != info.sha256:
-        raise ValueError(f"{path} is missing or damaged; run `multihop prep RECIPE` again")
-    if saved.tokenizer_sha256 not in (None, found):
+    data = read_data_manifest(run_dir / "data")
+    path = run_dir / "data" / data.tokenizer.file
+    for info in filter(None, (data.tokenizer, data.target_tokenizer)):
+        path = run_dir / "data" / info.file
+        if not path.exists() or sha256_file(path) != info.sha256:
+            raise ValueError(f"{path} is missing or damaged; run `multihop prep RECIPE` again")
+    if saved.tokenizer_sha256 not in (None, data.tokenizers_sha256):
         raise ValueError(
             f"the checkpoint was trained with a different tokenizer ({str(saved.tokenizer_sha256)[:12]}) than "
-            f"{path} ({info.sha256[:12]}); restore the run's data"
+            f"{path} ({data.tokenizers_sha256[:12]}); restore the run's data"
         )
-    return info, path
+    return data
 
 
 def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:

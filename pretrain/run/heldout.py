@@ -10,7 +10,7 @@ from pretrain.objectives.batch import Batch
 from pretrain.run.health import health
 from pretrain.run.reference_losses import uniform_loss, unigram_loss
 
-_LANGUAGE_MODELS = ("mlm", "clm")
+_LANGUAGE_MODELS = ("mlm", "clm", "translation")
 """An objective predicts tokens in one of these ways."""
 
 
@@ -45,7 +45,7 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     return {
         **{f"heldout_{name}": value for name, value in losses.items()},
         "unigram_loss": unigram,
-        "uniform_loss": uniform_loss(manifest.tokenizer.vocab_size),
+        "uniform_loss": uniform_loss(manifest.output_tokenizer.vocab_size),
         "unigram_gain": 1 - language_model / unigram,
         **health(engine, batches, alive),
     }

@@ -157,7 +157,7 @@ def _start_next(
     """
     if mine is None:
         return lambda: None
-    vocab_size = batches.data.manifest.tokenizer.vocab_size
+    vocab_size = batches.data.manifest.output_tokenizer.vocab_size
     flops = sum(step_flops(batches.config.model, vocab_size, batch) for batch in mine.micro_batches)
     requests = {"stop": float(hooks.stop_requested()), "trace": float(hooks.trace_requested())}
     counts = {name: float(count) for name, count in mine.counts.items()}

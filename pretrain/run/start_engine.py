@@ -47,7 +47,7 @@ def start_engine(
     Raises:
         ValueError: the recipe or the data changed without permission, or `model.init_from` does not fit.
     """
-    model = outline_model(config.model, data.tokenizer.vocab_size)
+    model = outline_model(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
         unigram = None
         if config.model.output_bias == "unigram":
@@ -67,7 +67,7 @@ def start_engine(
         if own:
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        check_fits(saved, shapes, data.tokenizer.sha256, folder)
+        check_fits(saved, shapes, data.tokenizers_sha256, folder)
         engine = Engine(config, model, ranks, micro_batch)
         restore(engine, reader, with_state=own)
     log.info(
@@ -91,7 +91,7 @@ def _begin_with_huggingface(
     theirs, vocab_size, weights = import_model(source)
     sizes = {"family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"}
     there = {**theirs.model_dump(include=sizes), "vocab_size": vocab_size}
-    here = {**config.model.model_dump(include=sizes), "vocab_size": data.tokenizer.vocab_size}
+    here = {**config.model.model_dump(include=sizes), "vocab_size": data.output_tokenizer.vocab_size}
     if differing := [key for key in there if there[key] != here[key]]:
         raise ValueError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "

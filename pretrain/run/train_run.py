@@ -195,7 +195,7 @@ def _saver(
             files=[],
             recipe=training_part(config),
             data_fingerprint=data.manifest.fingerprint,
-            tokenizer_sha256=data.manifest.tokenizer.sha256,
+            tokenizer_sha256=data.manifest.tokenizers_sha256,
             parent=start.parent,
             mlflow_run_id=os.environ.get(MLFLOW_RUN_ID),
         )

@@ -29,11 +29,13 @@ class EncoderDecoder(Model):
         word: the target's embedding, which is the output matrix too, and the source's where the vocabulary is joint.
         source_word: the source's embedding where it has a vocabulary of its own, else None.
         encoder, decoder: the blocks of each; `layers` has all.
+        decoder_norm: what the decoder ends with, an `nn.Identity` if with nothing.
     """
 
     source_word: nn.Embedding | None
     encoder: nn.ModuleList
     decoder: nn.ModuleList
+    decoder_norm: nn.Module
 
     # Registered once, by the names of encoder and decoder: state_dict would repeat modules that are in two lists.
     @property
