@@ -1,7 +1,7 @@
 """`multihop inspect batch`: the samples of a step, their documents, and the model's input."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,23 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
         chosen.samples[share],
         phase.seq_len,
     )
-    to_text = _decoder(data_folder, maker.data.manifest.tokenizer)
+    manifest = maker.data.manifest
+    to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     found = []
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
-        seen: dict[str, Any] = batch.inputs
+        seen: Mapping[str, Any] = batch.inputs
         facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
         if "is_random_next" in seen:
             facts |= _second(facts["documents"], bool(seen["is_random_next"][0]))
         if "is_swapped" in seen:
             facts["is_swapped"] = bool(seen["is_swapped"][0])
+        if "source_ids" in seen:
+            tokens = [to_text(i) for i in seen["source_ids"].tolist()]
+            tokens += [to_target(i) for i in seen["next_ids"].tolist()]
+            found.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
+            continue
         original, predicted = seen["input_ids"].copy(), np.zeros(len(seen["input_ids"]), bool)
         if "masked_at" in seen:
             original[seen["masked_at"]] = seen["masked_ids"]

@@ -148,6 +148,8 @@ class BatchMaker:
         first, pairs = self._counted.get(phase, (0, 0))
         if first > steps:
             first, pairs = 0, 0
+        if first == steps:
+            return pairs
         positions: Int64 = np.arange(first, steps, dtype=np.int64)
         fingerprint, weights = self.data.manifest.fingerprint, source_weights(self.config)
         chosen = samples_at(self.config.seed, fingerprint, phase, self._sizes[phase], positions, weights)
