@@ -200,7 +200,7 @@ class PairLanguages(Section):
     """ISO 639-1 code if there is one, else ISO 639-3."""
     target: str
     min_score: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Also drop pairs with a side whose language has a lower probability."""
+    """Minimum probability of the other language: a side of a few words may be of any."""
 
 
 class PairFilters(Section):
