@@ -262,8 +262,8 @@ class DecontaminateConfig(Section):
 
     against: list[str] = Field(min_length=1)
     """Files of evaluation texts, or globs: .txt with one text per line, .jsonl with a text in `field` of each line."""
-    field: str = "text"
-    """Name of the text field in .jsonl files."""
+    field: str | list[str] = "text"
+    """Name of the text field in .jsonl files; of several fields, as the sides of pairs have, each text counts."""
     ngram: int = Field(default=13, ge=2, le=64)
     """Consecutive words that a document and an evaluation text must share; a shorter text must be contained whole, and
     is ignored below 8 words."""
