@@ -44,7 +44,7 @@ def make_pair_filter(config: PairFilters) -> PairFilter:
         words = source.split(" "), target.split(" ")
         lengths = len(words[0]), len(words[1])
         if min(lengths) < least:
-            return f"a side of less than {least} words"
+            return f"a side of fewer than {least} words"
         if max(lengths) > most:
             return f"a side of more than {most} words"
         if max(lengths) > ratio * min(lengths):

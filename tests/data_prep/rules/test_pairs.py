@@ -34,7 +34,7 @@ def reason(source: str, target: str, **settings: Any) -> str | None:
         ("a " * 79 + "a", "b " * 79 + "b", {}, None),
         ("a " * 80 + "a", "b " * 79 + "b", {}, "a side of more than 80 words"),
         ("a " * 80 + "a", "b " * 79 + "b", {"max_words": None}, None),
-        ("a b", "c d e", {"min_words": 3}, "a side of less than 3 words"),
+        ("a b", "c d e", {"min_words": 3}, "a side of fewer than 3 words"),
         ("a b", "c d e", {"min_words": None}, None),
         ("a", "b " * 8 + "b", {}, None),
         ("a", "b " * 9 + "b", {}, "a side more than 9 times as long as the other"),
