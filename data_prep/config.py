@@ -200,7 +200,7 @@ class PairLanguages(Section):
     """ISO 639-1 code if there is one, else ISO 639-3."""
     target: str
     min_score: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Also drop pairs with a side whose language has a lower probability."""
+    """Minimum probability of the other language: a side of a few words may be of any."""
 
 
 class PairFilters(Section):
@@ -262,8 +262,8 @@ class DecontaminateConfig(Section):
 
     against: list[str] = Field(min_length=1)
     """Files of evaluation texts, or globs: .txt with one text per line, .jsonl with a text in `field` of each line."""
-    field: str = "text"
-    """Name of the text field in .jsonl files."""
+    field: str | list[str] = "text"
+    """Name of the text field in .jsonl files; of several fields, as the sides of pairs have, each text counts."""
     ngram: int = Field(default=13, ge=2, le=64)
     """Consecutive words that a document and an evaluation text must share; a shorter text must be contained whole, and
     is ignored below 8 words."""

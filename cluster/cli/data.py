@@ -85,16 +85,18 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
     store = runs / ".prepared" / sources_key(recipe.data)
     standing = [path.parent for path in store.glob(f"*/{MANIFEST}")]
     found = forecast(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), standing, work_of(store))
+    what = "pairs" if recipe.data.holds_pairs else "documents"
     for number, source in enumerate(found.sources):
         print(
             f"source {number}  {shown(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
-            f"about {decimal(source.text_bytes)} of text in {source.documents:,} documents"
+            f"about {decimal(source.text_bytes)} of text in {source.documents:,} {what}"
         )
     print(f"splits    {found.splits:,}, {found.splits_read:,} already read")
     if found.sample_bytes:
+        trained = "one for each side, trained" if recipe.tokenizer.separate else "trained"
         print(
-            f"tokenizer trained on {decimal(found.sample_bytes)} of text; needs about {decimal(found.training_bytes)} "
-            "of memory"
+            f"tokenizer {trained} on {decimal(found.sample_bytes)} of text; needs about "
+            f"{decimal(found.training_bytes)} of memory"
         )
     else:
         print(f"tokenizer {shown(str(recipe.tokenizer.path))}")
@@ -116,34 +118,64 @@ def draw(found: Statistics, path: Path) -> None:
     figure, (left, right) = plt.subplots(ncols=2, figsize=(11, 4), layout="constrained")
     for split, counts in found.length_counts.items():
         left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, fill=split == "heldout")
-    left.set(xscale="log", yscale="log", xlabel="tokens per document", ylabel="documents")
+    what, ids = ("pair", "target token") if found.manifest.pairs else ("document", "token")
+    left.set(xscale="log", yscale="log", xlabel=f"tokens per {what}", ylabel=f"{what}s")
     left.legend()
     by_rank = np.sort(found.token_counts[found.token_counts > 0])[::-1]
     right.plot(np.arange(1, len(by_rank) + 1), by_rank)
-    right.set(xscale="log", yscale="log", xlabel="token, by frequency rank", ylabel="occurrences in train")
+    right.set(xscale="log", yscale="log", xlabel=f"{ids}, by frequency rank", ylabel="occurrences in train")
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     plt.close(figure)
 
 
 def _tables(found: Statistics) -> list[Table]:
-    documents = Table(title="tokens per document", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("split", "source", "documents", "tokens", *(f"{quantile:.0%}" for quantile in QUANTILES)):
-        documents.add_column(name, justify="left" if name == "split" else "right", no_wrap=True)
-    for part in found.parts:
-        numbers = [part.source, part.documents, part.tokens, *part.lengths]
-        documents.add_row(part.split, *(f"{number:,}" for number in numbers))
     dropped = Table("stage", "outcome", "number", title="input by outcome", box=SIMPLE_HEAD)
     for stage, counts in found.manifest.counts.items():
         for reason, number in sorted(counts.items(), key=lambda item: -item[1]):
             dropped.add_row(plain(stage), plain(reason), f"{number:,}")
+    pairs = found.manifest.pairs
     vocabulary = Table(
-        "share of the train tokens", "covered by", title=f"vocabulary of {len(found.token_counts):,}", box=SIMPLE_HEAD
+        "share of the train tokens" + (" of target sides" if pairs else ""),
+        "covered by",
+        title=f"vocabulary of {len(found.token_counts):,}",
+        box=SIMPLE_HEAD,
     )
     for share in _SHARES:
         vocabulary.add_row(f"{share:.0%}", f"the {found.ids_that_make_up(share):,} most frequent tokens")
     vocabulary.add_row("0%", f"{int((found.token_counts == 0).sum()):,} tokens that never occur")
-    return [documents, dropped, vocabulary]
+    return [*(_pairs(found) if pairs else [_documents(found)]), dropped, vocabulary]
+
+
+def _documents(found: Statistics) -> Table:
+    table = _by_length("tokens per document", "split", "source", "documents", "tokens")
+    for part in found.parts:
+        numbers = [part.source, part.documents, part.tokens, *part.lengths]
+        table.add_row(part.split, *(f"{number:,}" for number in numbers))
+    return table
+
+
+def _pairs(found: Statistics) -> list[Table]:
+    pairs = Table(title="pairs", box=SIMPLE_HEAD)
+    for name in ("split", "source", "pairs", "source tokens", "target tokens", "target per source"):
+        pairs.add_column(name, justify="left" if name == "split" else "right")
+    lengths = _by_length("tokens per side", "split", "source", "side", "mean")
+    for part in found.parts:
+        assert part.sides is not None
+        tokens = [side.tokens for side in part.sides.values()]
+        numbers = [f"{number:,}" for number in (part.source, part.documents, *tokens)]
+        pairs.add_row(part.split, *numbers, f"{tokens[1] / tokens[0]:.2f}")
+        for name, side in part.sides.items():
+            mean = f"{side.mean:.1f}"
+            lengths.add_row(part.split, f"{part.source}", name, mean, *(f"{length:,}" for length in side.lengths))
+    return [pairs, lengths]
+
+
+def _by_length(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in (*columns, *(f"{quantile:.0%}" for quantile in QUANTILES)):
+        table.add_column(name, justify="left" if name in ("split", "side") else "right", no_wrap=True)
+    return table
 
 
 def _as_dict(found: Statistics) -> dict[str, Any]:

@@ -184,6 +184,9 @@ def _check_paths(order: Order) -> None:
     paths: dict[str, str | None] = {
         f"data.sources[{number}].path": source.path for number, source in enumerate(recipe.data.sources)
     }
+    paths |= {
+        f"data.sources[{number}].target_path": source.target_path for number, source in enumerate(recipe.data.sources)
+    }
     paths |= {"tokenizer.path": recipe.tokenizer.path, "eval.data_dir": recipe.eval.data_dir, "--runs": order.runs}
     paths |= {"eval.checkpoint": recipe.eval.checkpoint}
     paths |= {

@@ -169,8 +169,9 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
         data = run.data
         check_data_unchanged(run, data, allowed)
     train, heldout = data.totals["train"], data.totals["heldout"]
+    what = "pairs" if data.pairs else "documents"
     console.print(
-        f"data      {train.documents + heldout.documents:,} documents, {train.tokens:,} training tokens, "
+        f"data      {train.documents + heldout.documents:,} {what}, {train.tokens:,} training tokens, "
         f"{heldout.tokens:,} held-out tokens, {len(data.set_aside)} files or lines set aside"
     )
     return data

@@ -12,8 +12,19 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
+class SideStatistics:
+    """The source or the target sides of pairs."""
+
+    tokens: int
+    mean: float
+    """Tokens of a side."""
+    lengths: list[int]
+    """Tokens of a side at QUANTILES."""
+
+
+@dataclass(frozen=True)
 class PartStatistics:
-    """The documents of one split and source."""
+    """The documents or pairs of one split and source."""
 
     split: str
     source: int
@@ -23,6 +34,8 @@ class PartStatistics:
     tokens: int
     lengths: list[int]
     """Tokens of a document at QUANTILES."""
+    sides: dict[str, SideStatistics] | None = None
+    """Of pairs: "source" and "target"."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class Statistics:
     length_counts: dict[str, list[int]]
     """By split: the number of documents with [2^k, 2^(k+1)) tokens, for k from 0."""
     token_counts: np.ndarray
-    """int64 (vocab_size,): how often each id occurs in the train shards."""
+    """int64 (vocab_size,): how often each id occurs in the train shards, of pairs on the target sides."""
 
     def ids_that_make_up(self, share: float) -> int:
         """The number of most frequent ids that make up this share of the train tokens."""
@@ -56,25 +69,37 @@ def gather(folder: Path) -> Statistics:
             part
             for split, documents in splits.items()
             for source in range(len(manifest.sources))
-            if (part := _part(split, source, documents.of_source(source)[1])) is not None
+            if (part := _part(split, source, documents.of_source(source)[1], manifest.pairs)) is not None
         ],
         length_counts={split: _by_powers_of_two(documents.lengths) for split, documents in splits.items()},
         token_counts=read_token_counts(folder, manifest),
     )
 
 
-def _part(split: str, source: int, documents: Documents) -> PartStatistics | None:
+def _part(split: str, source: int, documents: Documents, pairs: bool) -> PartStatistics | None:
     if not len(documents):
         return None
-    lengths = documents.lengths
+    lengths, sides = documents.lengths, None
+    if pairs:
+        sources = documents.source_lengths
+        sides = {"source": _side(sources), "target": _side(lengths - sources)}
     return PartStatistics(
         split,
         source,
         len(documents),
         documents.sentences,
         int(lengths.sum()),
-        [int(length) for length in np.quantile(lengths, QUANTILES, method="nearest")],
+        _quantiles(lengths),
+        sides,
     )
+
+
+def _side(lengths: np.ndarray) -> SideStatistics:
+    return SideStatistics(int(lengths.sum()), float(lengths.mean()), _quantiles(lengths))
+
+
+def _quantiles(lengths: np.ndarray) -> list[int]:
+    return [int(length) for length in np.quantile(lengths, QUANTILES, method="nearest")]
 
 
 def _by_powers_of_two(lengths: np.ndarray) -> list[int]:

@@ -351,14 +351,18 @@ def _uncommon(overlaps: str, common: str) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _evaluation_texts(path: str, field: str) -> Iterator[pa.StringArray]:
+def _evaluation_texts(path: str, field: str | list[str]) -> Iterator[pa.StringArray]:
+    fields = [field] if isinstance(field, str) else field
     texts: list[str] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if line.isspace():
                 continue
-            texts.append(line if not path.endswith(".jsonl") else _field(line, field, f"{path}, line {number}"))
-            if len(texts) == _TEXTS_AT_ONCE:
+            if path.endswith(".jsonl"):
+                texts += [_field(line, name, f"{path}, line {number}") for name in fields]
+            else:
+                texts.append(line)
+            if len(texts) >= _TEXTS_AT_ONCE:
                 yield pa.array(texts, pa.string())
                 texts = []
     if texts:

@@ -44,7 +44,7 @@ def make_pair_filter(config: PairFilters) -> PairFilter:
         words = source.split(" "), target.split(" ")
         lengths = len(words[0]), len(words[1])
         if min(lengths) < least:
-            return f"a side of less than {least} words"
+            return f"a side of fewer than {least} words"
         if max(lengths) > most:
             return f"a side of more than {most} words"
         if max(lengths) > ratio * min(lengths):
@@ -76,8 +76,6 @@ def _check(config: PairLanguages) -> None:
 def _other_language(source: str, target: str, config: PairLanguages) -> str | None:
     for name, text, wanted in (("source", source, config.source), ("target", target, config.target)):
         found, score = languages.identify(text)
-        if found != wanted:
+        if found != wanted and score >= config.min_score:
             return f"{name} not in {wanted}"
-        if score < config.min_score:
-            return f"{name} in {wanted} less probable than {config.min_score:g}"
     return None

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_pairs import TOKENS, pair
+from made_up_pairs import recipe as pairs_recipe
 from s3_endpoint import S3
 
 from common.cache import LIMIT
@@ -31,11 +33,11 @@ class Nodes:
         self.dies_at = ""
         """The item's type at which the caller ends."""
 
-    def prepare(self, data: DataConfig) -> Manifest:
+    def prepare(self, data: DataConfig, tok: TokenizerConfig = TOKENIZER) -> Manifest:
         with self._at("caller") as here:
             store = here / "prepared"
             stored = StoredStages(self.location, [store], self._anywhere, self._here)
-            return prepare(data, TOKENIZER, store / "set", self._here, work=store / "work", stored=stored)
+            return prepare(data, tok, store / "set", self._here, work=store / "work", stored=stored)
 
     def data_set(self) -> dict[str, bytes]:
         return files_of(self.folder / "caller" / "prepared" / "set")
@@ -118,6 +120,21 @@ def test_the_data_set_is_that_of_one_disk_although_requests_fail(
     assert nodes.data_set() == files_of(tmp_path / "here")
     assert nodes.of("caller") - {"list", "tuple"} == {"ReadSplit", "EvaluationNgrams"}  # their texts are there
     assert {"ReadSplit", "SortHashes", "SignSplit", "EncodeSplit", "AssembleShard"} <= nodes.of("node-0")
+
+
+def test_pairs_and_their_two_tokenizers_pass_through_the_store(nodes: Nodes, tmp_path: Path) -> None:
+    pairs = [pair(number) for number in range(120)]
+    for side, name in enumerate(("a.en", "a.es")):
+        (tmp_path / name).write_text("".join(each[side] + "\n" for each in pairs))
+    data = pairs_recipe(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
+    tok = TOKENS.model_copy(update={"separate": True, "vocab_size": 90})
+    wanted = prepare(data, tok, tmp_path / "here")
+    assert nodes.prepare(data, tok) == wanted and nodes.data_set() == files_of(tmp_path / "here")
+    assert {"CountUnknown", "EncodeSplit"} <= nodes.of("node-0") and nodes.of("caller") <= {
+        "ReadSplit",
+        "list",
+        "tuple",
+    }
 
 
 def test_another_caller_makes_only_what_a_killed_one_had_not_made(

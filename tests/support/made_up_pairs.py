@@ -1,0 +1,32 @@
+"""Made-up pairs: a sentence of invented words, and another whose words are those of the first spelled backwards."""
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+
+_SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+TOKENS = TokenizerConfig(vocab_size=120, special_tokens="t5", threads=1)
+FIELDS = {"source": "en", "target": "es"}
+
+
+def pair(number: int) -> tuple[str, str]:
+    """Source and target; another number, another pair."""
+    rng = random.Random(number)
+    words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 3))) for _ in range(rng.randint(3, 12))]
+    return " ".join(words) + ".", " ".join(word[::-1] for word in words) + "."
+
+
+def write_jsonl(path: Path, pairs: Iterable[tuple[str, str]]) -> Path:
+    """JSON lines with the fields en and es."""
+    path.write_text("".join(json.dumps({"en": source, "es": target}) + "\n" for source, target in pairs))
+    return path
+
+
+def recipe(path: Path, **data: object) -> DataConfig:
+    """Of one file of `write_jsonl`, or of another with `fields` or `target_path`; a tenth is held out."""
+    kind = data.keys() & {"fields", "target_path"}
+    source = {"path": str(path), **({"fields": FIELDS} if not kind else {name: data.pop(name) for name in kind})}
+    return DataConfig.model_validate({"sources": [Source.model_validate(source)], "heldout_fraction": 0.1, **data})
