@@ -29,7 +29,7 @@ class ModelConfig(Section):
     """The longest sequence, in tokens."""
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout rate after the embeddings, of the attention weights, and after every block's projections. transformer:
-    not of the attention weights, as published; seq2seq: of the inputs and outputs of each recurrent layer."""
+    not of the attention weights, as published; seq2seq: of the inputs of each layer and of the output."""
     output_bias: Annotated[Literal["zeros", "unigram"], UPDATES] = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
     text, so that training begins at the unigram model's loss and its first steps are not spent on learning it."""
@@ -134,6 +134,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "ModelConfig":
+        if self.cell is not None and self.hidden % 2:
+            raise ValueError(f"hidden={self.hidden} is odd, and is divided among two directions; change it")
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}; change one of them")
         if self.embedding != self.hidden and not FAMILIES[self.family].factorized_embedding:

@@ -1,0 +1,126 @@
+"""The recurrent encoder-decoder: a bidirectional encoder, and a decoder with or without attention to its states.
+
+Sutskever et al. (2014) have no attention and read the reversed source, which brings its first words close to the
+target's. An encoder that reads in both directions needs no reversal. The decoder starts from the encoder's last states,
+layer by layer, both directions side by side, also where the papers with attention start from a function of one of them.
+The output matrix is the target's embedding (Press and Wolf 2017), as in the transformer here.
+"""
+
+from torch import Tensor, arange, cat, nn, zeros
+from torch.nn import functional as F
+
+from pretrain.models.common.attention import Sequences
+from pretrain.models.common.blocks import embed
+from pretrain.models.common.cross_attention import PaddedSource
+from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
+from pretrain.models.common.vocabulary import vocabulary_loss
+from pretrain.models.config import ModelConfig
+from pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
+from pretrain.models.seq2seq.recurrence import STATES, State
+from pretrain.models.seq2seq.steps import Steps, steps_of
+
+
+class Seq2Seq(EncoderDecoder):
+    """Encoder and decoder. Positions are those of the recurrence: it takes none."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.word = nn.Embedding(vocab_size, config.hidden)
+        self.source_word = None if source_vocab_size is None else nn.Embedding(source_vocab_size, config.hidden)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.decoder = nn.ModuleList([Decoder(config)])
+        self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    @property
+    def _decoder(self) -> Decoder:
+        (decoder,) = self.decoder
+        assert isinstance(decoder, Decoder)
+        return decoder
+
+    def _read(self, ids: Tensor, sequences: Sequences, tied: bool = False) -> tuple[Tensor, list[State]]:
+        """States (Ns, H), packed as the sources are; the last state of each layer, (S, H) each."""
+        steps = steps_of(sequences)
+        table = self.word if self.source_word is None else self.source_word
+        x = embed(table, ids.index_select(0, steps.order), tied and self.source_word is None)
+        states = []
+        for layer in self.encoder:
+            x, last = layer(self.dropout(x), steps)
+            states.append(tuple(part.index_select(0, steps.rows) for part in last))
+        return x.index_select(0, steps.back), states
+
+    def forward(
+        self,
+        source_ids: Tensor,
+        source_positions: Tensor,
+        source_cu_seqlens: Tensor,
+        source_max_seqlen: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        next_ids: Tensor,
+        label_smoothing: float,
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting next_ids; see `EncoderDecoder.forward`."""
+        sources = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
+        targets = Sequences(cu_seqlens, max_seqlen, len(input_ids))
+        source, states = self._read(source_ids, sources, tied=True)
+        steps: Steps = steps_of(targets)
+        x = embed(self.word, input_ids.index_select(0, steps.order), tied=True)
+        hidden = self.decoder[0](x, steps, states, source, targets, sources)
+        smoothing = label_smoothing if self.training else 0.0
+        loss = vocabulary_loss(hidden, self.word.weight, self.word_bias, next_ids, smoothing)
+        return {"translation": loss}
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of the decoder's output (M, H)."""
+        return F.linear(hidden, self.word.weight, self.word_bias)
+
+    def read(
+        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
+    ) -> Tensor:
+        """The encoder's states, and beside those of each source's first token the last state of all layers: (Ns, H + L
+        * H) of a GRU, (Ns, H + 2 * L * H) of an LSTM; see `EncoderDecoder.read`."""
+        source, states = self._read(source_ids, Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids)))
+        last = cat([part for state in states for part in state], 1)
+        beside = source.new_zeros(len(source), last.shape[1])
+        return cat([source, beside.index_copy(0, source_cu_seqlens[:-1], last)], 1)
+
+    def begin(
+        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
+    ) -> "RecurrentState":
+        """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
+        hidden, parts = self.config.hidden, STATES[self.config.cell or "lstm"]
+        sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
+        last = source[:, hidden:].index_select(0, source_cu_seqlens[:-1]).repeat_interleave(beams, 0).split(hidden, 1)
+        states = [tuple(last[at : at + parts]) for at in range(0, len(last), parts)]
+        decoder = self._decoder
+        return RecurrentState(decoder.begin(states), decoder.keep(source[:, :hidden].contiguous(), sequences), beams)
+
+    def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
+        assert isinstance(state, RecurrentState)
+        out, state.memory = self._decoder.step(embed(self.word, tokens, tied=False), state.memory, state.source)
+        return out
+
+
+class RecurrentState(DecoderState):
+    """The states of the hypotheses, and the encoder's states of each source once."""
+
+    def __init__(self, memory: Memory, source: PaddedSource, beams: int) -> None:
+        self.memory, self.source, self._beams = memory, source, beams
+
+    def reorder(self, hypotheses: Tensor) -> None:
+        """See `DecoderState.reorder`."""
+        states = [tuple(part.index_select(0, hypotheses) for part in state) for state in self.memory.states]
+        fed = self.memory.fed
+        self.memory = Memory(states, None if fed is None else fed.index_select(0, hypotheses))
+
+    def keep(self, sentences: Tensor) -> None:
+        """See `DecoderState.keep`."""
+        beams = arange(self._beams, device=sentences.device)
+        self.reorder((sentences[:, None] * self._beams + beams).flatten())
+        self.source = self.source.select(sentences)

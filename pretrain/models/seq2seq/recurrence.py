@@ -1,0 +1,193 @@
+"""LSTM and GRU over packed sequences, as torch.nn.LSTM and GRU compute them.
+
+On a CPU torch multiplies the gradient of the recurrent weights out at every step, and its kernels for whole layers take
+no packed sequences. Here all products that need no state are done at once, before or after the steps.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.models.seq2seq.steps import Steps
+
+Cell = Literal["lstm", "gru"]
+GATES = {"lstm": 4, "gru": 3}
+STATES = {"lstm": 2, "gru": 1}
+"""Tensors of a state: h and c, or h."""
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
+State = tuple[Tensor, ...]
+"""(S, W) each: h and c of an LSTM, h of a GRU."""
+
+
+def recur(cell: Cell, x: Tensor, steps: Steps, state: State, weights: Weights, backwards: bool) -> tuple[Tensor, State]:
+    """All steps of one direction.
+
+    Args:
+        x: (N, I), in the order of `steps`.
+        state: the initial one, in the rows of `steps`.
+        backwards: from the last token of each sequence to the first.
+
+    Returns:
+        (N, W), the output h at each place; each sequence's last state.
+    """
+    if cell == "lstm":
+        out, *last = _Lstm.apply(x, *state, *weights, steps, backwards)
+    else:
+        out, *last = _Gru.apply(x, *state, *weights, steps, backwards)
+    return out, tuple(last)
+
+
+def recur_fused(
+    cell: Cell, x: Tensor, steps: Steps, state: list[State], weights: list[Weights]
+) -> tuple[Tensor, list[State]]:
+    """The same for one or both directions by torch's own call, which is cuDNN's on a GPU: (N, W) or (N, 2 * W)."""
+    sizes = torch.tensor(steps.sizes)
+    flat = [part for each in weights for part in each]
+    initial = [torch.stack(parts) for parts in zip(*state, strict=True)]
+    settings = (flat, True, 1, 0.0, torch.is_grad_enabled(), len(weights) == 2)
+    if cell == "lstm":
+        out, *last = torch._VF.lstm(x, sizes, initial, *settings)
+    else:
+        out, *last = torch._VF.gru(x, sizes, initial[0], *settings)
+    return out, list(zip(*last, strict=True))
+
+
+def lstm_step(gates: Tensor, cell: Tensor) -> State:
+    """One step (Hochreiter and Schmidhuber 1997; Gers et al. 2000): gates (n, 4 * W) before activation, cell (n, W)."""
+    i, f, g, o = gates.chunk(4, 1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def gru_step(given: Tensor, own: Tensor, h: Tensor) -> State:
+    """One step (Cho et al. 2014): the parts of the gates from the input and from the state, (n, 3 * W); h (n, W)."""
+    r, z = (given[:, : 2 * h.shape[1]] + own[:, : 2 * h.shape[1]]).sigmoid().chunk(2, 1)
+    new = torch.addcmul(given[:, 2 * h.shape[1] :], r, own[:, 2 * h.shape[1] :]).tanh()
+    return (torch.lerp(new, h, z),)
+
+
+class _Lstm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor,
+        input_weight: Tensor,
+        state_weight: Tensor,
+        input_bias: Tensor,
+        state_bias: Tensor,
+        steps: Steps,
+        backwards: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        width = h.shape[1]
+        # By `out`, because selective checkpointing keeps the outputs of products, and these change in place.
+        gates = torch.addmm(input_bias + state_bias, x, input_weight.T, out=x.new_empty(len(x), 4 * width))
+        out, cells = x.new_empty(len(x), width), x.new_empty(len(x), width)
+        last_h, last_c = h.clone(), c.clone()
+        for at in steps.slices[::-1] if backwards else steps.slices:
+            count, now = at.stop - at.start, gates[at]
+            now.addmm_(last_h[:count], state_weight.T)
+            now[:, : 2 * width].sigmoid_()
+            now[:, 2 * width : 3 * width].tanh_()
+            now[:, 3 * width :].sigmoid_()
+            i, f, g, o = now.chunk(4, 1)
+            cells[at] = last_c[:count].mul_(f).addcmul_(i, g)
+            last_h[:count] = torch.tanh(cells[at], out=out[at]).mul_(o)
+        ctx.save_for_backward(x, h, c, input_weight, state_weight, gates, cells, out)
+        ctx.steps, ctx.backwards = steps, backwards
+        return out, last_h, last_c
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, h, c, input_weight, state_weight, gates, cells, out = ctx.saved_tensors
+        steps, width = ctx.steps, h.shape[1]
+        before = steps.after if ctx.backwards else steps.before
+        i, f, g, o = gates.chunk(4, 1)
+        tanh = cells.tanh()
+        # What a gate's gradient is times that of the cell, or for o that of h: step by step it becomes the gradient.
+        grad_gates = torch.empty_like(gates)
+        of_i, of_f, of_g, of_o = grad_gates.chunk(4, 1)
+        torch.mul(g, i * (1 - i), out=of_i)
+        torch.mul(torch.cat([c, cells]).index_select(0, before), f * (1 - f), out=of_f)
+        torch.mul(i, 1 - g * g, out=of_g)
+        torch.mul(tanh, o * (1 - o), out=of_o)
+        of_cell = tanh.square_().neg_().add_(1).mul_(o)
+        grad_h, grad_c = gradients[1].clone(), gradients[2].clone()
+        for at in steps.slices if ctx.backwards else steps.slices[::-1]:
+            count, now = at.stop - at.start, grad_gates[at]
+            each_h, each_c = grad_h[:count].add_(gradients[0][at]), grad_c[:count]
+            each_c.addcmul_(each_h, of_cell[at])
+            now[:, : 3 * width].unflatten(1, (3, width)).mul_(each_c[:, None])
+            now[:, 3 * width :].mul_(each_h)
+            each_c.mul_(f[at])
+            torch.mm(now, state_weight, out=each_h)
+        states = torch.cat([h, out]).index_select(0, before)
+        grad_bias = grad_gates.sum(0)
+        grad_x = grad_gates @ input_weight if ctx.needs_input_grad[0] else None
+        weights = grad_gates.T @ x, grad_gates.T @ states, grad_bias, grad_bias
+        return grad_x, grad_h, grad_c, *weights, None, None
+
+
+class _Gru(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h: Tensor,
+        input_weight: Tensor,
+        state_weight: Tensor,
+        input_bias: Tensor,
+        state_bias: Tensor,
+        steps: Steps,
+        backwards: bool,
+    ) -> tuple[Tensor, Tensor]:
+        width = h.shape[1]
+        gates = torch.addmm(input_bias, x, input_weight.T, out=x.new_empty(len(x), 3 * width))
+        own = x.new_empty(len(x), 3 * width)
+        out, last = x.new_empty(len(x), width), h.clone()
+        for at in steps.slices[::-1] if backwards else steps.slices:
+            count, now = at.stop - at.start, gates[at]
+            mine = torch.addmm(state_bias, last[:count], state_weight.T, out=own[at])
+            now[:, : 2 * width].add_(mine[:, : 2 * width]).sigmoid_()
+            r, z, n = now.chunk(3, 1)
+            n.addcmul_(r, mine[:, 2 * width :]).tanh_()
+            last[:count] = torch.lerp(n, last[:count], z, out=out[at])
+        ctx.save_for_backward(x, h, input_weight, state_weight, gates, own[:, 2 * width :].contiguous(), out)
+        ctx.steps, ctx.backwards = steps, backwards
+        return out, last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, h, input_weight, state_weight, gates, own, out = ctx.saved_tensors
+        steps, width = ctx.steps, h.shape[1]
+        before = steps.after if ctx.backwards else steps.before
+        r, z, n = gates.chunk(3, 1)
+        states = torch.cat([h, out]).index_select(0, before)
+        of_n = (1 - z) * (1 - n * n)
+        of_z = (states - n) * (z * (1 - z))
+        of_r = own * (r * (1 - r))
+        grad_gates, grad_own = torch.empty_like(gates), torch.empty_like(gates)
+        grad_h = gradients[1].clone()
+        for at in steps.slices if ctx.backwards else steps.slices[::-1]:
+            each = grad_h[: at.stop - at.start].add_(gradients[0][at])
+            grad_r, grad_z, grad_n = grad_gates[at].chunk(3, 1)
+            torch.mul(each, of_n[at], out=grad_n)
+            torch.mul(each, of_z[at], out=grad_z)
+            torch.mul(grad_n, of_r[at], out=grad_r)
+            mine = grad_own[at]
+            mine[:, : 2 * width] = grad_gates[at][:, : 2 * width]
+            torch.mul(grad_n, r[at], out=mine[:, 2 * width :])
+            each.mul_(z[at]).addmm_(mine, state_weight)
+        grad_x = grad_gates @ input_weight if ctx.needs_input_grad[0] else None
+        weights = grad_gates.T @ x, grad_own.T @ states, grad_gates.sum(0), grad_own.sum(0)
+        return grad_x, grad_h, *weights, None, None
+
+
+def linear_step(given: Tensor, pieces: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """`given` (n, G) plus the product of each piece, (n, I) with a weight (G, I), as one product."""
+    x = torch.cat([piece for piece, _ in pieces], 1)
+    return given + F.linear(x, torch.cat([weight for _, weight in pieces], 1))
