@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 from rank_pool import RankPool
 from s3_endpoint import bucket, s3, s3_server
 
@@ -90,6 +91,15 @@ def bert_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared data set with GPT-2's special pieces."""
     return _prepared(texts, tmp_path_factory.mktemp("gpt2-data"), "gpt2")
+
+
+@pytest.fixture(scope="session")
+def pairs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared data set of 300 pairs."""
+    folder = tmp_path_factory.mktemp("pairs-data")
+    source = write_jsonl(folder / "pairs.jsonl", map(pair, range(300)))
+    prepare(recipe(source), TOKENS, folder / "set")
+    return folder / "set"
 
 
 @pytest.fixture(scope="session")

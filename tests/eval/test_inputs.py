@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from families import LANGUAGE_MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_tokenizers import gpt2_letters
@@ -43,7 +44,7 @@ def test_each_family_reads_a_pair_as_it_was_published(bert_data: Path, gpt2_data
     special = open_dataset(bert_data).manifest.tokenizer.special_ids
     vocab_size = open_dataset(gpt2_data).manifest.tokenizer.vocab_size
     between = {"bert": 1, "albert": 1, "roberta": 2}
-    for family in FAMILIES:
+    for family in LANGUAGE_MODELS:
         tokenizer, frame = _open(gpt2_data if FAMILIES[family].causal else bert_data, family)
         first, second = (tokenizer.encode([text])[0].tolist() for text in (TEXT, OTHER))
         encoded = encode([Example((TEXT, OTHER), (1,))], "classification", tokenizer, frame, 500)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from families import TEXT_OBJECTIVES, TRAINED_WITH
+from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
@@ -20,13 +21,10 @@ from data_prep.pipeline.identity import sources_key
 from data_prep.pipeline.prepare import prepare
 from data_prep.tokenizers import tokenizer
 from data_prep.tokenizers.info import TOKENIZER
-from pretrain.config import ObjectiveConfig
 from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
-from pretrain.models import families
 
-OBJECTIVES = [*typing.get_args(ObjectiveConfig.model_fields["name"].annotation), "mlm isolated", "clm isolated"]
-FAMILIES = {declared.default_objective: name for name, declared in families.FAMILIES.items()}
+OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
 PHASES = [
     {"seq_len": 24, "batch_size": 5, "steps": 6, "batch_ramp": [{"steps": 2, "batch_size": 3}], "skip_steps": [4]},
     {"seq_len": 32, "batch_size": 7, "steps": 2},
@@ -45,7 +43,7 @@ def write_recipe(folder: Path, texts: Path, objective: str = "mlm+nsp") -> Path:
             "heldout_fraction": 0.1,
         },
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2" if name == "clm" else "bert"},
-        "model": {"family": FAMILIES[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+        "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
         "objective": {"name": name, "isolate_documents": bool(isolated)},
         "phases": PHASES,
         "engine": {"deepspeed": {}},
@@ -222,3 +220,26 @@ def test_it_starts_nothing_heavy(prepared: tuple[Path, Path]) -> None:
     for arguments in (["inspect", "batch", str(path), "--runs", str(runs), "--step", "0"], ["inspect", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
         assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_pairs_are_shown_side_by_side(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "pairs.jsonl", map(pair, range(60)))
+    recipe = {
+        "name": "pairs",
+        "data": {"sources": [{"path": str(source), "fields": FIELDS}], "heldout_fraction": 0.1},
+        "tokenizer": TOKENS.model_dump(exclude={"path", "lowercase"}, exclude_defaults=True),
+        "model": {"family": "transformer", "layers": 1, "hidden": 8, "heads": 1, "max_positions": 128},
+        "phases": [{"seq_len": 100, "batch_tokens": 400, "steps": 5}],
+        "engine": {"deepspeed": {}},
+    }
+    path, runs = tmp_path / "recipe.yaml", tmp_path / "runs"
+    path.write_text(yaml.safe_dump(recipe))
+    loaded = load_recipe(path, [])
+    prepare(loaded.data, loaded.tokenizer, runs / ".prepared" / sources_key(loaded.data) / "set")
+    found = inspected((path, runs), "--step", "3", "--world-size", "2")["samples"]
+    sides = {f"{one}</s> {other}</s>".replace(" ", "") for one, other in map(pair, range(60))}
+    assert len(found) > 2 and {sample["text"].replace(" ", "") for sample in found} <= sides
+    assert {sample["rank"] for sample in found} == {0, 1}
+    for sample in found:
+        first, second = sample["documents"]
+        assert first["document"] == second["document"] and first["start"] == 0 and first["stop"] == second["start"]

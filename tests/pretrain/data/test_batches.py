@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from families import TEXT_OBJECTIVES, TRAINED_WITH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,15 +21,13 @@ from common.keyed import key_of
 from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.dataset.shards import open_dataset
 from data_prep.pipeline.prepare import prepare
-from pretrain.config import ObjectiveConfig, TrainingConfig
+from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker, RankStep
 from pretrain.data.index import build_indexes, index_path, sources_of
 from pretrain.data.loader import stream
 from pretrain.data.phases import is_skipped, samples_before, total_steps
-from pretrain.models import families
 
-OBJECTIVES = [*typing.get_args(ObjectiveConfig.model_fields["name"].annotation), "mlm isolated", "clm isolated"]
-FAMILIES = {declared.default_objective: name for name, declared in families.FAMILIES.items()}
+OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
 Weights = tuple[float, ...] | None
 WEIGHTS: list[Weights] = [None, (1.0, 1.0, 1.0), (0.1, 2.0, 7.5)]
 Data = Callable[[str], Path]
@@ -66,7 +65,7 @@ def config_of(
         {
             "seed": 5,
             "data": {"sources": [{"path": "texts", "weight": weight} for weight in weights or [None]]},
-            "model": {"family": FAMILIES[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+            "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
             "objective": {"name": name, "isolate_documents": bool(isolated), **rules},
             "phases": phases,
             "engine": {"heldout_samples": 11},

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from families import LANGUAGE_MODELS
 from numpy.typing import NDArray
 
 from data_prep.dataset.shards import open_dataset
@@ -84,7 +85,7 @@ def test_they_are_computed_once_and_a_damaged_file_again(bert_data: Path, tmp_pa
     assert vectors.shape == (data.manifest.tokenizer.vocab_size, WIDTH)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
 def test_a_model_begins_with_them(family: str) -> None:
     embedding = WIDTH // 2 if FAMILIES[family].factorized_embedding else WIDTH
     config, drawn = described(family, embedding=embedding), described(family, embedding=embedding, word_init="random")

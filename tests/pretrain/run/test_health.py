@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import LANGUAGE_MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_jobs import evaluate_rough_model
@@ -105,7 +106,7 @@ def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal:
     assert torch.allclose(single[counted], torch.tensor(0.0))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
 def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     sizes = {"family": family, "layers": 3, "hidden": 16, "heads": 2, "max_positions": 20, "dropout": 0.0}
     config = ModelConfig.model_validate(sizes)

@@ -3,29 +3,25 @@
 import json
 import random
 import shutil
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import OBJECTIVES, TRAINED_WITH
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
 
 from pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import load_weights
-from pretrain.config import ObjectiveConfig
-from pretrain.models import families
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
 Prepared = Callable[[str], Path]
 
 STEPS = 6
-OBJECTIVES = typing.get_args(ObjectiveConfig.model_fields["name"].annotation)
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
-FAMILIES = {declared.default_objective: name for name, declared in families.FAMILIES.items()}
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
@@ -33,8 +29,8 @@ CLOSE = 2e-5
 
 
 @pytest.fixture(scope="module")
-def prepared(bert_data: Path, gpt2_data: Path) -> Prepared:
-    return lambda objective: gpt2_data if objective == "clm" else bert_data
+def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path) -> Prepared:
+    return lambda objective: {"clm": gpt2_data, "translation": pairs_data}.get(objective, bert_data)
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +42,16 @@ def table() -> Iterator[list[str]]:
 
 
 def recipe(objective: str, **changes: Any) -> dict[str, Any]:
+    by_tokens = objective == "translation"
+    samples = {"batch_tokens": 200} if by_tokens else {"batch_size": 7}
+    per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch": 2}
     content: dict[str, Any] = {
         "seed": 5,
-        "model": {**SIZES, "family": FAMILIES[objective], "dropout": 0.1},
+        "model": {**SIZES, "family": TRAINED_WITH[objective], "dropout": 0.1},
         "objective": {"name": objective},
-        "phases": [{"seq_len": 48, "batch_size": 7, "steps": STEPS, "lr": 1e-2}],
+        "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
         "optimizer": {"name": "lamb"},
-        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch": 2, "log_every": 1, "heldout_samples": 4},
+        "engine": {"deepspeed": {}, "zero_stage": 1, **per_pass, "log_every": 1, "heldout_samples": 4},
         "checkpoint": {"every_steps": 1, "keep": 99},
     }
     for path, value in changes.items():

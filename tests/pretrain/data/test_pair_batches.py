@@ -1,0 +1,189 @@
+"""Steps by tokens: the same pairs whatever runs the training, each once an epoch, laid out as the model reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_pairs import TOKENS, pair, write_jsonl
+
+from data_prep.config import DataConfig
+from data_prep.dataset.shards import open_dataset
+from data_prep.pipeline.prepare import prepare
+from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker, RankStep
+from pretrain.data.index import build_indexes
+
+WEIGHTS = (1.0, 3.0)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of two sources."""
+    folder = tmp_path_factory.mktemp("mixed-pairs")
+    paths = [write_jsonl(folder / f"{name}.jsonl", map(pair, numbers)) for name, numbers in
+             (("a", range(200)), ("b", range(200, 260)))]  # fmt: skip
+    sources = [{"path": str(path), "fields": {"source": "en", "target": "es"}} for path in paths]
+    prepare(DataConfig.model_validate({"sources": sources, "heldout_fraction": 0.1}), TOKENS, folder / "set")
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("indexes")
+
+
+def config_of(phases: list[dict[str, Any]], weights: tuple[float, ...] | None, micro: int | None) -> TrainingConfig:
+    fields = {"source": "en", "target": "es"}
+    return TrainingConfig.model_validate(
+        {
+            "seed": 5,
+            "data": {"sources": [{"path": "p", "fields": fields, "weight": weight} for weight in weights or [None]]},
+            "model": {"family": "transformer", "layers": 1, "hidden": 8, "heads": 1, "max_positions": 256},
+            "phases": phases,
+            "engine": {"heldout_samples": 11, "micro_batch_tokens": micro},
+        }
+    )
+
+
+def maker_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0, ranks: int = 1) -> BatchMaker:
+    build_indexes(indexes, open_dataset(data), config)
+    return BatchMaker.open(config, data, indexes, rank, ranks, [1] * len(config.phases))
+
+
+def pairs_of(step: RankStep) -> list[tuple[bytes, bytes, bytes]]:
+    """What the model gets of each pair: source, decoder's input and targets."""
+    found = []
+    for batch in step.micro_batches:
+        if not batch.counts["translation"]:
+            continue
+        inputs: Any = batch.inputs
+        sources = np.split(inputs["source_ids"], inputs["source_cu_seqlens"][1:-1])
+        targets = [np.split(inputs[name], inputs["cu_seqlens"][1:-1]) for name in ("input_ids", "next_ids")]
+        found += [tuple(part.tobytes() for part in each) for each in zip(sources, *targets, strict=True)]
+        assert inputs["source_max_seqlen"] == max(map(len, sources)) and inputs["label_smoothing"] == 0.1
+        assert batch.tokens == len(inputs["source_ids"]) + len(inputs["next_ids"])
+    return found
+
+
+PHASES = st.lists(
+    st.fixed_dictionaries(
+        {"seq_len": st.sampled_from([48, 96]), "steps": st.integers(1, 6)},
+        optional={"batch_tokens": st.integers(96, 900)},
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+@settings(max_examples=40)
+@given(
+    phases=PHASES,
+    weights=st.sampled_from([None, WEIGHTS]),
+    ranks=st.integers(1, 4),
+    micro=st.one_of(st.none(), st.integers(96, 400)),
+)
+def test_every_way_to_run_gives_the_same_pairs(
+    mixed: Path,
+    indexes: Path,
+    phases: list[dict[str, Any]],
+    weights: tuple[float, ...] | None,
+    ranks: int,
+    micro: int | None,
+) -> None:
+    by_tokens = all("batch_tokens" in phase for phase in phases)
+    config = config_of(phases, weights, micro if by_tokens else None)
+    whole = config.model_copy(update={"engine": config.engine.model_copy(update={"micro_batch_tokens": None})})
+    alone = maker_of(whole, mixed, indexes)
+    together = [maker_of(config, mixed, indexes, rank, ranks) for rank in range(ranks)]
+    used = 0
+    for step in range(sum(phase["steps"] for phase in phases)):
+        expected, shares = alone.step(step), [maker.step(step) for maker in together]
+        assert [one for share in shares for one in pairs_of(share)] == pairs_of(expected)
+        assert sum(share.counts["translation"] for share in shares) == expected.counts["translation"]
+        assert len({len(share.micro_batches) for share in shares}) == 1
+        assert alone.samples_before(step) == used
+        used += expected.batch_size
+        for share in shares:
+            for batch in share.micro_batches:
+                inputs: Any = batch.inputs
+                if micro is not None and by_tokens and batch.counts["translation"]:
+                    assert max(len(inputs["source_ids"]), len(inputs["next_ids"])) <= micro
+    assert [maker.samples_before(step + 1) for maker in together] == [used] * ranks
+    held = [one for maker in together for one in pairs_of(maker.heldout())]
+    assert held == pairs_of(alone.heldout()) and len(held) == min(11, len(open_dataset(mixed).heldout))
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tuple[float, ...] | None) -> None:
+    config = config_of([{"seq_len": 96, "batch_tokens": 300, "steps": 200}], weights, None)
+    maker = maker_of(config, mixed, indexes)
+    sizes = [index.size for index in maker.train_indexes[0]]
+    assert sum(sizes) == len(open_dataset(mixed).train)
+    chosen = [maker.choose(step) for step in range(200)]
+    assert all(len(set(each.sources)) == len(set(each.epochs)) == 1 for each in chosen)
+    for source, size in enumerate(sizes):
+        by_epoch: dict[int, list[int]] = {}
+        for each in chosen:
+            if each.sources[0] == source:
+                by_epoch.setdefault(int(each.epochs[0]), []).extend(each.samples.tolist())
+        *whole, last = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        first = sum(sizes[:source])
+        assert len(whole) > 1 and all(sorted(epoch) == list(range(first, first + size)) for epoch in whole)
+        assert len(set(last)) == len(last) and whole[0] != whole[1]
+    rows = maker.train_indexes[0][0].rows
+    for step in range(20):
+        inputs: Any = maker.step(step).micro_batches[0].inputs
+        assert max(len(inputs["source_ids"]), len(inputs["next_ids"])) <= 300
+    assert (np.diff(rows[:, 1:].max(1)) >= 0).all()
+
+
+def test_a_pair_is_laid_out_as_the_model_reads_it(mixed: Path, indexes: Path) -> None:
+    maker = maker_of(config_of([{"seq_len": 96, "batch_tokens": 300, "steps": 3}], None, None), mixed, indexes)
+    data, special = maker.data.train, maker.data.manifest.tokenizer.special_ids
+    chosen, step = maker.choose(1), maker.step(1)
+    for sample, (source, read, predicted) in zip(chosen.samples.tolist(), pairs_of(step), strict=True):
+        document = int(maker.train_indexes[0][0].rows[sample, 0])
+        tokens, length = data.tokens(document).tolist(), int(data.source_lengths[document])
+        assert np.frombuffer(source, np.int64).tolist() == [*tokens[:length], special["end"]]
+        assert np.frombuffer(read, np.int64).tolist() == [special["pad"], *tokens[length:]]
+        assert np.frombuffer(predicted, np.int64).tolist() == [*tokens[length:], special["end"]]
+
+
+def test_longer_pairs_are_left_out_and_told(mixed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    maker = maker_of(config_of([{"seq_len": 40, "batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
+    data = maker.data.train
+    longest = np.maximum(data.source_lengths, data.lengths - data.source_lengths) + 1
+    assert 0 < maker.train_indexes[0][0].size == (longest <= 40).sum() < len(data)
+    assert f"{(longest > 40).sum()} of {len(data)} pairs have a side longer than phases[].seq_len=40" in caplog.text
+    with pytest.raises(ValueError, match="too few for one sample of 8"):
+        maker_of(config_of([{"seq_len": 8, "batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("phase", "engine", "told"),
+    [
+        ({"batch_tokens": 300, "batch_size": 7}, {}, "batch_tokens=300 makes steps by tokens, and batch_size=7 counts"),
+        ({"batch_tokens": 300, "lr_scaling": {"rule": "sqrt", "batch_size": 8}}, {}, "remove one of them"),
+        ({"batch_tokens": 64}, {}, "batch_tokens=64 has no room for a side of seq_len=96"),
+        ({"batch_tokens": 300}, {"micro_batch": "auto"}, "engine.micro_batch=auto counts samples"),
+        ({"batch_tokens": 300}, {"micro_batch_tokens": 64}, "engine.micro_batch_tokens=64 has no room for a side"),
+        ({}, {"micro_batch_tokens": 200}, "engine.micro_batch_tokens=200 has no effect on phases"),
+    ],
+)
+def test_impossible_combinations(phase: dict[str, Any], engine: dict[str, Any], told: str) -> None:
+    content = {
+        "model": {"preset": "transformer-tiny"},
+        "phases": [{"seq_len": 96, "steps": 3, **phase}],
+        "engine": engine,
+    }
+    with pytest.raises(ValueError) as error:
+        TrainingConfig.model_validate(content)
+    assert told in str(error.value)
+
+
+def test_tokens_are_for_pairs_alone() -> None:
+    with pytest.raises(ValueError, match=r"batch_tokens=300 is for objective\.name=translation, not clm"):
+        TrainingConfig.model_validate({"model": {"preset": "gpt2"}, "phases": [{"batch_tokens": 300, "steps": 3}]})
