@@ -18,7 +18,7 @@ from data_prep.dataset.shards import open_dataset
 from data_prep.pipeline.identity import settings_of, sources_key
 from data_prep.tokenizers import tokenizer
 from data_prep.tokenizers.info import TokenizerInfo
-from pretrain.data.batches import BatchMaker
+from pretrain.data.batches import BatchMaker, RankStep
 from pretrain.data.index import build_indexes, look_up
 from pretrain.data.phases import is_skipped, locate, share_of_rank
 from pretrain.objectives import objective_of
@@ -111,6 +111,13 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
     manifest = maker.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     found = []
+    if maker.config.objective.name == "translation":
+        numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
+        for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
+            tokens = [*map(to_text, source), *map(to_target, target)]
+            facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
+            found.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
+        return found
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
@@ -120,11 +127,6 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
             facts |= _second(facts["documents"], bool(seen["is_random_next"][0]))
         if "is_swapped" in seen:
             facts["is_swapped"] = bool(seen["is_swapped"][0])
-        if "source_ids" in seen:
-            tokens = [to_text(i) for i in seen["source_ids"].tolist()]
-            tokens += [to_target(i) for i in seen["next_ids"].tolist()]
-            found.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
-            continue
         original, predicted = seen["input_ids"].copy(), np.zeros(len(seen["input_ids"]), bool)
         if "masked_at" in seen:
             original[seen["masked_at"]] = seen["masked_ids"]
@@ -137,6 +139,16 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
         found.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
     assert len(found) == made.samples
     return found
+
+
+def _pairs(made: RankStep) -> Iterator[tuple[list[int], list[int]]]:
+    """The tokens of both sides of each pair, as the encoder reads and the decoder predicts them."""
+    for batch in made.micro_batches:
+        seen: Mapping[str, Any] = batch.inputs
+        if batch.tokens:
+            sources = np.split(seen["source_ids"], seen["source_cu_seqlens"][1:-1])
+            targets = np.split(seen["next_ids"], seen["cu_seqlens"][1:-1])
+            yield from ((source.tolist(), target.tolist()) for source, target in zip(sources, targets, strict=True))
 
 
 def _documents(maker: BatchMaker, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
