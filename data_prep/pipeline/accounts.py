@@ -50,9 +50,10 @@ def account(
                     set_aside.append(SetAside(path=where, reason=reason))
             places_before[file] += facts["places"]
     unfiltered = counts["kept"] + filtered.total()
+    is_pairs = any(part.file.holds_pairs for parts in splits[:1] for part in parts)
     for what, bad, total in (
         ("files", len(broken), len(files)),
-        ("documents", bad_documents, bad_documents + unfiltered),
+        ("pairs" if is_pairs else "documents", bad_documents, bad_documents + unfiltered),
     ):
         if bad > max_bad_fraction * total:
             examples = "; ".join(f"{some.path}: {some.reason}" for some in set_aside[:3])

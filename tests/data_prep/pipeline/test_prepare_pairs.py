@@ -229,7 +229,7 @@ def test_a_pair_is_dropped_if_either_side_has_an_evaluation_text(tmp_path: Path)
 
 def test_too_many_bad_pairs_or_files_end_the_preparation(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [*PAIRS, *[("one", "")] * 5])
-    with pytest.raises(ValueError, match=r"5 of 155 documents cannot be used.*a\.jsonl:151: empty target"):
+    with pytest.raises(ValueError, match=r"5 of 155 pairs cannot be used.*a\.jsonl:151: empty target"):
         prepare(recipe(tmp_path / "a.jsonl"), TOKENS, tmp_path / "out")
     (tmp_path / "a.en").write_text("one\n" * 30)
     (tmp_path / "a.es").write_text("uno\n" * 29)
