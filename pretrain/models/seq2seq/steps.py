@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Steps:
         bounds = [0]
         for size in self.sizes:
             bounds.append(bounds[-1] + size)
-        return [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [slice(start, stop) for start, stop in pairwise(bounds)]
 
     @cached_property
     def before(self) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface import CLASSES, save
+from kinds_of_families import TEXT_FAMILIES
 from rank_jobs import train_on_batches
 from rank_pool import RankPool
 from torch import Tensor
@@ -20,7 +21,6 @@ from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
 from pretrain.engine.inputs import on_device
 from pretrain.models.build import Model, build_model, initialise
-from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import Batch
 from pretrain.optim.optimizers import build_optimizer
 from pretrain.optim.schedule import learning_rate
@@ -181,7 +181,7 @@ def deviation(one: list[float], other: list[float]) -> float:
     return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_loss_curve_is_theirs(family: str, data: Data, tmp_path: Path, table: list[Any]) -> None:
     config = TrainingConfig.model_validate(settings_of(family))
     tokenizer = open_dataset(data(family)).manifest.tokenizer
