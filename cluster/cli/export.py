@@ -14,6 +14,7 @@ import torch
 from common.files import sync
 from common.redaction import shown
 from data_prep.tokenizers.export import export_tokenizer
+from data_prep.tokenizers.export_marian import export_marian_tokenizers
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
@@ -63,8 +64,11 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
     with _appearing(out) as temporary:
         found = find_checkpoint(place, step)
         model, info = found.model, found.tokenizer
-        has_segments = FAMILIES[model.family].has_segments
-        export_tokenizer(found.tokenizer_path, info, has_segments, model.max_positions, temporary)
+        family = FAMILIES[model.family]
+        if family.translates:
+            export_marian_tokenizers((found.tokenizer_path, info), None, model.max_positions, temporary)
+        else:
+            export_tokenizer(found.tokenizer_path, info, family.has_segments, model.max_positions, temporary)
         export_model(found.location, model, info.vocab_size, info.special_ids, temporary)
     return Exported(found.location, found.manifest.step, model, found.skipped)
 
