@@ -16,6 +16,7 @@ from torch import Tensor
 from common.files import sync
 from common.redaction import shown
 from data_prep.tokenizers.export import export_tokenizer
+from data_prep.tokenizers.export_marian import export_marian_tokenizers
 from pretrain.checkpoint.average import average, newest_committed
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
@@ -65,10 +66,16 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
     """
     with _appearing(out) as temporary:
         found = find_checkpoint(place, step)
-        model, info = found.model, found.data.tokenizer
-        has_segments = FAMILIES[model.family].has_segments
-        export_tokenizer(found.data_folder / info.file, info, has_segments, model.max_positions, temporary)
-        export_model(found.location, model, info.vocab_size, info.special_ids, temporary)
+        model, data, folder = found.model, found.data, found.data_folder
+        family, info = FAMILIES[model.family], data.output_tokenizer
+        if family.translates:
+            target = data.target_tokenizer and (folder / data.target_tokenizer.file, data.target_tokenizer)
+            source = folder / data.tokenizer.file, data.tokenizer
+            export_marian_tokenizers(source, target, model.max_positions, temporary)
+        else:
+            export_tokenizer(folder / info.file, info, family.has_segments, model.max_positions, temporary)
+        size = info.vocab_size
+        export_model(found.location, model, size, info.special_ids, temporary, data.source_vocab_size)
     return Exported(found.location, found.manifest.step, model, found.skipped)
 
 

@@ -34,14 +34,15 @@ def observed(model: Model, see_states: SeeStates, see_attention: SeeAttention) -
     ]
     changed: Any = model
     if isinstance(model, EncoderDecoder):
-        hooks.append(model.decoder_norm.register_forward_hook(lambda _, __, states: see_states(states)))
+        changed.teacher_forced = _showing(model.teacher_forced, see_states)
     else:
         changed.encode = _showing(model.encode, see_states)
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        changed.__dict__.pop("encode", None)
+        for name in ("encode", "teacher_forced"):
+            vars(model).pop(name, None)
         for hook in hooks:
             hook.remove()
 

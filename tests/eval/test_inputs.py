@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from families import LANGUAGE_MODELS
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds_of_families import TEXT_FAMILIES
 from reference_tokenizers import gpt2_letters
 
 from data_prep.dataset.shards import open_dataset
@@ -14,7 +14,6 @@ from data_prep.tokenizers.tokenizer_json import byte_bpe_json
 from eval.frames import Frame, frame_of
 from eval.inputs import Encoded, batches, batches_of_tokens, encode
 from eval.tasks.task import Example
-from pretrain.models.families import FAMILIES
 
 TEXT = "The captain found a silver letter under the bridge."
 OTHER = "A quiet garden in winter, and a stone by the river that nobody had seen before."
@@ -44,11 +43,11 @@ def test_each_family_reads_a_pair_as_it_was_published(bert_data: Path, gpt2_data
     special = open_dataset(bert_data).manifest.tokenizer.special_ids
     vocab_size = open_dataset(gpt2_data).manifest.tokenizer.vocab_size
     between = {"bert": 1, "albert": 1, "roberta": 2}
-    for family in LANGUAGE_MODELS:
-        tokenizer, frame = _open(gpt2_data if FAMILIES[family].causal else bert_data, family)
+    for family in TEXT_FAMILIES:
+        tokenizer, frame = _open(gpt2_data if TEXT_FAMILIES[family].causal else bert_data, family)
         first, second = (tokenizer.encode([text])[0].tolist() for text in (TEXT, OTHER))
         encoded = encode([Example((TEXT, OTHER), (1,))], "classification", tokenizer, frame, 500)
-        if FAMILIES[family].causal:
+        if TEXT_FAMILIES[family].causal:
             expected = [vocab_size, *first, vocab_size + 1, *second, vocab_size + 2]
         else:
             separators = [special["sep"]] * between[family]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import saved_tensors
 import torch
+from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,15 +16,14 @@ from pretrain.engine.inputs import on_device
 from pretrain.models.build import build_model
 from pretrain.models.common.model import Model
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.models.huggingface_weights import names_of
 from pretrain.objectives.batch import layout
 
-ENCODERS = [name for name, family in FAMILIES.items() if not family.causal]
+ENCODERS = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 VOCABULARY = 211
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 DECODER_SPECIALS = {"end": 0, "unk": 1}
-CLASSES = {name: names_of(name).architecture for name in FAMILIES}
+CLASSES = {name: names_of(name).architecture for name in TEXT_FAMILIES}
 
 
 def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:

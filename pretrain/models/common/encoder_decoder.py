@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pretrain.models.common.model import Model
+from pretrain.models.common.vocabulary import vocabulary_loss
 
 
 class DecoderState(ABC):
@@ -29,13 +31,12 @@ class EncoderDecoder(Model):
         word: the target's embedding, which is the output matrix too, and the source's where the vocabulary is joint.
         source_word: the source's embedding where it has a vocabulary of its own, else None.
         encoder, decoder: the blocks of each; `layers` has all.
-        decoder_norm: what the decoder ends with, an `nn.Identity` if with nothing.
     """
 
     source_word: nn.Embedding | None
     encoder: nn.ModuleList
     decoder: nn.ModuleList
-    decoder_norm: nn.Module
+    word_bias: nn.Parameter
 
     # Registered once, by the names of encoder and decoder: state_dict would repeat modules that are in two lists.
     @property
@@ -67,6 +68,42 @@ class EncoderDecoder(Model):
             positions, cu_seqlens, max_seqlen: the same of the targets.
             next_ids: int64 (Nt,), the token after each: each target's tokens and an end token.
             label_smoothing: as in `vocabulary_loss`; in evaluation mode 0.
+        """
+        hidden = self.teacher_forced(
+            source_ids,
+            source_positions,
+            source_cu_seqlens,
+            source_max_seqlen,
+            input_ids,
+            positions,
+            cu_seqlens,
+            max_seqlen,
+            tied=True,
+        )
+        smoothing = label_smoothing if self.training else 0.0
+        return {"translation": vocabulary_loss(hidden, self.word.weight, self.word_bias, next_ids, smoothing)}
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (M, V) of the decoder's output (M, H)."""
+        return F.linear(hidden, self.word.weight, self.word_bias)
+
+    def teacher_forced(
+        self,
+        source_ids: Tensor,
+        source_positions: Tensor,
+        source_cu_seqlens: Tensor,
+        source_max_seqlen: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        tied: bool = False,
+    ) -> Tensor:
+        """The decoder's output (Nt, H) at each token of given targets, to which `lm_head` applies.
+
+        Args:
+            as `forward`, and
+            tied: whether the word embedding also gets a gradient from the output projection.
         """
         raise NotImplementedError
 

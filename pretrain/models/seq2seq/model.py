@@ -7,14 +7,12 @@ The output matrix is the target's embedding (Press and Wolf 2017), as in the tra
 """
 
 from torch import Tensor, arange, cat, nn, zeros
-from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import embed
 from pretrain.models.common.cross_attention import PaddedSource
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
 from pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
 from pretrain.models.seq2seq.recurrence import STATES, State
@@ -51,7 +49,7 @@ class Seq2Seq(EncoderDecoder):
             states.append(tuple(part.index_select(0, steps.rows) for part in last))
         return x.index_select(0, steps.back), states
 
-    def forward(
+    def teacher_forced(
         self,
         source_ids: Tensor,
         source_positions: Tensor,
@@ -61,23 +59,16 @@ class Seq2Seq(EncoderDecoder):
         positions: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
-        next_ids: Tensor,
-        label_smoothing: float,
-    ) -> dict[str, Tensor]:
-        """Sum of the cross-entropies in nats of predicting next_ids; see `EncoderDecoder.forward`."""
+        tied: bool = False,
+    ) -> Tensor:
+        """The decoder's output (Nt, H); see `EncoderDecoder.teacher_forced`."""
         sources = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
         targets = Sequences(cu_seqlens, max_seqlen, len(input_ids))
-        source, states = self._read(source_ids, sources, tied=True)
+        source, states = self._read(source_ids, sources, tied)
         steps: Steps = steps_of(targets)
-        x = embed(self.word, input_ids.index_select(0, steps.order), tied=True)
-        hidden = self.decoder[0](x, steps, states, source, targets, sources)
-        smoothing = label_smoothing if self.training else 0.0
-        loss = vocabulary_loss(hidden, self.word.weight, self.word_bias, next_ids, smoothing)
-        return {"translation": loss}
-
-    def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of the decoder's output (M, H)."""
-        return F.linear(hidden, self.word.weight, self.word_bias)
+        x = embed(self.word, input_ids.index_select(0, steps.order), tied)
+        hidden: Tensor = self.decoder[0](x, steps, states, source, targets, sources)
+        return hidden
 
     def read(
         self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int

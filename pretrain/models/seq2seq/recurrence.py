@@ -90,7 +90,7 @@ class _Lstm(torch.autograd.Function):
         last_h, last_c = h.clone(), c.clone()
         for at in steps.slices[::-1] if backwards else steps.slices:
             count, now = at.stop - at.start, gates[at]
-            now.addmm_(last_h[:count], state_weight.T)
+            torch.addmm(now, last_h[:count], state_weight.T, out=now)
             now[:, : 2 * width].sigmoid_()
             now[:, 2 * width : 3 * width].tanh_()
             now[:, 3 * width :].sigmoid_()

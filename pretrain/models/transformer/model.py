@@ -3,7 +3,6 @@
 import math
 
 from torch import Tensor, arange, nn, zeros
-from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import embed
@@ -12,7 +11,6 @@ from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.sinusoids import sinusoids
-from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
 from pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
 
@@ -65,7 +63,7 @@ class Transformer(EncoderDecoder):
         places = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
         return self.dropout(x + places.index_select(0, positions))
 
-    def forward(
+    def teacher_forced(
         self,
         source_ids: Tensor,
         source_positions: Tensor,
@@ -75,24 +73,17 @@ class Transformer(EncoderDecoder):
         positions: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
-        next_ids: Tensor,
-        label_smoothing: float,
-    ) -> dict[str, Tensor]:
-        """Sum of the cross-entropies in nats of predicting next_ids; see `EncoderDecoder.forward`."""
+        tied: bool = False,
+    ) -> Tensor:
+        """The decoder's output (Nt, H); see `EncoderDecoder.teacher_forced`."""
         keys = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
         pairs = Pairs(Sequences(cu_seqlens, max_seqlen, len(input_ids)), keys)
-        source = self._read(source_ids, source_positions, keys, tied=True)
-        x = self._embed(self.word, self.position, input_ids, positions, tied=True)
+        source = self._read(source_ids, source_positions, keys, tied)
+        x = self._embed(self.word, self.position, input_ids, positions, tied)
         for layer in self.decoder:
             x = layer(x, source, pairs)
-        smoothing = label_smoothing if self.training else 0.0
-        return {
-            "translation": vocabulary_loss(self.decoder_norm(x), self.word.weight, self.word_bias, next_ids, smoothing)
-        }
-
-    def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of the decoder's output (M, H)."""
-        return F.linear(hidden, self.word.weight, self.word_bias)
+        states: Tensor = self.decoder_norm(x)
+        return states
 
     def begin(
         self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int

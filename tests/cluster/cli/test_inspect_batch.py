@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from families import TEXT_OBJECTIVES, TRAINED_WITH
+from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
 from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
 from typer.testing import CliRunner
 

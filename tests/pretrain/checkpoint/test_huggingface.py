@@ -23,13 +23,14 @@ from huggingface import (
     their_answers,
     theirs_of,
 )
+from kinds_of_families import TEXT_FAMILIES
 
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
 from pretrain.engine.inputs import on_device
 from pretrain.models.build import build_model, outline_model
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES, PRESETS
+from pretrain.models.families import PRESETS
 from pretrain.models.huggingface_weights import from_huggingface
 from pretrain.objectives.batch import layout
 
@@ -109,13 +110,13 @@ def check(config: ModelConfig, size: str, lengths: list[int], direction: str, fo
 
 
 @pytest.mark.parametrize("direction", ["export", "import"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_small_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
     config = config_of(family, 2, 32, 4, 64)
     check(config, "2x32 padded", [64, 1, 33, 2, 33, 17], direction, tmp_path, table)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[_Row]) -> None:
     full = FULL.get(family, 512)
     check(config_of(family, 4, 128, 2, full), f"4x128 at {full}", [full, full], "export", tmp_path, table)
@@ -123,7 +124,7 @@ def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[
 
 @pytest.mark.long
 @pytest.mark.parametrize("direction", ["export", "import"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
     preset = {"bert": "bert-base", "albert": "albert-base", "roberta": "roberta-base"}.get(family, family)
     config = ModelConfig.model_validate({**PRESETS[preset], "dropout": 0.0})
@@ -131,7 +132,7 @@ def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Pat
     check(config, "12x768", [full, 100, 7], direction, tmp_path, table)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_states_between_the_layers_are_theirs(family: str, tmp_path: Path) -> None:
     config = config_of(family, 3, 32, 4, 64)
     ours, theirs, pad = both("export", config, tmp_path)

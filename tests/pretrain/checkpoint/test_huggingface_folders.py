@@ -17,6 +17,7 @@ from huggingface import (
     specials_of,
     theirs_of,
 )
+from kinds_of_families import TEXT_FAMILIES
 from rank_jobs import weights_at_start
 from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
@@ -27,13 +28,12 @@ from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import content_hash, import_model
 from pretrain.models.build import build_model, initialise, outline_model
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.models.huggingface_weights import from_huggingface, to_huggingface
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_what_is_exported_is_imported_again_bit_for_bit(family: str, tmp_path: Path) -> None:
     config = config_of(family, 2, 32, 4, 64)
     model = rough_model(config)

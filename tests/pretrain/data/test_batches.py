@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import TEXT_OBJECTIVES, TRAINED_WITH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
 
 from common.keyed import key_of
 from data_prep.config import DataConfig, Source, TokenizerConfig

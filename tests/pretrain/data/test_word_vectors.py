@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import LANGUAGE_MODELS
+from kinds_of_families import TEXT_FAMILIES
 from numpy.typing import NDArray
 
 from data_prep.dataset.shards import open_dataset
@@ -14,7 +14,6 @@ from pretrain.data import word_vectors as module
 from pretrain.data.word_vectors import build_word_vectors, open_word_vectors, word_vectors
 from pretrain.models.build import build_model, first_weights
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 
 WIDTH = 12
 
@@ -85,9 +84,9 @@ def test_they_are_computed_once_and_a_damaged_file_again(bert_data: Path, tmp_pa
     assert vectors.shape == (data.manifest.tokenizer.vocab_size, WIDTH)
 
 
-@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_a_model_begins_with_them(family: str) -> None:
-    embedding = WIDTH // 2 if FAMILIES[family].factorized_embedding else WIDTH
+    embedding = WIDTH // 2 if TEXT_FAMILIES[family].factorized_embedding else WIDTH
     config, drawn = described(family, embedding=embedding), described(family, embedding=embedding, word_init="random")
     vectors = np.random.default_rng(0).standard_normal((50, embedding)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds_of_families import TEXT_FAMILIES
 from rank_jobs import run_worker
 from rank_pool import RankPool
 from worker_runs import STEPS, checkpoint, recipe
@@ -26,7 +27,7 @@ from pretrain.models.build import build_model, initialise
 from pretrain.models.families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
-TRAINED_BY = [(name, objective) for name, family in FAMILIES.items() for objective in family.objectives]
+TRAINED_BY = [(name, objective) for name, family in TEXT_FAMILIES.items() for objective in family.objectives]
 PAIR_HEADS = ("pooler.", "next_sentence.", "sentence_order.")
 
 # A copy of another family, trained for a step and exported. Only its folder is given.

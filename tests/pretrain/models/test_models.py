@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from pretrain.models.common.dropout import Dropout, keep_mask, kept_share
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.vocabulary import vocabulary_loss
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import layout
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
@@ -47,7 +47,7 @@ def where(lengths: list[int]) -> dict[str, Any]:
     return on_device(layout(lengths), CPU)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
     one, same, other = model_of(family), model_of(family), model_of(family, seed=2)
     embedding = {"embedding": 16} if family == "albert" else {}
@@ -64,10 +64,10 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
     assert abs(one.get_parameter("word.weight").std().item() - expected) < 0.001
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> None:
     described = {"family": family, **SIZES, "output_bias": "unigram"}
-    if not FAMILIES[family].has_output_bias:
+    if not TEXT_FAMILIES[family].has_output_bias:
         with pytest.raises(ValueError, match=f"output_bias=unigram: family={family} has no bias in its output layer"):
             ModelConfig.model_validate(described)
         return
@@ -87,7 +87,7 @@ def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> N
     assert not bias.any()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 @settings(max_examples=15)
 @given(lengths=Lengths, data=st.data())
 def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: list[int], data: st.DataObject) -> None:
@@ -105,7 +105,7 @@ def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: lis
             torch.testing.assert_close(text, alone, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 @settings(max_examples=15)
 @given(lengths=Lengths, data=st.data())
 def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[int], data: st.DataObject) -> None:
@@ -122,7 +122,7 @@ def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[i
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.causal])
+@pytest.mark.parametrize("family", [name for name, family in TEXT_FAMILIES.items() if family.causal])
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), more=st.integers(1, 9))
 def test_states_with_a_key_value_cache_are_those_without(family: str, lengths: list[int], more: int) -> None:
@@ -145,7 +145,7 @@ def test_states_with_a_key_value_cache_are_those_without(family: str, lengths: l
             torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_who_sees_what(family: str) -> None:
     model, ids = rough(family), torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()
@@ -158,7 +158,7 @@ def test_who_sees_what(family: str) -> None:
         assert not torch.allclose(one[:10], other[:10], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_losses_are_those_of_all_logits(family: str) -> None:
     model, lengths = rough(family), [16, 1, 16, 10]
     generator = torch.Generator().manual_seed(2)

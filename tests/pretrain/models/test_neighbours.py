@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 
 from pretrain.engine.inputs import on_device
@@ -11,10 +12,9 @@ from pretrain.engine.observation import observed
 from pretrain.models.build import build_model, first_weights
 from pretrain.models.common.attention import Sequences
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import layout
 
-BIDIRECTIONAL = [name for name, family in FAMILIES.items() if not family.causal]
+BIDIRECTIONAL = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 CPU = torch.device("cpu")
 
 
@@ -49,7 +49,7 @@ def test_heads_of_the_first_layer_attend_to_the_tokens_at_their_distance(
     family: str, sizes: tuple[int, int, int, int]
 ) -> None:
     hidden, embedding, heads, max_positions = sizes
-    if not FAMILIES[family].factorized_embedding:
+    if not TEXT_FAMILIES[family].factorized_embedding:
         embedding = hidden
     described = {
         "family": family,
@@ -86,7 +86,7 @@ def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str)
         assert all(value.isfinite().all() for value in local.parameters())
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.causal])
+@pytest.mark.parametrize("family", [name for name, family in TEXT_FAMILIES.items() if family.causal])
 def test_a_causal_model_is_refused(family: str) -> None:
     described = {"family": family, "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8}
     with pytest.raises(ValueError, match=f"attention_init=neighbours: family={family} is causal"):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import LANGUAGE_MODELS
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds_of_families import TEXT_FAMILIES
 from rank_jobs import evaluate_rough_model
 from rank_pool import RankPool
 from torch import Tensor
@@ -24,7 +24,6 @@ from pretrain.engine.observation import observed
 from pretrain.models.build import build_model, first_weights
 from pretrain.models.common.attention import Sequences
 from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import layout
 from pretrain.run.health import attention_entropies, effective_rank, mean_cosine
 
@@ -106,7 +105,7 @@ def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal:
     assert torch.allclose(single[counted], torch.tensor(0.0))
 
 
-@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     sizes = {"family": family, "layers": 3, "hidden": 16, "heads": 2, "max_positions": 20, "dropout": 0.0}
     config = ModelConfig.model_validate(sizes)
@@ -118,7 +117,7 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     ids, lengths = torch.arange(24) % 50, [9, 15]
     inputs = {"input_ids": ids, **on_device(layout(lengths), CPU)}
     masked = {"masked_at": torch.tensor([3, 17]), "masked_ids": torch.tensor([1, 2])}
-    targets = {"next_ids": ids} if FAMILIES[family].causal else masked
+    targets = {"next_ids": ids} if TEXT_FAMILIES[family].causal else masked
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
@@ -131,7 +130,7 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
             during = model(**inputs, **targets)
         after = model(**inputs, **targets)
         assert torch.equal(states[0], model.encode(**inputs)) and len(states) == 1
-    assert shapes == [((24, 2, 8), (24, 2, 8), [0, 9, 24], FAMILIES[family].causal)] * 3
+    assert shapes == [((24, 2, 8), (24, 2, 8), [0, 9, 24], TEXT_FAMILIES[family].causal)] * 3
     assert before.keys() == during.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(value, after[name])

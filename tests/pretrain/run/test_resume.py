@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import OBJECTIVES, TRAINED_WITH
+from kinds_of_families import OBJECTIVES, TRAINED_WITH
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
 

@@ -1,0 +1,15 @@
+"""The families and objectives by what they are trained on."""
+
+import typing
+
+from pretrain.config import ObjectiveConfig
+from pretrain.models.families import FAMILIES
+
+TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
+"""An encoder or a decoder alone."""
+TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
+"""An encoder and a decoder, trained on pairs."""
+OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
+TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
+TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
+"""A family by the objective that it is trained with."""

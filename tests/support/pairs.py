@@ -1,0 +1,82 @@
+"""Made-up pairs as the inputs of a translating model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model
+from pretrain.models.common.encoder_decoder import EncoderDecoder
+from pretrain.models.config import ModelConfig
+from pretrain.objectives.batch import layout
+
+VOCABULARY = 60
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "max_positions": 40, "dropout": 0.0}
+VARIANTS: list[dict[str, Any]] = [
+    {"family": "transformer", "heads": 2, "intermediate": 24},
+    {"family": "transformer", "heads": 4, "norm": "pre", "positions": "learned"},
+    *(
+        {"family": "seq2seq", "cell": cell, "attention": attention, "input_feeding": feeding}
+        for cell in ("lstm", "gru")
+        for attention, feeding in (
+            ("none", False),
+            ("additive", False),
+            ("dot", False),
+            ("general", True),
+            ("concat", False),
+            ("concat", True),
+        )
+    ),
+]
+"""Every way in which the translating families work."""
+NAMES = ["-".join(str(value) for value in each.values()) for each in VARIANTS]
+
+
+def pairs_of(sources: list[int], targets: list[int], vocabulary: int = VOCABULARY, seed: int = 0) -> dict[str, Any]:
+    """The keyword arguments of `forward`: random tokens in sequences of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    cpu = torch.device("cpu")
+    source, target = on_device(layout(sources), cpu), on_device(layout(targets), cpu)
+    ids = [torch.randint(3, vocabulary, (sum(each),), generator=generator) for each in (sources, targets, targets)]
+    return {
+        "source_ids": ids[0],
+        **{f"source_{name}": value for name, value in source.items()},
+        "input_ids": ids[1],
+        **target,
+        "next_ids": ids[2],
+        "label_smoothing": 0.1,
+    }
+
+
+def given_to_read(pairs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `read`."""
+    return {name: value for name, value in pairs.items() if name.startswith("source_")}
+
+
+def given_to_decoder(pairs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `teacher_forced`."""
+    return {name: value for name, value in pairs.items() if name not in ("next_ids", "label_smoothing")}
+
+
+def padded(flat: Tensor, lengths: list[int], filling: int = 0) -> Tensor:
+    """(N,) -> (S, T)."""
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    out = flat.new_full(real.shape, filling)
+    out[real] = flat
+    return out
+
+
+def translator(
+    variant: dict[str, Any], seed: int = 4, two_vocabularies: bool = False, **changes: Any
+) -> EncoderDecoder:
+    """A model in float64 with weights under which tokens matter to one another."""
+    config = ModelConfig.model_validate({**SIZES, **variant, **changes})
+    model = build_model(config, VOCABULARY, VOCABULARY + 5 if two_vocabularies else None).double()
+    assert isinstance(model, EncoderDecoder)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4
+            parameter.copy_(values + 1 if name.endswith("norm.weight") else values)
+    return model.eval()
