@@ -69,9 +69,8 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
         model, data, folder = found.model, found.data, found.data_folder
         family, info = FAMILIES[model.family], data.output_tokenizer
         if family.translates:
-            target = data.target_tokenizer and (folder / data.target_tokenizer.file, data.target_tokenizer)
-            source = folder / data.tokenizer.file, data.tokenizer
-            export_marian_tokenizers(source, target, model.max_positions, temporary)
+            source, *target = [(folder / each.file, each) for each in data.tokenizers]
+            export_marian_tokenizers(source, target[0] if target else None, model.max_positions, temporary)
         else:
             export_tokenizer(folder / info.file, info, family.has_segments, model.max_positions, temporary)
         size = info.vocab_size
