@@ -327,12 +327,10 @@ def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool,
     torch.testing.assert_close(again, loss.detach(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (50, 100), (437, 100_001)])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (50, 100)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_loss_with_smoothed_labels(rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype) -> None:
-    if dtype == torch.float64 and rows > 50:
-        pytest.skip("seen at the other precisions")
     generator = torch.Generator().manual_seed(rows)
     shapes = [(rows, 16), (vocabulary, 16), (vocabulary,)][: 3 if with_bias else 2]
     ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
