@@ -327,6 +327,27 @@ def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool,
     torch.testing.assert_close(again, loss.detach(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (50, 100)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_loss_with_smoothed_labels(rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(rows, 16), (vocabulary, 16), (vocabulary,)][: 3 if with_bias else 2]
+    ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    theirs = [part.detach().float().requires_grad_() for part in ours]
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    loss = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets, 0.1)
+    expected = F.cross_entropy(F.linear(*theirs), targets, reduction="sum", label_smoothing=0.1)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
+    (3 * loss).backward()
+    (3 * expected).backward()
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.grad is not None and other.grad is not None
+        scale = float(other.grad.abs().max())
+        torch.testing.assert_close(one.grad.float(), other.grad, rtol=tolerance, atol=tolerance * scale)
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
