@@ -104,13 +104,34 @@ def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
     lines = [(first.name, "the others are compared with it")]
     for run in runs[1:]:
         changed = [
-            f"{key} {_short(now)} (was {_short(then)})"
+            _change(first.recipe, run.recipe, key, then, now)
             for key, then, now in differences(first.recipe, run.recipe)
             # An empty list in one recipe and its entries in the other: the entries are listed too.
             if key != "name" and not _decides_nothing(key) and (then, now) not in (([], None), (None, []))
         ]
-        lines.append((run.name, ", ".join(changed) or "nothing"))
+        lines.append((run.name, ", ".join(dict.fromkeys(changed)) or "nothing"))
     return lines
+
+
+def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, now: Any) -> str:
+    """What differs at a key; where one recipe has the whole section of the key and the other none, that alone."""
+    if section := _section_without(first, key):
+        return f"{section} set (was none)"
+    if section := _section_without(other, key):
+        return f"{section} none (was set)"
+    return f"{key} {_short(now)} (was {_short(then)})"
+
+
+def _section_without(recipe: dict[str, Any], key: str) -> str | None:
+    """The section of a key that is null in a recipe; None if there is none."""
+    parts, value = key.split("."), recipe
+    for number, part in enumerate(parts[:-1], start=1):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        if value[part] is None:
+            return ".".join(parts[:number])
+        value = value[part]
+    return None
 
 
 def _decides_nothing(key: str) -> bool:
@@ -237,7 +258,8 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
         Scores(
             f"{task}: {_metric(runs, task)}",
             [_values(run, task, "pretrained") for run in runs],
-            [_values(run, task, "random") for run in runs],
+            # A perplexity from random weights is hundreds of times the others: no axis shows both.
+            [[] if _metric(runs, task).startswith("perplexity") else _values(run, task, "random") for run in runs],
         )
         for task in tasks
     ]
@@ -245,7 +267,7 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
     yield _Picture(
         "scores.png",
         "Scores of each run on each task",
-        "Scores over the seeds: median, minimum and maximum. Hollow: from random weights.",
+        "Scores over the seeds: median, minimum and maximum. Hollow: from random weights, without their perplexities.",
         lambda colours: draw_scores(colours, names, scores),
     )
 

@@ -116,6 +116,18 @@ def test_a_run_that_diverged_is_cut_off_and_told(tmp_path: Path) -> None:
     assert markdown.count("Losses above 9.9, more than those of a uniform guess, are cut off.") == 3
 
 
+def test_a_section_that_one_recipe_lacks_is_told_in_a_word(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 2, [(0, 9.0), (10, 7.0)], [(0, "pretrained", 0.5)]) for name in ("a", "b", "c")]
+    c4 = {"citations": True, "min_line_words": 5}
+    for run, filters in zip(runs, ({"c4": None}, {"c4": c4}, {"c4": None, "gopher": {}}), strict=True):
+        path = run / "recipe.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "data": {"filters": filters}}))
+    told = _report(runs, tmp_path / "out")[0]["differs from a in"][1:]
+    assert told == [["b", "data.filters.c4 set (was none)"], ["c", "data.filters.gopher {} (was none)"]]
+    told = _report([runs[1], runs[0]], tmp_path / "out")[0]["differs from b in"][1:]
+    assert told == [["a", "data.filters.c4 none (was set)"]]
+
+
 def test_names_and_values_are_shown_as_they_are_written(tmp_path: Path) -> None:
     text = "<b>$x_1$</b> | `y`"
     runs = [make_run(tmp_path / name, 2, [(0, 9.0), (10, 7.0)], [(0, "pretrained", 0.5)]) for name in ("_a$b$", "b")]
