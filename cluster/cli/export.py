@@ -18,6 +18,7 @@ from common.redaction import shown
 from data_prep.tokenizers.export import export_tokenizer
 from data_prep.tokenizers.export_marian import export_marian_tokenizers
 from pretrain.checkpoint.average import average, newest_committed
+from pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import import_model
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
@@ -87,7 +88,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
     with _appearing(out) as temporary:
         model, vocab_size, weights = import_model(source)
         drawn, shapes = [], {}
-        for name, outline in outline_model(model, vocab_size).named_parameters():
+        for name, outline in outline_model(model, vocab_size, read_source_vocab_size(source)).named_parameters():
             shapes[name] = list(outline.shape)
             if name not in weights:
                 weights[name] = torch.empty(outline.shape)

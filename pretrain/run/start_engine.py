@@ -8,6 +8,7 @@ import torch
 
 from data_prep.dataset.manifest import Manifest, read_token_counts
 from pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from pretrain.checkpoint.reader import CheckpointReader
@@ -18,6 +19,7 @@ from pretrain.data.word_vectors import open_word_vectors
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import Model, draw, first_weights, outline_model
+from pretrain.models.families import FAMILIES
 from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
 from pretrain.run.files import checkpoints_of, read_config
 from pretrain.run.reference_losses import unigram_log_probabilities
@@ -90,8 +92,11 @@ def _begin_with_huggingface(
     source = Path(config.model.init_from or "")
     theirs, vocab_size, weights = import_model(source)
     sizes = {"family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"}
-    there = {**theirs.model_dump(include=sizes), "vocab_size": vocab_size}
-    here = {**config.model.model_dump(include=sizes), "vocab_size": data.output_tokenizer.vocab_size}
+    sizes |= set(FAMILIES[theirs.family].options)
+    vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
+    there = {**theirs.model_dump(include=sizes), **vocabularies}
+    vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
+    here = {**config.model.model_dump(include=sizes), **vocabularies}
     if differing := [key for key in there if there[key] != here[key]]:
         raise ValueError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
