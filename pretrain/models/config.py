@@ -10,6 +10,12 @@ from pretrain.models.families import FAMILIES, PRESETS
 _SIZES = MEANING | MEMORY | FINE_TUNING | ZERO_SHOT
 
 
+def _is_null(value: Any) -> bool:
+    """A key that only some families have is written down with these alone: trials and checkpoints of the others keep
+    the hashes that they had before it."""
+    return value is None
+
+
 class ModelConfig(Section):
     """A model's architecture. `preset` names a published size; any field given beside it overrides the preset's."""
 
@@ -39,17 +45,19 @@ class ModelConfig(Section):
     attention_init: Annotated[Literal["random", "neighbours"], UPDATES | FINE_TUNING] = "random"
     """neighbours: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
     2, … positions before or after each token. Small masked models learn from far fewer tokens with it."""
-    norm: Annotated[Literal["post", "pre"] | None, _SIZES] = None
+    norm: Annotated[Literal["post", "pre"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Where the layer norms of a transformer are. post: after each residual sum, as published; pre: before each
     sublayer, with one more at the end of encoder and decoder (Xiong et al. 2020), which trains without warm-up."""
-    positions: Annotated[Literal["sinusoidal", "learned"] | None, _SIZES] = None
+    positions: Annotated[Literal["sinusoidal", "learned"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Position embeddings of a transformer. sinusoidal: fixed, as published."""
-    cell: Annotated[Literal["lstm", "gru"] | None, _SIZES] = None
+    cell: Annotated[Literal["lstm", "gru"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Of a seq2seq model: LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
-    attention: Annotated[Literal["none", "additive", "dot", "general", "concat"] | None, _SIZES] = None
+    attention: Annotated[Literal["none", "additive", "dot", "general", "concat"] | None, _SIZES] = Field(
+        default=None, exclude_if=_is_null
+    )
     """How the decoder of a seq2seq model attends to the source. none: only its last state is passed on (Sutskever et
     al. 2014); additive: Bahdanau et al. 2015; dot, general and concat: Luong et al. 2015."""
-    input_feeding: Annotated[bool | None, _SIZES] = None
+    input_feeding: Annotated[bool | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Whether the attentional state is part of the decoder's next input (Luong et al. 2015, section 3.3)."""
     init_from: Annotated[str | None, UPDATES] = None
     """Where to take the initial weights from: a run's directory (its newest checkpoint), a checkpoint, or a directory
