@@ -106,6 +106,8 @@ PUBLISHED = {
     ),
 }
 NAMES = list(PUBLISHED)
+TRANSFORMERS = {"transformer-base": (65e6, 100_000, 0.1), "transformer-big": (213e6, 300_000, 0.3)}
+"""Vaswani et al. 2017, tables 2 and 3 and section 5.2: parameters, steps, dropout."""
 
 # Lan et al. 2020, table 14: learning rate, batch size, dropout of ALBERT and of the classifier, training steps, warm-up
 # steps and maximum length; then the training examples of the official files.
@@ -135,7 +137,20 @@ def recipe_of(name: str) -> Recipe:
 
 
 def test_every_recipe_that_is_not_our_own_is_checked_here() -> None:
-    assert {path.stem for path in Path("recipes").glob("*.yaml")} == OURS | PUBLISHED.keys()
+    assert {path.stem for path in Path("recipes").glob("*.yaml")} == OURS | PUBLISHED.keys() | TRANSFORMERS.keys()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_transformer_is_trained_as_published(name: str) -> None:
+    (parameters, steps, dropout), recipe = TRANSFORMERS[name], recipe_of(name)
+    model = outline_model(recipe.model, recipe.tokenizer.vocab_size)
+    # The paper's counts are rounded, and say nothing of the bias of the logits.
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(parameters, rel=0.03)
+    assert recipe.model.dropout == dropout and recipe.objective.label_smoothing == 0.1
+    assert [phase.batch_tokens for phase in recipe.phases] == [25_000] and total_steps(recipe.phases) == steps
+    for step in (1, 2_000, 4_000, 16_000, steps):
+        published = recipe.model.hidden**-0.5 * min(step**-0.5, step * 4_000**-1.5)
+        assert learning_rate(recipe.phases, step - 1) == pytest.approx(published, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,14 +228,19 @@ def test_the_compact_models_have_their_grid() -> None:
 
 def test_the_table_tells_of_every_recipe_its_steps_batches_and_parameters() -> None:
     rows = re.findall(r"^\| `([\w.-]+)` \| [^|]+ \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", _table(), re.MULTILINE)
-    assert [name for name, _, _, _ in rows] == NAMES
+    assert [name for name, _, _, _ in rows] == [*NAMES, *TRANSFORMERS]
     for name, parameters, steps, batches in rows:
         recipe = recipe_of(name)
-        model = outline_model(recipe.model, PUBLISHED[name].vocabulary)
+        vocabulary = PUBLISHED[name].vocabulary if name in PUBLISHED else recipe.tokenizer.vocab_size
+        model = outline_model(recipe.model, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
         assert parameters == (f"{count / 1e9:.1f}B" if count > 5e9 else f"{count / 1e6:.1f}M")
         assert steps == " + ".join(f"{phase.steps:,}" for phase in recipe.phases)
-        assert batches == ", ".join(dict.fromkeys(f"{phase.batch_size:,}" for phase in recipe.phases))
+        sizes = [
+            f"{phase.batch_size:,}" if phase.batch_tokens is None else f"{phase.batch_tokens:,} tokens a side"
+            for phase in recipe.phases
+        ]
+        assert batches == ", ".join(dict.fromkeys(sizes))
 
 
 def _table() -> str:
