@@ -1,6 +1,7 @@
 """The names of a run's losses in metrics.jsonl and summary.json.
 
-`loss` is the sum that is optimised, `mlm_loss`, `clm_loss`, `nsp_loss` and `sop_loss` are its parts, all in nats;
+`loss` is the sum that is optimised; `mlm_loss`, `clm_loss`, `translation_loss`, `nsp_loss` and `sop_loss` are its
+parts, all in nats;
 `nsp_accuracy` and `sop_accuracy` belong to the pair losses. `heldout_` before a name: on the held-out text.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from common.json_lines import Row
 
 LOSS = "loss"
-LANGUAGE_MODEL_LOSSES = ("mlm_loss", "clm_loss")
+LANGUAGE_MODEL_LOSSES = ("mlm_loss", "clm_loss", "translation_loss")
 """A run has one of them. `unigram_loss` and `uniform_loss` are comparable to it, on the held-out text."""
 PAIR_LOSSES = ("nsp_loss", "sop_loss")
 """A run has one of them at most."""

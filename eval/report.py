@@ -24,7 +24,7 @@ Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
-_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token"}
+_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
 
 
 def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | None = None) -> None:
@@ -110,6 +110,8 @@ def _caption(curves: list[Curve]) -> str:
     what = {
         "mlm_loss": "mlm_loss: cross-entropy of the masked tokens, in nats per token.",
         "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
+        "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
+        "without label smoothing.",
         "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",
         "sop_loss": "sop_loss: cross-entropy of sentence-order prediction, in nats per pair.",
     }

@@ -34,8 +34,12 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
             texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
-        ValueError: a text has no tokens, or the model's files lack the pooler's weights.
+        ValueError: the model translates, a text has no tokens, or the model's files lack the pooler's weights.
     """
+    if trained.family.translates:
+        raise ValueError(
+            f"{trained.place} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
+        )
     model, by_family = trained.model, trained.family.pooling
     if pooling == "family" and by_family == "pooler":
         trained.needs(model.pool, "its pooler; use mean pooling")

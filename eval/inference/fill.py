@@ -35,13 +35,13 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
         candidates: how many for each mask token.
 
     Raises:
-        ValueError: the model is causal or lacks the head for masked tokens, or a text has no mask token or more tokens
-            than the model has positions.
+        ValueError: the model is no masked one or lacks the head for masked tokens, or a text has no mask token or more
+            tokens than the model has positions.
     """
-    if trained.family.causal:
+    if trained.command != "fill":
         raise ValueError(
-            f"{trained.place} is a {trained.family.display_name}, which continues texts and fills no masks; use "
-            "`multihop generate`"
+            f"{trained.place} is a {trained.family.display_name}, which fills no masks; use `multihop "
+            f"{trained.command}`"
         )
     trained.needs(trained.model.lm_head, "predicting masked tokens")
     encoded = [_encode(trained, text) for text in texts]

@@ -36,8 +36,8 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     """
     if not trained.family.causal:
         raise ValueError(
-            f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop fill` "
-            "with a mask token in the text"
+            f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop "
+            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions

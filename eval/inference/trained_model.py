@@ -50,6 +50,11 @@ class TrainedModel:
         """Where its weights are."""
         return self.model.word.weight.device
 
+    @property
+    def command(self) -> str:
+        """The command that its family is for."""
+        return "translate" if self.family.translates else "generate" if self.family.causal else "fill"
+
     def framed(self, ids: list[int]) -> list[int]:
         """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]

@@ -61,7 +61,7 @@ def translator(trained: TrainedModel) -> EncoderDecoder:
     if not trained.family.translates:
         raise ValueError(
             f"{trained.place} is a {trained.family.display_name}, which does not translate; use `multihop "
-            f"{'generate' if trained.family.causal else 'fill'}`"
+            f"{trained.command}`"
         )
     trained.needs(trained.model.lm_head, "predicting tokens")
     return cast(EncoderDecoder, trained.model)

@@ -159,8 +159,10 @@ def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
 
 def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     bert, gpt2 = run_of("bert"), run_of("gpt2")
-    assert "is a GPT-2, which continues texts and fills no masks" in refusal("fill", gpt2, TEXTS[0])
+    assert "is a GPT-2, which fills no masks; use `multihop generate`" in refusal("fill", gpt2, TEXTS[0])
     assert "is a BERT, which does not continue texts" in refusal("generate", bert, "--prompt", "The")
+    assert "is a BERT, which does not translate; use `multihop fill`" in refusal("translate", bert)
+    assert "is a GPT-2, which does not translate; use `multihop generate`" in refusal("translate", gpt2)
     assert "has no mask token; write [MASK]" in refusal("fill", bert, "The river")
     assert "max_positions=64" in refusal("fill", bert, "[MASK] river" * 60)
     assert "existing runs: albert" in refusal("fill", "ghost", TEXTS[0], "--runs", run_of("albert").parent)

@@ -119,7 +119,10 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "parsing"}, r"yaml: kind: Input should be 'classification', .*, 'perplexity', 'translation', got 'parsing'"),
+        (
+            {"kind": "parsing"},
+            r"yaml: kind: Input should be 'classification', .*, 'perplexity', 'translation', got 'parsing'",
+        ),
         ({"trian": "x"}, "trian: Extra inputs are not permitted"),
         ({"fields": {"text": "said"}}, "fields of classification are text, label, got text"),
         ({"fields": {"text": None, "label": "mood"}}, "fields of classification are text, label"),
