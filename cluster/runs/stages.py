@@ -98,7 +98,8 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
     if stage == "train":
         return not run.is_trained
     finished = read_summary(run.folder).get("status") == "done"  # the report of a follower is not the last one
-    if not (finished and (run.folder / "report.html").exists()) or is_behind(run.folder):
+    reports = [run.folder / name for name in ("report.html", "report.md")]
+    if not (finished and all(report.exists() for report in reports)) or is_behind(run.folder):
         return True
     if run.data is None and run.recipe.eval.checkpoint is None:
         return True
