@@ -300,6 +300,11 @@ class TrainingConfig(Section):
                     f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
                     f"{phase.seq_len} tokens; raise it"
                 )
+        if FAMILIES[self.model.family].whole_weights and self.engine.zero_stage == 3:
+            raise ValueError(
+                f"engine.zero_stage=3 partitions weights, and those of model.family={self.model.family} must be whole; "
+                "set engine.zero_stage to 0, 1 or 2"
+            )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:
             raise ValueError(

@@ -12,6 +12,7 @@ FAMILY = Family(
     translates=True,
     options={"cell": "lstm", "attention": "general", "input_feeding": False},
     lacks=("heads", "intermediate"),
+    whole_weights=True,
     has_output_bias=True,
     uniform=0.1,  # Luong et al. 2015, section 4.1
     presets={
