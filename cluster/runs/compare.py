@@ -119,7 +119,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
     if any(comparison.heldout):
         picture = Path(f"compare-{'-'.join(comparison.names)}.png")
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
-        label = "held-out mlm_loss or clm_loss (nats)"
+        label = "held-out mlm_loss, clm_loss or translation_loss (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))
         print(f"wrote {shown(str(picture))}")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS = 60
 _LOSS_NOTE = (
-    "Held-out: mlm_loss or clm_loss at the last step that has one, in nats per predicted token, without the losses on "
+    "Held-out: mlm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without losses on "
     "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Seconds: of the "
     "training loop, without start-up and held-out losses."
 )
