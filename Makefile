@@ -19,8 +19,9 @@ demo: $(VENV)/demo.done
 bert: $(VENV)/demo.done
 	$(BIN)/multihop run recipes/demo-bert.yaml $(OVERRIDES)
 
+# In two processes: much of the time of many tests is waiting for Ray and for processes that start.
 test: lint $(VENV)/demo.done
-	PYTHONFAULTHANDLER=1 $(BIN)/pytest
+	PYTHONFAULTHANDLER=1 $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 # Hundreds of kills, every byte flipped, every combination of ranks, stages and precisions: prints its tables.
 test-long: $(VENV)/dev.done

@@ -14,7 +14,7 @@ from data_prep.config import DataConfig, Source, TokenizerConfig
 from data_prep.pipeline.prepare import prepare
 
 __all__ = ["bucket", "s3", "s3_server"]
-pytest_plugins = ["exit_status"]
+pytest_plugins = ["exit_status", "groups_of_tests"]
 
 # What a busy machine makes slow is no failure.
 settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,7 +1,7 @@
-"""How the test process ends: with the tests' own exit status, and not in the tear-down of native libraries.
+"""How the test processes end: with the tests' own exit status, and not in the tear-down of native libraries.
 
 Arrow's S3 client, gloo and Ray's core worker keep threads of their own. The interpreter crashed while it was torn down,
-in a run whose tests had all passed.
+in a run whose tests had all passed. A thread that would keep a process alive is named, and is a failure.
 """
 
 import atexit
@@ -9,29 +9,45 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
 _GRACE_S = 20.0
+_LEFT = "threads_left"
 _status = 0
-
-
-def pytest_sessionfinish(exitstatus: int | pytest.ExitCode) -> None:
-    global _status
-    _status = int(exitstatus)
+_left: list[str] = []
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    """End as the interpreter would, up to the tear-down: what is registered for the exit is done, and a thread that
-    would keep the process alive is named and is a failure."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    global _status
+    _status = int(exitstatus)
     until = time.monotonic() + _GRACE_S
     while (left := _threads_left()) and time.monotonic() < until:
         time.sleep(0.1)
+    told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if told is None:
+        _left.extend(left)
+    else:  # one of several processes that run tests; the first one reports
+        told[_LEFT] = left
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """One of several processes has ended; what it told, unless it crashed."""
+    _left.extend(getattr(node, "workeroutput", {}).get(_LEFT, []))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End as the interpreter would, up to the tear-down: what is registered for the exit is done."""
+    if hasattr(config, "workeroutput"):
+        return  # its exit status counts for nothing
     atexit._run_exitfuncs()
     status = _status
-    if left:
-        print(f"a test left threads that keep the process alive: {', '.join(left)}", file=sys.stderr)
+    if _left:
+        print(f"a test left threads that keep the process alive: {', '.join(_left)}", file=sys.stderr)
         status = status or 1
     sys.stdout.flush()
     sys.stderr.flush()
