@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from pyarrow import fs
 
-_ATTEMPTS = 8
-"""Attempts of a request, with waits that grow to 20 s."""
-_FIRST_ATTEMPTS = 3
+_ATTEMPTS = 12
+"""Attempts of a request, with waits that begin at 25 ms and double: about 100 s in all."""
+_FIRST_ATTEMPTS = 6
 _PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
 
 
@@ -33,9 +33,10 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
     where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
 
     def connect(attempts: int) -> fs.S3FileSystem:
-        return fs.S3FileSystem(
-            endpoint_override=endpoint, region=region, retry_strategy=fs.AwsStandardS3RetryStrategy(attempts)
-        )
+        # Not the standard strategy: it may retry 100 times in the life of a file system, because pyarrow 25 never tells
+        # it that a request succeeded. A worker that asks each second for weeks would then end with one failure.
+        retries = fs.AwsDefaultS3RetryStrategy(attempts)
+        return fs.S3FileSystem(endpoint_override=endpoint, region=region, retry_strategy=retries)
 
     try:
         if region is None and endpoint is None:

@@ -148,6 +148,16 @@ def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None
     assert s3.failures == 0 and len(s3.requests) > before + 4
 
 
+def test_a_bucket_that_is_busy_again_and_again_is_asked_for_ever(s3: Any, bucket: str) -> None:
+    """More often than the 100 times that pyarrow's standard strategy retries in the life of a file system."""
+    folder = open_folder(f"{bucket}/run")
+    folder.write_atomically("a", b"whole")
+    for _ in range(120):
+        s3.failures = 1
+        assert folder.read_bytes("a") == b"whole" and s3.failures == 0
+        folder.write_atomically("b", b"too")
+
+
 def test_without_boto3_a_bucket_is_read_and_not_written(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder(f"{bucket}/run")
     folder.write_atomically("a", b"1")
