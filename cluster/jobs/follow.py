@@ -25,24 +25,30 @@ def follow(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | Non
         try:
             seen = 0
             for chunk in jobs.follow(job_id):
+                is_away = _say(is_away, False)
                 new = chunk[max(0, written - seen) :]
                 seen += len(chunk)
                 if new:
                     write(new)
                     written += len(new)
-                answered = time.monotonic()
+            is_away = _say(is_away, False)
+        except UnreachableError as error:
+            is_away = _say(is_away, True, str(error))
+            time.sleep(_RETRY_S)
+        # Asked in any case: a cluster in the place of a lost one has no output to follow, and does not know the job.
+        try:
             job = jobs.get(job_id)
-            if job is None:
-                return None
-            if job.has_ended:
-                _write_rest(jobs, job, written, write)
-                return job
-            answered, is_away = time.monotonic(), _say(is_away, False)
         except UnreachableError as error:
             if time.monotonic() - answered > _PATIENCE_S:
                 return None
             is_away = _say(is_away, True, str(error))
-            time.sleep(_RETRY_S)
+            continue
+        if job is None:
+            return None
+        if job.has_ended:
+            _write_rest(jobs, job, written, write)
+            return job
+        answered = time.monotonic()
 
 
 def exit_code(job: Job | None) -> int:

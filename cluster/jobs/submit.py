@@ -13,7 +13,7 @@ import yaml
 from cluster.jobs.archive import check_size, code_to_send, write_archive
 from cluster.jobs.errand import run_errand
 from cluster.jobs.errands.look import MARK, code_hash
-from cluster.ray.jobs import CODE, COMMIT, CONTENT, JOB, LARGEST_ARCHIVE, RECIPE, RUN, RUNS, Job, Jobs
+from cluster.ray.jobs import CODE, COMMIT, CONTENT, DASHBOARD_NAME, JOB, LARGEST_ARCHIVE, RECIPE, RUN, RUNS, Job, Jobs
 from cluster.runs.code_version import COMMIT as COMMIT_HERE
 from cluster.runs.code_version import CodeVersion, code_version
 from cluster.runs.recipe import Recipe, validate_recipe
@@ -93,6 +93,7 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
     code = [] if is_same else code_to_send(here)
     contents = {_RECIPE: yaml.safe_dump(_for_cluster(order.recipe), sort_keys=False).encode()}
     metadata = {
+        DASHBOARD_NAME: name,
         RUN: name,
         RUNS: order.runs,
         CONTENT: order.content,

@@ -14,6 +14,8 @@ RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
     f"multihop.{key}" for key in ("run", "runs", "content", "code", "commit", "recipe")
 )
 """Keys of a job's metadata."""
+DASHBOARD_NAME = "job_name"
+"""The key of the metadata that Ray's dashboard shows as a job's name."""
 JOB = "MULTIHOP_JOB"
 """Environment variable of a job's command and what it starts, with the job's id."""
 LARGEST_ARCHIVE = 512 * 2**20

@@ -1,4 +1,4 @@
-"""`multihop doctor` on three hosts: a link that is cut between two of them, and a host that is slow."""
+"""`multihop doctor` on three hosts: a link that is cut, and hosts that are slow, gone, or have a wrong clock."""
 
 import json
 import shutil
@@ -16,6 +16,8 @@ from network_hosts import Hosts
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1200)]
 RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5a" * 32}
 CGROUP = Path("/sys/fs/cgroup/cpu")
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+"""Debian's libfaketime, which changes the time of day that a process reads."""
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +93,24 @@ def test_a_slow_host_is_found(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def test_a_host_that_lost_its_power_is_found(hosts: Hosts, tmp_path: Path) -> None:
-    """The last test of these hosts. Ray may have noticed or not."""
+    """Ray may have noticed or not."""
     hosts.lose_power(1)
     code, report = examine(hosts, tmp_path)
     print(json.dumps(report["findings"], indent=1))
     named = {each["check"] for each in report["findings"] if hosts.addresses[1] in each["node"]}
     assert code == 1 and named & {"node", "machine"}
+
+
+def test_a_wrong_clock_is_found(hosts: Hosts, tmp_path: Path) -> None:
+    """The last test of these hosts: the one without power comes back with another time of day."""
+    if not FAKETIME:
+        pytest.skip("a host with a wrong clock needs Debian's package libfaketime")
+    hosts.restore_power(1)
+    wrong = {"LD_PRELOAD": str(FAKETIME[0]), "FAKETIME": "+7s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    hosts.start_ray(1, tmp_path / "start.txt", cpus=1, **wrong, **RAY)
+    code, report = examine(hosts, tmp_path)
+    print(json.dumps(report["findings"], indent=1))
+    clocks = [each for each in report["findings"] if each["check"] == "clock"]
+    assert code == 1 and [each["node"] for each in clocks] == [name_of(report, hosts.addresses[1])]
+    seconds, _, direction = clocks[0]["seen"].split()
+    assert 6 < float(seconds) < 8 and direction == "ahead"

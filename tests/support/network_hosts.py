@@ -75,8 +75,14 @@ class Hosts:
                 start_new_session=True,
             )
 
-    def start_ray(self, host: int, output: Path, cpus: int, dashboard: bool = False, **environment: str) -> None:
-        """`ray start` on a host: the head on the first, with or without a dashboard, which the others join."""
+    def start_ray(
+        self, host: int, output: Path, cpus: int, dashboard: bool = False, one_core: bool = False, **environment: str
+    ) -> None:
+        """`ray start` on a host: the head on the first, with or without a dashboard, which the others join.
+
+        Args:
+            one_core: the host has one, so that a rank computes with one thread, as ranks do that share this machine.
+        """
         head = ["--head", "--port=6379", f"--include-dashboard={str(dashboard).lower()}", "--dashboard-host=127.0.0.1"]
         role = head if host == 0 else [f"--address={self.addresses[0]}:6379"]
         ray = str(Path(sys.executable).with_name("ray"))
@@ -84,7 +90,8 @@ class Hosts:
         # A folder of its own: not that of another Ray of this machine. A short one: the names of sockets lie in it.
         folder = [f"--temp-dir={self._folder.name}"] if host == 0 else []
         options = ["--object-store-memory=100000000", "--disable-usage-stats", *folder]
-        started = self.start(host, [*command, *options], output, **environment)
+        pinned = ["taskset", "-c", str(sorted(os.sched_getaffinity(0))[host])] if one_core else []
+        started = self.start(host, [*pinned, *command, *options], output, **environment)
         if started.wait(timeout=120) != 0:
             raise AssertionError(output.read_text())
 
