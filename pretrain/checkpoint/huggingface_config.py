@@ -124,6 +124,11 @@ def config_json(
     """
     names, family = names_of(model.family), FAMILIES[model.family]
     causal, translates = family.causal, family.translates
+    if model.positions == "relative":
+        raise ValueError(
+            f"transformers has no {names.architecture} with relative positions, and this model has "
+            "positions=relative; it cannot be exported"
+        )
     for key, value in names.options.items():
         if getattr(model, key) != value:
             raise ValueError(

@@ -14,8 +14,9 @@ from pretrain.models.common.encoder_decoder import EncoderDecoder
 
 SeeStates = Callable[[Tensor], None]
 """Takes the last hidden states (N, H) of all tokens of a micro-batch; of pairs those of the targets."""
-SeeAttention = Callable[[Tensor, Tensor, Sequences, bool], None]
-"""Takes an attention's queries and keys, (N, heads, width) each, their sequences, and whether it is causal."""
+SeeAttention = Callable[[Tensor, Tensor, Tensor | None, Sequences, bool], None]
+"""Takes an attention's queries and keys, (N, heads, width) each, what relative positions add to their products, (N,
+heads, C) or None, their sequences, and whether it is causal."""
 
 
 @contextmanager
@@ -63,10 +64,8 @@ def _watch(attention: SelfAttention, see: SeeAttention) -> list[torch.utils.hook
         return lambda _, __, output: projected.__setitem__(name, output.view(len(output), attention.heads, -1))
 
     def show(_: nn.Module, given: tuple[Any, ...], __: Tensor) -> None:
-        see(projected.pop("query"), projected.pop("key"), given[1], attention.causal)
+        see(projected.pop("query"), projected.pop("key"), projected.pop("distance", None), given[1], attention.causal)
 
-    return [
-        attention.query.register_forward_hook(keep("query")),
-        attention.key.register_forward_hook(keep("key")),
-        attention.register_forward_hook(show),
-    ]
+    parts = {"query": attention.query, "key": attention.key, "distance": attention.distance}
+    hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items() if part is not None]
+    return [*hooks, attention.register_forward_hook(show)]

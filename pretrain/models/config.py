@@ -48,8 +48,13 @@ class ModelConfig(Section):
     norm: Annotated[Literal["post", "pre"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Where the layer norms of a transformer are. post: after each residual sum, as published; pre: before each
     sublayer, with one more at the end of encoder and decoder (Xiong et al. 2020), which trains without warm-up."""
-    positions: Annotated[Literal["sinusoidal", "learned"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
-    """Position embeddings of a transformer. sinusoidal: fixed, as published."""
+    positions: Annotated[Literal["sinusoidal", "learned", "relative"] | None, _SIZES] = Field(
+        default=None, exclude_if=_is_null
+    )
+    """Position embeddings. transformer: sinusoidal (fixed, as published) or learned; the families of one stack: null
+    (learned, as published) or relative (of distances in each layer's attention, Shaw et al. 2018)."""
+    max_distance: Annotated[int | None, _SIZES] = Field(default=None, ge=1, exclude_if=_is_null)
+    """Of relative positions, in tokens: farther tokens count as this far; default 16, where they are relative."""
     cell: Annotated[Literal["lstm", "gru"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Of a seq2seq model: LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
     attention: Annotated[Literal["none", "additive", "dot", "general", "concat"] | None, _SIZES] = Field(
@@ -75,7 +80,9 @@ class ModelConfig(Section):
         family = FAMILIES.get(str(filled.get("family")))
         if family is not None:
             filled = {**dict.fromkeys(family.lacks, 1), **filled}
-            filled |= {key: default for key, default in family.options.items() if filled.get(key) is None}
+            filled |= {key: values[0] for key, values in family.options.items() if filled.get(key) is None}
+        if filled.get("positions") == "relative" and filled.get("max_distance") is None:
+            filled["max_distance"] = 16  # Shaw et al. 2018, section 4.1
         if isinstance(filled.get("hidden"), int):
             filled.setdefault("intermediate", 4 * filled["hidden"])
             filled.setdefault("embedding", filled["hidden"])
@@ -93,14 +100,19 @@ class ModelConfig(Section):
         family = FAMILIES[self.family]
         for key in dict.fromkeys(key for each in FAMILIES.values() for key in each.options):
             value = getattr(self, key)
-            if value is not None and key not in family.options:
-                having = " or ".join(name for name, each in FAMILIES.items() if key in each.options)
+            if value is not None and value not in family.options.get(key, ()):
+                having = " or ".join(name for name, each in FAMILIES.items() if value in each.options.get(key, ()))
                 raise ValueError(
                     f"{key}={value}: family={self.family} has no such choice; remove it, or set family={having}"
                 )
         for key in family.lacks:
             if getattr(self, key) != 1:
                 raise ValueError(f"{key}={getattr(self, key)}: family={self.family} has no {key}; remove it")
+        if self.max_distance is not None and self.positions != "relative":
+            raise ValueError(
+                f"max_distance={self.max_distance} is for relative positions, and positions={self.positions}; remove "
+                "it, or set positions=relative"
+            )
         if self.word_init != "random" and family.translates:
             raise ValueError(
                 f"word_init={self.word_init}: family={self.family} is trained on pairs, and this is for texts of one "
@@ -137,6 +149,11 @@ class ModelConfig(Section):
             raise ValueError(
                 f"attention_init={self.attention_init}: family={self.family} {what}, and this is for masked models, "
                 f"which see the tokens on both sides; remove it, or set family={both}"
+            )
+        if self.attention_init != "random" and self.positions == "relative":
+            raise ValueError(
+                f"attention_init={self.attention_init} begins with position embeddings, and positions=relative has "
+                "none; remove one of the two"
             )
         return self
 

@@ -21,8 +21,9 @@ class Family:
     """The class of transformers that loads an exported model with its pretraining heads; None: it has no such class."""
     translates: bool = False
     """An encoder and a decoder, trained on pairs of texts: `pretrain.models.common.encoder_decoder.EncoderDecoder`."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Keys of the recipe's `model` section that this family has and most do not, with their defaults."""
+    options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of the recipe's `model` section that not all families have, with the values that this one has, its default
+    first; None: as published, and not written down."""
     lacks: tuple[str, ...] = ()
     """Sizes of the recipe's `model` section that have no meaning in it; they are 1."""
     has_segments: bool = False

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain.models.common.relative_positions import distances
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import Batch
@@ -38,6 +39,8 @@ def model_flops(model: ModelConfig, vocab_size: int, lengths: NDArray[np.int64],
     projections = model.layers * tokens * inputs + ((model.layers - 1) * tokens + last_tokens) * outputs
     # Under a causal mask a token attends to half of the others.
     attention = 2 * pairs * hidden * (0.5 if family.causal else 1.0)
+    if model.max_distance is not None:
+        attention += tokens * hidden * distances(model.max_distance, family.causal)
     head = predicted * model.embedding * (vocab_size + (0 if family.causal else hidden))
     widen = tokens * model.embedding * hidden if family.factorized_embedding else 0.0
     return 3 * 2 * (projections + model.layers * attention + head + widen)

@@ -15,6 +15,7 @@ from pretrain.data.batches import BatchMaker
 from pretrain.engine.engine import Engine
 from pretrain.engine.observation import observed
 from pretrain.models.common.attention import Sequences
+from pretrain.models.common.relative_positions import spread
 from pretrain.objectives.batch import Batch
 
 _PARTS = 16
@@ -50,9 +51,9 @@ def health(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> di
             sums["directions"] += F.normalize(each, dim=-1).sum(0)
             sums["products"] += each.T @ each
 
-    def see_attention(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> None:
+    def see_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
         if mine:
-            entropies, counted = attention_entropies(query, key, sequences, causal)
+            entropies, counted = attention_entropies(query, key, relative, sequences, causal)
             sums["entropies"] += entropies.sum()
             sums["queries"] += counted.sum()
 
@@ -95,7 +96,9 @@ def effective_rank(products: Tensor) -> float:
     return math.exp(float(torch.special.entr(singular / singular.sum()).sum()))
 
 
-def attention_entropies(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> tuple[Tensor, Tensor]:
+def attention_entropies(
+    query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Entropy of attention weights as a share of the log of the number of keys that a query sees: 1 for uniform
     attention, 0 for attention to one key.
 
@@ -103,6 +106,7 @@ def attention_entropies(query: Tensor, key: Tensor, sequences: Sequences, causal
 
     Args:
         query, key: (N, heads, width).
+        relative: (N, heads, C), as in `attention.attend`.
 
     Returns:
         The entropies, float32 (S, heads, 16), 0 where not looked at, and where they are looked at, bool of this shape.
@@ -112,7 +116,10 @@ def attention_entropies(query: Tensor, key: Tensor, sequences: Sequences, causal
     parts = 2 * torch.arange(_QUERIES, device=query.device) + 1
     rows = parts * lengths // (2 * _QUERIES)  # (S, 16)
     keys = key[starts + torch.minimum(columns, lengths - 1)].float()  # (S, T, heads, width)
-    scores = torch.einsum("sqhw,sthw->shqt", query[starts + rows].float(), keys) * query.shape[-1] ** -0.5
+    scores = torch.einsum("sqhw,sthw->shqt", query[starts + rows].float(), keys)
+    if relative is not None:
+        scores += spread(relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal)
+    scores *= query.shape[-1] ** -0.5
     seen = rows + 1 if causal else lengths.expand_as(rows)
     visible = (columns < seen[..., None])[:, None]  # (S, 1, 16, T)
     weights = scores.masked_fill(~visible, -math.inf).softmax(-1)

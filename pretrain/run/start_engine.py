@@ -91,12 +91,12 @@ def _begin_with_huggingface(
     """With the weights of a Hugging Face model; heads that it does not have are initialised as in any new run."""
     source = Path(config.model.init_from or "")
     theirs, vocab_size, weights = import_model(source)
-    sizes = {"family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"}
-    sizes |= set(FAMILIES[theirs.family].options)
+    sizes = ["family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"]
+    sizes += FAMILIES[theirs.family].options
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    there = {**theirs.model_dump(include=sizes), **vocabularies}
+    there = {**{key: getattr(theirs, key) for key in sizes}, **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    here = {**config.model.model_dump(include=sizes), **vocabularies}
+    here = {**{key: getattr(config.model, key) for key in sizes}, **vocabularies}
     if differing := [key for key in there if there[key] != here[key]]:
         raise ValueError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "

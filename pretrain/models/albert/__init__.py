@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="pooler",
     objectives=("mlm+sop", "mlm"),
     auto_class="AutoModelForPreTraining",
+    options={"positions": (None, "relative")},
     has_output_bias=True,
     has_segments=True,
     factorized_embedding=True,

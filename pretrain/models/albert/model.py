@@ -4,7 +4,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed, gelu_tanh
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -21,7 +21,7 @@ class Albert(Model):
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.embedding)
-        self.position = nn.Embedding(config.max_positions, config.embedding)
+        self.position = position_embedding(config)
         self.segment = nn.Embedding(2, config.embedding)
         self.embedding_norm = nn.LayerNorm(config.embedding, eps=EPS)
         self.dropout = Dropout(config.dropout)
@@ -49,7 +49,7 @@ class Albert(Model):
         assert cache is None, "ALBERT is not causal"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
         segment = self.segment.weight[0] if segments is None else self.segment(segments)
-        x = embed(self.word, input_ids, tied) + self.position(positions) + segment
+        x = embed_at(self.word, self.position, input_ids, positions, tied) + segment
         x = self.widen(self.dropout(self.embedding_norm(x)))
         return apply_layers([self.layers[0]] * self.config.layers, x, sequences, token_indices)
 

@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="pooler",
     objectives=("mlm+nsp", "mlm"),
     auto_class="AutoModelForPreTraining",
+    options={"positions": (None, "relative")},
     has_output_bias=True,
     has_segments=True,
     truncated_normal=True,  # `truncated_normal_initializer` in the published code

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences, attend
 from pretrain.models.common.dropout import Dropout
+from pretrain.models.common.relative_positions import distances
 from pretrain.models.config import ModelConfig
 
 Activation = Callable[[Tensor], Tensor]
@@ -19,7 +20,7 @@ relu: Activation = F.relu
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with relative positions where the config has them."""
 
     def __init__(self, config: ModelConfig, causal: bool, dropout: float | None = None) -> None:
         """Args: dropout: rate, of the attention weights; None: that of the config."""
@@ -30,12 +31,18 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(config.hidden, config.hidden)
         self.value = nn.Linear(config.hidden, config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
+        self.distance: nn.Linear | None = None
+        if config.max_distance is not None:
+            # Its rows are the embeddings of the clipped distances, which the heads share (Shaw et al. 2018, 3.3).
+            count = distances(config.max_distance, causal)
+            self.distance = nn.Linear(config.hidden // config.heads, count, bias=False)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
         """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
         query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
+        relative = None if self.distance is None else self.distance(query)
         dropout = self.dropout if self.training else 0.0
-        attended = attend(query, key, value, sequences, self.causal, dropout).flatten(1)
+        attended = attend(query, key, value, sequences, self.causal, dropout, relative).flatten(1)
         return self.output(select_tokens(attended, token_indices))
 
 
@@ -118,3 +125,18 @@ def embed(table: nn.Embedding, ids: Tensor, tied: bool) -> Tensor:
             lookup is then sparse: its few rows are added to the dense one instead of a second dense one.
     """
     return F.embedding(ids, table.weight, sparse=tied and ids.device.type == "cpu")
+
+
+def position_embedding(config: ModelConfig) -> nn.Embedding | None:
+    """Absolute positions, learned; None where positions are relative."""
+    return None if config.positions == "relative" else nn.Embedding(config.max_positions, config.embedding)
+
+
+def embed_at(word: nn.Embedding, position: nn.Embedding | None, ids: Tensor, positions: Tensor, tied: bool) -> Tensor:
+    """Embeddings (N, E) of ids, and of absolute positions where the model has them, int64 (N,) each.
+
+    Args:
+        tied: as in `embed`.
+    """
+    x = embed(word, ids, tied)
+    return x if position is None else x + position(positions)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _LEVELS = 2**16
+_CPU = torch.device("cpu")
 
 
 class Dropout(nn.Module):
@@ -36,10 +37,10 @@ def kept_share(rate: float) -> float:
     return 1 - round(rate * _LEVELS) / _LEVELS
 
 
-def keep_mask(shape: torch.Size, rate: float) -> Tensor:
-    """bool of `shape`, false with probability `rate`, drawn from torch's CPU generator."""
+def keep_mask(shape: torch.Size, rate: float, device: torch.device = _CPU) -> Tensor:
+    """bool of `shape`, false with probability `rate`, drawn from torch's generator of the device."""
     elements = prod(shape)
-    bits = torch.empty((elements + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    bits = torch.empty((elements + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
     return bits.view(torch.int16)[:elements].view(shape) >= round(rate * _LEVELS) - _LEVELS // 2
 
 

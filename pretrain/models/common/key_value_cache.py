@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.models.common.relative_positions import spread
 from pretrain.models.config import ModelConfig
 
 
@@ -69,8 +70,17 @@ class KeyValueCache:
             else:
                 kept[self._rows, :, self._columns] = new
 
-    def attend(self, query: Tensor) -> Tensor:
-        """Attention of the last token of each sequence to all of its tokens: (S, heads, width) -> the same."""
+    def attend(self, query: Tensor, relative: Tensor | None = None) -> Tensor:
+        """Attention of the last token of each sequence to all of its tokens: (S, heads, width) -> the same.
+
+        Args:
+            relative: (S, heads, C), as in `attention.attend`.
+        """
         key, value = self._kept[self._layer, :, :, :, : self._length]
         mask = None if self._seen is None else self._seen[..., : self._length]
+        if relative is not None:
+            last = torch.tensor([self._length - 1], device=query.device)
+            # Prompts end in the same column, so that columns differ as positions do.
+            added = spread(relative[:, :, None], last, self._length, causal=True) * query.shape[-1] ** -0.5
+            mask = added if mask is None else added.masked_fill(~mask, -torch.inf)
         return F.scaled_dot_product_attention(query[:, :, None], key, value, attn_mask=mask)[:, :, 0]

@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="last",
     objectives=("clm",),
     auto_class="AutoModelForCausalLM",
+    options={"positions": (None, "relative")},
     presets={
         # Radford et al. 2018, section 4.1.
         "gpt": sizes(12, 768, 12, 512),

@@ -9,6 +9,7 @@ FAMILY = Family(
     pooling="last",
     objectives=("clm",),
     auto_class="AutoModelForCausalLM",
+    options={"positions": (None, "relative")},
     scaled_residual=True,  # Radford et al. 2019, section 2.3
     position_std=0.01,  # as in the published code
     presets={

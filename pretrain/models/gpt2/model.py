@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PreNormLayer, apply_layers, embed, gelu_tanh
+from pretrain.models.common.blocks import PreNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -21,7 +21,7 @@ class GPT2(Model):
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
-        self.position = nn.Embedding(config.max_positions, config.hidden)
+        self.position = position_embedding(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
             PreNormLayer(config, causal=True, activation=gelu_tanh, eps=EPS) for _ in range(config.layers)
@@ -42,7 +42,7 @@ class GPT2(Model):
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert segments is None, "GPT-2 has no segments"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids), cache)
-        x = self.dropout(embed(self.word, input_ids, tied) + self.position(positions))
+        x = self.dropout(embed_at(self.word, self.position, input_ids, positions, tied))
         return self.final_norm(apply_layers(self.layers, x, sequences, token_indices))
 
     def lm_head(self, hidden: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ FAMILY = Family(
     objectives=("mlm",),
     pair_separators=2,  # </s></s>, as in the published code
     auto_class="AutoModelForMaskedLM",
+    options={"positions": (None, "relative")},
     has_output_bias=True,
     presets={
         # Liu et al. 2019, section 5.

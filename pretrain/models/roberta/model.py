@@ -4,7 +4,7 @@ from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed, gelu
+from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.model import Model
@@ -21,7 +21,7 @@ class Roberta(Model):
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
-        self.position = nn.Embedding(config.max_positions, config.hidden)
+        self.position = position_embedding(config)
         self.embedding_norm = nn.LayerNorm(config.hidden, eps=EPS)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
@@ -46,7 +46,7 @@ class Roberta(Model):
         assert segments is None, "RoBERTa has no segments"
         assert cache is None, "RoBERTa is not causal"
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
-        x = embed(self.word, input_ids, tied) + self.position(positions)
+        x = embed_at(self.word, self.position, input_ids, positions, tied)
         x = self.dropout(self.embedding_norm(x))
         return apply_layers(self.layers, x, sequences, token_indices)
 

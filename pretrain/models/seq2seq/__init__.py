@@ -10,7 +10,11 @@ FAMILY = Family(
     objectives=("translation",),
     auto_class=None,
     translates=True,
-    options={"cell": "lstm", "attention": "general", "input_feeding": False},
+    options={
+        "cell": ("lstm", "gru"),
+        "attention": ("general", "dot", "concat", "additive", "none"),
+        "input_feeding": (False, True),
+    },
     lacks=("heads", "intermediate"),
     whole_weights=True,
     has_output_bias=True,

@@ -112,17 +112,19 @@ def test_declarations_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def config_of(family: str, objective: str) -> TrainingConfig:
+def config_of(family: str, objective: str, positions: str | None = None) -> TrainingConfig:
     sizes = {"family": family, "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.0}
+    sizes["positions"] = positions
     return TrainingConfig.model_validate(recipe(model=sizes, objective__name=objective))
 
 
+@pytest.mark.parametrize("positions", [None, "relative"])
 @pytest.mark.parametrize(("family", "objective"), TRAINED_BY)
 def test_every_declared_objective_trains_every_parameter(
-    family: str, objective: str, bert_data: Path, gpt2_data: Path, tmp_path: Path
+    family: str, objective: str, positions: str | None, bert_data: Path, gpt2_data: Path, tmp_path: Path
 ) -> None:
     assert objective in typing.get_args(ObjectiveConfig.model_fields["name"].annotation)
-    config, folder = config_of(family, objective), gpt2_data if FAMILIES[family].causal else bert_data
+    config, folder = config_of(family, objective, positions), gpt2_data if FAMILIES[family].causal else bert_data
     data = open_dataset(folder)
     build_indexes(tmp_path, data, config)
     batch = BatchMaker.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]

@@ -36,14 +36,21 @@ def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def slow_entropies(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """(heads, T): of one sequence, each query by itself, as the definition says; NaN where it sees one key."""
+def slow_entropies(query: Tensor, key: Tensor, causal: bool, embeddings: Tensor | None = None) -> Tensor:
+    """(heads, T): of one sequence, each query by itself, as the definition says; NaN where it sees one key.
+
+    Args:
+        embeddings: of distances from -2 on, which farther ones count as.
+    """
     length, heads, width = query.shape
     found = torch.full((heads, length), math.nan, dtype=torch.float64)
     for head in range(heads):
         for row in range(length):
             seen = row + 1 if causal else length
-            scores = [float(query[row, head] @ key[column, head]) / math.sqrt(width) for column in range(seen)]
+            keys = key[:, head]
+            if embeddings is not None:
+                keys = keys + embeddings[(torch.arange(length) - row + 2).clamp(0, len(embeddings) - 1)]
+            scores = [float(query[row, head] @ keys[column]) / math.sqrt(width) for column in range(seen)]
             largest = max(scores)
             weights = np.exp(np.array(scores) - largest)
             weights /= weights.sum()
@@ -79,16 +86,20 @@ def test_the_effective_rank_of_what_is_not_finite_is_not_a_number() -> None:
     assert math.isnan(effective_rank(torch.full((3, 3), math.nan, dtype=torch.float64)))
 
 
-@given(Seeds, st.lists(st.integers(1, 40), min_size=1, max_size=4), st.booleans(), st.floats(0, 30))
-def test_attention_entropies_are_those_of_each_query(seed: int, lengths: list[int], causal: bool, sharp: float) -> None:
+@given(Seeds, st.lists(st.integers(1, 40), min_size=1, max_size=4), st.booleans(), st.booleans(), st.floats(0, 30))
+def test_attention_entropies_are_those_of_each_query(
+    seed: int, lengths: list[int], causal: bool, distances: bool, sharp: float
+) -> None:
     given_layout = on_device(layout(lengths), CPU)
     sequences = Sequences(given_layout["cu_seqlens"], given_layout["max_seqlen"], sum(lengths))
     query, key = sharp * drawn(seed, sum(lengths), 2, 4), drawn(seed + 1, sum(lengths), 2, 4)
-    entropies, counted = attention_entropies(query, key, sequences, causal)
+    embeddings = drawn(seed + 2, 3 if causal else 5, 4) if distances else None
+    relative = None if embeddings is None else query @ embeddings.T
+    entropies, counted = attention_entropies(query, key, relative, sequences, causal)
     start = 0
     for number, length in enumerate(lengths):
         part = slice(start, start + length)
-        expected = slow_entropies(query[part], key[part], causal)[:, looked_at(length)]
+        expected = slow_entropies(query[part], key[part], causal, embeddings)[:, looked_at(length)]
         assert torch.equal(counted[number], ~expected.isnan())
         np.testing.assert_allclose(entropies[number], expected.nan_to_num(0.0), atol=2e-5)
         start += length
@@ -97,11 +108,11 @@ def test_attention_entropies_are_those_of_each_query(seed: int, lengths: list[in
 @pytest.mark.parametrize("causal", [False, True])
 def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal: bool) -> None:
     sequences = Sequences(torch.tensor([0, 7, 30]), 23, 30)
-    uniform, counted = attention_entropies(torch.zeros(30, 2, 4), drawn(1, 30, 2, 4), sequences, causal)
+    uniform, counted = attention_entropies(torch.zeros(30, 2, 4), drawn(1, 30, 2, 4), None, sequences, causal)
     assert torch.allclose(uniform[counted], torch.tensor(1.0)) and counted.any()
     first_key = torch.zeros(30, 2, 4)
     first_key[[0, 7]] = 1000.0
-    single, counted = attention_entropies(torch.ones(30, 2, 4), first_key, sequences, causal)
+    single, counted = attention_entropies(torch.ones(30, 2, 4), first_key, None, sequences, causal)
     assert torch.allclose(single[counted], torch.tensor(0.0))
 
 
@@ -121,7 +132,8 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
-    def see_attention(query: Tensor, key: Tensor, sequences: Sequences, causal: bool) -> None:
+    def see_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+        assert relative is None
         shapes.append((tuple(query.shape), tuple(key.shape), sequences.cu_seqlens.tolist(), causal))
 
     with torch.no_grad():
