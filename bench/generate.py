@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -23,36 +24,42 @@ import generate_peers
 from generate_peers import PEERS, Case
 
 
-def measure(case: Case, repeats: int) -> tuple[dict[str, list[float]], float]:
-    """Each peer's seconds, and the share of tokens that both chose."""
+def measure(case: Case, peers: Iterable[str], script: str, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Each peer's seconds, wall-clock and of the processor, and what it made."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
     processes = {
         name: subprocess.Popen(
-            [sys.executable, generate_peers.__file__, name],
+            [sys.executable, script, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
             text=True,
         )
-        for name in PEERS
+        for name in peers
     }
     for process in processes.values():
         say(process, json.dumps(case))
     warm = {name: ask(process, name) for name, process in processes.items()}
-    times: dict[str, list[float]] = {name: [] for name in processes}
+    times: dict[str, Any] = {clock: {name: [] for name in processes} for clock in ("seconds", "cpu_seconds")}
     for _ in range(repeats):
         for name, process in processes.items():
-            times[name].append(ask(process, name)["seconds"])
+            answer = ask(process, name)
+            for clock, of_peers in times.items():
+                of_peers[name].append(answer[clock])
     for process in processes.values():
         process.stdin.close()
         process.wait()
-    mine, theirs = (warm[name]["tokens"] for name in PEERS)
+    return times, {name: answer["tokens"] for name, answer in warm.items()}
+
+
+def share_of_same(mine: list[list[int]], theirs: list[list[int]]) -> float:
+    """The share of the new tokens that both chose, up to the first difference in each text."""
     same = [
         sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=True)))
         for texts in zip(mine, theirs, strict=True)
     ]
-    return times, sum(same) / sum(map(len, theirs))
+    return sum(same) / sum(map(len, theirs))
 
 
 def say(process: Any, line: str) -> None:
@@ -90,15 +97,16 @@ def main() -> None:
     for batch in arguments.batch:
         sizes = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads", "prompt", "new", "threads")}
         case = {**sizes, "batch": batch, "unequal": arguments.unequal, "seed": 1}
-        times, same = measure(case, arguments.repeats)
-        ratios = sorted(theirs / mine for mine, theirs in zip(times["ours"], times["hugging_face"], strict=True))
-        speed = batch * arguments.new / statistics.median(times["ours"])
+        times, tokens = measure(case, PEERS, generate_peers.__file__, arguments.repeats)
+        same, seconds = share_of_same(*tokens.values()), times["seconds"]
+        ratios = sorted(theirs / mine for mine, theirs in zip(seconds["ours"], seconds["hugging_face"], strict=True))
+        speed = batch * arguments.new / statistics.median(seconds["ours"])
         print(
             f"{batch:5} {speed:9,.1f}  {statistics.median(ratios):.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f})"
             f"{'':16} {same:.1%}",
             flush=True,
         )
-        results.append({"case": case, "seconds": times, "ratio": statistics.median(ratios), "same": same})
+        results.append({"case": case, **times, "ratio": statistics.median(ratios), "same": same})
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

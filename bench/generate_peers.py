@@ -8,7 +8,7 @@ from typing import Any
 
 VOCABULARY = 50257
 Case = dict[str, Any]
-Generator = Callable[[], list[list[int]]]
+Generator = Callable[[], list[Any]]
 """Returns the new tokens of each prompt."""
 
 
@@ -98,18 +98,20 @@ def hugging_face(case: Case) -> Generator:
 PEERS = {"ours": ours, "hugging_face": hugging_face}
 
 
-def peer_process(name: str) -> None:
-    """Reads a case from standard input, then generates per line and prints the time and the tokens."""
+def peer_process(name: str, peers: dict[str, Callable[[Case], Generator]]) -> None:
+    """Reads a case from standard input, then generates per line and prints the time, wall-clock and of the processor,
+    and the tokens."""
     case = json.loads(sys.stdin.readline())
     import torch
 
     torch.set_num_threads(case["threads"])
-    run = PEERS[name](case)
+    run = peers[name](case)
     for _ in sys.stdin:
-        before = time.perf_counter()
+        before, used = time.perf_counter(), time.process_time()
         tokens = run()
-        print(json.dumps({"peer": name, "seconds": time.perf_counter() - before, "tokens": tokens}), flush=True)
+        times = {"seconds": time.perf_counter() - before, "cpu_seconds": time.process_time() - used}
+        print(json.dumps({"peer": name, **times, "tokens": tokens}), flush=True)
 
 
 if __name__ == "__main__":
-    peer_process(sys.argv[1])
+    peer_process(sys.argv[1], PEERS)

@@ -77,14 +77,13 @@ def flops_of(case: Case) -> tuple[float, float]:
     return model_flops(model, vocabulary, lengths, asked), model_flops(model, vocabulary, full, int(full.sum()))
 
 
-def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Each peer's step times and peak memory."""
-    names = [name for name in arguments.peers if name != "plain" or case["family"] == "gpt2"]
+def measure(case: Case, names: list[str], script: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Each peer's step times, wall-clock and of the processor, and its peak memory."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
     processes = {}
     for name in names:
         processes[name] = subprocess.Popen(
-            [sys.executable, step_peers.__file__, name],
+            [sys.executable, script, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if arguments.verbose else subprocess.DEVNULL,
@@ -96,15 +95,18 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             ask(processes[name], name, "step")
     times: dict[str, list[float]] = {name: [] for name in names}
+    used: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(arguments.repeats):
         for name in names:
-            times[name].append(ask(processes[name], name, "step")["seconds"])
+            answer = ask(processes[name], name, "step")
+            times[name].append(answer["seconds"])
+            used[name].append(answer["cpu_seconds"])
     profiles = {name: ask(processes[name], name, "profile")["profile"] for name in names} if arguments.profile else {}
     peaks = {name: ask(processes[name], name, "end")["peak"] for name in names}
     for process in processes.values():
         process.stdin.close()
         process.wait()
-    return {"seconds": times, "peak_bytes": peaks, "profile": profiles}
+    return {"seconds": times, "cpu_seconds": used, "peak_bytes": peaks, "profile": profiles}
 
 
 @contextmanager
@@ -189,7 +191,8 @@ def main() -> None:
     results = []
     for shape in arguments.shapes:
         case = case_of(shape, arguments)
-        found = measure(case, arguments)
+        names = [name for name in arguments.peers if name != "plain" or case["family"] == "gpt2"]
+        found = measure(case, names, step_peers.__file__, arguments)
         row = row_of(case, found, rate)
         results.append({**row, **found, "case": case})
         beside = "  ".join(

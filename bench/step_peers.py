@@ -32,37 +32,14 @@ def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]
 
 def ours(case: Case) -> Stepper:
     """A step of our engine on one rank."""
-    import torch
+    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
+    model = {**sizes, "max_positions": max(512, case["length"])}
+    return engine_loop(case, model, VOCABULARY[case["family"]], _batch_of)
 
-    from common.malloc import keep_all_freed_memory
-    from pretrain.config import TrainingConfig
-    from pretrain.engine.engine import Engine
-    from pretrain.engine.ranks import join
-    from pretrain.models.build import build_model, initialise
+
+def _batch_of(case: Case) -> Any:
     from pretrain.objectives.batch import Batch, layout
 
-    keep_all_freed_memory()  # as a training worker does
-    where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
-    os.environ.update(where)
-    ranks = join()
-    engine_settings = {
-        "deepspeed": {},
-        "zero_stage": 0 if case["precision"] == "fp32" else 1,
-        "precision": case["precision"],
-        "compile": case["compile"],
-    }
-    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
-    config = TrainingConfig.model_validate(
-        {
-            "model": {**sizes, "max_positions": max(512, case["length"])},
-            "phases": [{"steps": 2, "seq_len": case["length"], "batch_size": case["sequences"]}],
-            "engine": engine_settings,
-        }
-    )
-    yield_baseline()
-    model = build_model(config.model, VOCABULARY[case["family"]])
-    initialise(model, 1)
-    engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
     lengths, tokens, masked = texts_of(case)
     inputs = {"input_ids": np.concatenate(tokens), **layout(lengths)}
     starts = np.cumsum(lengths) - lengths
@@ -74,8 +51,42 @@ def ours(case: Case) -> Stepper:
     else:
         inputs["next_ids"] = np.roll(inputs["input_ids"], -1)
         counts = {"clm": int(lengths.sum())}
-    batch = Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
-    floats = {name: float(count) for name, count in counts.items()}
+    return Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
+
+
+def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of: Callable[[Case], Any]) -> Stepper:
+    """Our engine as a training worker uses it: model section, vocabulary, and the batch of the case."""
+    import torch
+
+    from common.malloc import keep_all_freed_memory
+    from pretrain.config import TrainingConfig
+    from pretrain.engine.engine import Engine
+    from pretrain.engine.ranks import join
+    from pretrain.models.build import build_model, initialise
+
+    keep_all_freed_memory()  # as a training worker does
+    where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
+    os.environ.update(where)
+    ranks = join()
+    engine_settings = {
+        "deepspeed": {},
+        "zero_stage": 0 if case["precision"] == "fp32" else 1,
+        "precision": case["precision"],
+        "compile": case["compile"],
+    }
+    config = TrainingConfig.model_validate(
+        {
+            "model": described,
+            "phases": [{"steps": 2, "seq_len": case["length"], "batch_size": case["sequences"]}],
+            "engine": engine_settings,
+        }
+    )
+    yield_baseline()
+    model = build_model(config.model, vocabulary)
+    initialise(model, 1)
+    engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
+    batch = batch_of(case)
+    floats = {name: float(count) for name, count in batch.counts.items()}
 
     def step() -> None:
         sums = engine.forward_backward(batch, floats)
@@ -197,14 +208,14 @@ def _status(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def peer_process(name: str) -> None:
+def peer_process(name: str, peers: dict[str, Callable[[Case], Stepper]]) -> None:
     """Reads a case from standard input, then takes a step per line and prints its time."""
     case = json.loads(sys.stdin.readline())
     import torch
 
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
-    step = PEERS[name](case)
+    step = peers[name](case)
     out = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         answer: dict[str, Any]
@@ -214,9 +225,9 @@ def peer_process(name: str) -> None:
             on_gpu = torch.cuda.is_available()
             answer = {"peak": torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM") - _baseline}
         else:
-            before = time.perf_counter()
+            before, used = time.perf_counter(), time.process_time()
             step()
-            answer = {"seconds": time.perf_counter() - before}
+            answer = {"seconds": time.perf_counter() - before, "cpu_seconds": time.process_time() - used}
         print(json.dumps({"peer": name, **answer}), file=out, flush=True)
 
 
@@ -234,4 +245,4 @@ def profile(step: Stepper) -> list[list[Any]]:
 
 
 if __name__ == "__main__":
-    peer_process(sys.argv[1])
+    peer_process(sys.argv[1], PEERS)

@@ -8,7 +8,7 @@ from statistics import median
 from common.json_lines import Row
 from eval.statistics.choose import Choice, Start, choose
 from eval.statistics.difference import SIGNIFICANT, Difference, difference_of_examples, difference_of_seeds, holm
-from eval.statistics.predictions import read_statistics
+from eval.statistics.predictions import Trial, read_statistics
 from eval.statistics.words import amount, basis, show
 from eval.tasks.task import UNTRAINED
 
@@ -86,26 +86,31 @@ def _task_result(task: str, rows: list[Row], choices: dict[Start, Choice], run_d
         pretrained=pretrained,
         random=random,
         by_step=dict(sorted(by_step.items())),
-        difference=difference(rows[0]["metric"], (run_dir, random), (run_dir, pretrained)),
+        difference=difference(rows[0]["metric"], trials_of(run_dir, random), trials_of(run_dir, pretrained)),
         rows=tuple(rows),
     )
 
 
-def difference(metric: str, first: tuple[Path, Choice | None], second: tuple[Path, Choice | None]) -> Difference | None:
-    """The second less the first, each a run directory and what was chosen in it; None where they cannot be judged.
+def trials_of(run_dir: Path, choice: Choice | None) -> list[Trial]:
+    """The trials that were chosen in a run; none if there is no choice."""
+    return [(run_dir, row) for row in choice.chosen.rows] if choice else []
+
+
+def difference(metric: str, first: Sequence[Trial], second: Sequence[Trial]) -> Difference | None:
+    """The second trials less the first ones; None where they cannot be judged.
 
     By the examples where each trial has a file of predictions, else by the seeds alone.
 
     Raises:
         ValueError: a file of predictions is damaged.
     """
-    if not (first[1] and first[1].chosen.rows and second[1] and second[1].chosen.rows):
+    if not (first and second):
         return None
-    one, other = first[1].chosen, second[1].chosen
-    tables = read_statistics((first[0], one.rows), (second[0], other.rows))
+    tables = read_statistics(first, second)
     if tables is None:
-        return difference_of_seeds(one.values, other.values)
-    key = " ".join(str(row["key"]) for row in (*one.rows, *other.rows))
+        one, other = ([row["value"] for _, row in side] for side in (first, second))
+        return difference_of_seeds(one, other)
+    key = " ".join(str(row["key"]) for _, row in (*first, *second))
     return difference_of_examples(metric, tables[0], tables[1], key)
 
 

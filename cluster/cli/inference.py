@@ -8,8 +8,10 @@ from itertools import islice
 from pathlib import Path
 
 from cluster.console import progress_line
+from common.files import make_folder, write_atomically
 from common.redaction import shown
 from eval.config import Pooling
+from eval.inference.attention_map import attending
 from eval.inference.beam_search import Search
 from eval.inference.embed import embed
 from eval.inference.fill import fill
@@ -17,6 +19,8 @@ from eval.inference.generate import generate, stream
 from eval.inference.sampling import Sampling
 from eval.inference.trained_model import TrainedModel, load_model
 from eval.inference.translate import translate, translator
+from eval.reporting.attention_picture import draw_map
+from eval.reporting.figures import as_png
 
 _TEXTS_AT_ONCE = 64
 _LINES_AT_ONCE = 512
@@ -56,18 +60,28 @@ def show_generated(
     print()
 
 
-def show_translated(name: str, runs: Path, step: int | None, search: Search) -> None:
-    """Print the translation of each line of standard input, in order, as soon as some are done."""
+def show_translated(name: str, runs: Path, step: int | None, search: Search, maps: Path | None) -> None:
+    """Print the translation of each line of standard input, in order, as soon as some are done.
+
+    Args:
+        maps: where to draw what the translation of line N attends to, N.png.
+    """
     trained, cut, done = _open(name, runs, step), 0, 0
-    translator(trained)  # a model that does not translate is refused before anything is read
+    # A model that cannot do what is asked is refused before anything is read.
+    translator(trained)
+    if maps is not None:
+        attending(trained)
+        make_folder(maps)
     lines = _lines_of_file()
     with progress_line("translate") as line:
         for texts in _batches((text.rstrip("\n") for text in sys.stdin), _LINES_AT_ONCE):
             for found in translate(trained, texts, search):
+                done += 1
                 cut += found.is_cut
                 print(found.text)
+                if maps is not None and found.tokens:
+                    write_atomically(maps / f"{done}.png", as_png(draw_map(trained, found)))
             sys.stdout.flush()
-            done += len(texts)
             line.update(done, lines)
     if cut:
         limit = trained.model.config.max_positions

@@ -28,6 +28,9 @@ from cluster.cli.options import (
 from common.exit_codes import FAILED, STOPPED
 from common.redaction import shown
 
+_NAMED = 3
+"""The most runs beside the first that a report is named after."""
+
 app = typer.Typer(
     help="Pretrain language models on your own text, evaluate them, and compare runs.",
     no_args_is_help=True,
@@ -140,7 +143,8 @@ def report(
     from eval.comparison.report import write_comparison
 
     found = find_runs(names, runs)
-    title = f"{found[0].resolve().name} and {', '.join(run_dir.resolve().name for run_dir in found[1:])}"
+    first, *others = (run_dir.resolve().name for run_dir in found)
+    title = f"{first} and {', '.join(others) if len(others) <= _NAMED else f'{len(others)} other runs'}"
     write_comparison(found, out, title, x=x, series=series or ())
     print(f"wrote {shown(str(out / 'report.html'))} and report.md beside it")
 
@@ -261,12 +265,15 @@ def translate(
     step: Step = None,
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1: greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Above 0: prefers longer translations.")] = 0.6,
+    maps: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw what each line's translation attends to, N.png a line.")
+    ] = None,
 ) -> None:
     """Translate the lines of standard input with a model of pairs; prints a line for each."""
     from cluster.cli.inference import show_translated
     from eval.inference.beam_search import Search
 
-    show_translated(run, runs, step, Search(beams, length_penalty))
+    show_translated(run, runs, step, Search(beams, length_penalty), maps)
 
 
 @app.command()

@@ -45,7 +45,7 @@ class Comparison:
 
 
 def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None = None) -> list[Path]:
-    """The run directories with these names or paths.
+    """The run directories with these names or paths, each once: a run that is first may be in a pattern after it.
 
     Args:
         fetch: makes the directory of a run that is not there.
@@ -64,7 +64,7 @@ def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None 
             there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
             raise ValueError(f"no run {name} in {runs}; existing runs: {there}")
         found.append(places[0])
-    return found
+    return list(dict.fromkeys(found))
 
 
 def compare(run_dirs: list[Path]) -> Comparison:

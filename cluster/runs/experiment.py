@@ -33,7 +33,7 @@ class Experiment(Section):
     mappings is a grid: each combination is a run."""
     same_seconds: Values | None = None
     """If it is given, each run but the first is repeated with as many steps as take the first run's seconds of
-    training, as RUN-same-seconds, with these changes (`{}`: none)."""
+    training, as RUN-same-seconds, with these changes (`{}`: none), unless it took them within 10 %."""
     x: str | None = None
     """The recipe key on the horizontal axis of a picture of the final losses."""
     series: list[str] = Field(default_factory=list)

@@ -20,6 +20,9 @@ from eval.comparison.report import write_comparison
 from eval.comparison.run_files import training_clock
 from pretrain.data.phases import total_steps
 
+_AS_LONG = 0.1
+"""Share of the first run's seconds within which a run took as long, and is not repeated."""
+
 
 def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
     """Do what is not done of all runs, then write the report; returns the exit code.
@@ -83,6 +86,11 @@ def _all_recipes(plan: Plan, recipes: Sequence[Recipe], runs: Path, failed: dict
             failed[variant.name] = f"{recipe.name if of_first else recipes[0].name} is not trained to its end"
             continue
         share = of_first / of_this
+        if abs(share - 1) < _AS_LONG:
+            console.print(
+                f"{variant.name} is not needed: {recipe.name} took {1 / share:.2f} times the first run's seconds"
+            )
+            continue
         steps = [(f"phases[{n}].steps", max(1, round(share * phase.steps))) for n, phase in enumerate(recipe.phases)]
         yield variant.recipe(*steps)
 

@@ -67,7 +67,7 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
     row, others = first.choices[key].chosen.rows[0], other.choices[key].chosen.rows[0]
     if why_not := _incomparable(row, others):
         return _Pair(names, row, None, why_not)
-    found = difference(row["metric"], (first.folder, first.choices[key]), (other.folder, other.choices[key]))
+    found = difference(row["metric"], first.trials(*key), other.trials(*key))
     if not can_be_judged(row["kind"], found):
         untrained = row["kind"] in UNTRAINED
         why_not = "a run has no files of predictions" if untrained else "a run has fewer than two seeds"

@@ -88,6 +88,25 @@ def draw_scores(colours: Colours, names: Sequence[str], tasks: Sequence[Scores])
     return figure
 
 
+def draw_classes(
+    colours: Colours, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]
+) -> "Figure":
+    """A panel below the other: its title, the names of classes from left to right, and of each label its values."""
+    figure, rows = _figure(len(panels), 1, (8, 3.9 * len(panels)))
+    for axes, (title, classes, lines) in zip(rows, panels, strict=True):
+        for number, (label, values) in enumerate(lines.items()):
+            colour, dashes, marker = _look(colours, number)
+            axes.plot(
+                range(len(classes)), values, color=colour, linestyle=dashes, marker=marker, markersize=4,
+                linewidth=1.4, label=_label(label),
+            )  # fmt: skip
+        axes.set_xticks(range(len(classes)), classes)
+        axes.set_ylim(bottom=0.0)
+        _finish(axes, colours, "words of the source (sentences)", title)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=colours.ink, fontsize=8)
+    return figure
+
+
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", list["Axes"]]:
     from matplotlib.figure import Figure
 

@@ -1,9 +1,10 @@
 """The report of several runs: report.md, report.html and pictures, made from the files of their directories alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from common.config import NOTHING, decided_by
 from common.files import make_folder, write_atomically
 from eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
-from eval.comparison.pictures import Lines, Panel, Scores, draw_lines, draw_scores
-from eval.comparison.run_files import ComparedRun, Facts, at_steps, read_run, training_clock
+from eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
+from eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_run, training_clock
+from eval.comparison.translations import ByLength, by_length, other_metrics, signatures
 from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
 from eval.reporting.render import duration, render
@@ -63,26 +65,31 @@ def write_comparison(
     Raises:
         ValueError: a file is damaged, or no run has the key `x`.
     """
-    runs = [read_run(run_dir) for run_dir in run_dirs]
-    prefix = f"{title}-"
-    if all(run.name.startswith(prefix) for run in runs):  # those of an experiment
-        runs = [replace(run, name=run.name.removeprefix(prefix)) for run in runs]
+    every = _short_names([read_run(run_dir) for run_dir in run_dirs])
+    runs = _short_names(over_seeds(every))
     found = run_differences(runs)
     tasks = _tasks(runs)
-    pictures = [*_loss_pictures(runs), *([_x_picture(runs, x, series)] if x else []), *_score_picture(runs, tasks)]
+    lengths = {task: by_length(runs, task) for task in tasks if _kind(runs, task) == "translation"}
+    pictures = [
+        *_loss_pictures(runs),
+        *([_x_picture(every, x, series)] if x else []),
+        *_score_picture(runs, tasks),
+        *_length_picture(lengths),
+    ]
     facts = {
         "title": title,
         "question": question,
         "runs": _run_lines(runs),
-        "losses": [_loss_line(run) for run in runs],
+        "losses": [_loss_line(run) for run in every],
         "loss_note": _LOSS_NOTE,
-        "comparable": _comparable(runs),
-        "tasks": [_task_section(runs, task, found) for task in tasks],
+        "comparable": _comparable(every),
+        "tasks": [_task_section(runs, task, found, lengths.get(task)) for task in tasks],
         "score_note": _SCORE_NOTE,
         "verdicts": _verdicts(runs, found),
         "method": METHOD,
-        "failed": _failed(runs),
-        "where": _where(runs),
+        "failed": _failed(every),
+        "where": _where(every),
+        "of_tasks": ["scores.png", "bleu-by-length.png"],
         "pictures": [
             {"file": each.file, "alt": each.alt, "caption": each.caption, "svg": _svg(each)} for each in pictures
         ],
@@ -98,6 +105,16 @@ def _svg(picture: _Picture) -> str:
     return as_svg(picture.draw(PAGE), picture.file, picture.alt)
 
 
+def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Without the parts that all names begin with, as those of an experiment do."""
+    if len(runs) < 2:
+        return list(runs)
+    parts = [run.name.split("-") for run in runs]
+    columns = zip(*(each[:-1] for each in parts), strict=False)
+    same = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return [replace(run, name="-".join(each[same:])) for run, each in zip(runs, parts, strict=True)]
+
+
 def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
     """Each run with what differs in its recipe from the first one's."""
     first = runs[0]
@@ -110,6 +127,9 @@ def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
             if key != "name" and not _decides_nothing(key) and (then, now) not in (([], None), (None, []))
         ]
         lines.append((run.name, ", ".join(dict.fromkeys(changed)) or "nothing"))
+    if any(run.seeds for run in runs):
+        seeds = {run.name: ", ".join(str(each.recipe["seed"]) for each in run.seeds) for run in runs}
+        lines = [(name, f"{text}; seeds {seeds[name]}" if seeds[name] else text) for name, text in lines]
     return lines
 
 
@@ -272,9 +292,30 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
     )
 
 
-def _task_section(runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference]) -> Facts:
+def _length_picture(lengths: Mapping[str, ByLength | None]) -> Iterator[_Picture]:
+    panels = [(f"{task}: BLEU", each.labels, each.medians) for task, each in lengths.items() if each]
+    if panels:
+        yield _Picture(
+            "bleu-by-length.png",
+            "BLEU of each run by the length of the source",
+            "Corpus BLEU of the sentences whose source has so many words; the median over the seeds.",
+            lambda colours: draw_classes(colours, panels),
+        )
+
+
+def _kind(runs: Sequence[ComparedRun], task: str) -> str:
+    return next(str(each.chosen.rows[0]["kind"]) for run in runs for key, each in run.choices.items() if key[0] == task)
+
+
+def _task_section(
+    runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference], lengths: ByLength | None
+) -> Facts:
     numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
+    translates = _kind(runs, task) == "translation"
     return {
+        "others": other_metrics(runs, task) if translates else None,
+        "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
+        "lengths": lengths,
         "task": task,
         "metric": _metric(runs, task),
         "lines": [

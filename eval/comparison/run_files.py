@@ -1,7 +1,8 @@
 """What the files of a run say, to set it beside others."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 from common.files import read_json_object
 from common.json_lines import Row, read_rows
 from eval.losses import LANGUAGE_MODEL_LOSSES, by_step, heldout
-from eval.statistics.choose import Choice, asked_rows, choose
+from eval.statistics.choose import Choice, Setting, asked_rows, choose
+from eval.statistics.predictions import Trial
+from eval.tasks.task import UNTRAINED
+from eval.verdict import trials_of
 from pretrain.run.changes import flatten
 
 Facts = dict[str, Any]
@@ -30,11 +34,20 @@ class ComparedRun:
     metrics: tuple[Row, ...]
     choices: Choices
     """Of the newest checkpoint that has trials."""
+    seeds: tuple["ComparedRun", ...] = ()
+    """The runs that this one stands for: see `over_seeds`."""
 
     @property
     def keys(self) -> Facts:
         """The recipe's values by dotted key."""
         return flatten(self.recipe)
+
+    def trials(self, task: str, init: str) -> list[Trial]:
+        """The chosen ones; none if it has no results of this task and start."""
+        if self.seeds:
+            found = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
+            return list(found.values())
+        return trials_of(self.folder, self.choices.get((task, init)))
 
     @property
     def loss_name(self) -> str:
@@ -64,6 +77,34 @@ def read_run(folder: Path) -> ComparedRun:
     choices = {(start.task, start.init): choice for start, choice in ordered if choice.chosen.rows}
     metrics = tuple(read_rows(folder / "metrics.jsonl"))
     return ComparedRun(folder.resolve().name, folder, recipe, summary, metrics, choices)
+
+
+def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Runs whose names are alike but for `-seedN`, where N is the seed of their recipe, as one without it in its name;
+    what it has beside its trials is the first one's. The others as they are.
+
+    Runs that were fine-tuned stay apart: their trials have seeds of their own.
+    """
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        trained = any(choice.chosen.rows[0]["kind"] not in UNTRAINED for choice in run.choices.values())
+        groups.setdefault(run.name if trained else _without_seed(run), []).append(run)
+    return [_as_one(name, group) if len(group) > 1 else group[0] for name, group in groups.items()]
+
+
+def _without_seed(run: ComparedRun) -> str:
+    return re.sub(rf"(^|-)seed{run.recipe.get('seed')}(-|$)", lambda found: "-" * all(found.groups()), run.name)
+
+
+def _as_one(name: str, runs: Sequence[ComparedRun]) -> ComparedRun:
+    keys = dict.fromkeys(key for run in runs for key in run.choices)
+    one = replace(runs[0], name=name, seeds=tuple(runs))
+    return replace(one, choices={key: _choice_of([row for _, row in one.trials(*key)]) for key in keys})
+
+
+def _choice_of(rows: Sequence[Row]) -> Choice:
+    setting = Setting(rows[0].get("hyperparameters") or {}, tuple(rows), 0)
+    return Choice(setting, (setting,))
 
 
 def training_clock(metrics: Sequence[Row]) -> tuple[list[int], list[int], list[float]]:

@@ -60,7 +60,7 @@ def beam_search(
     flat = torch.tensor([token for each in sources for token in each], device=device)
     packed = on_device(layout([len(each) for each in sources]), device)
     states = model.read(flat, packed["positions"], packed["cu_seqlens"], packed["max_seqlen"])
-    state = model.begin(states, packed["cu_seqlens"], packed["max_seqlen"], beams, longest)
+    state = model.begin(states, packed["cu_seqlens"], packed["max_seqlen"], beams)
 
     there = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""
@@ -72,12 +72,13 @@ def beam_search(
     tokens = torch.full((len(sources) * beams,), special_ids["pad"], device=device)
     done: dict[int, list[Hypothesis]] = {}
     for length in range(1, longest + 1):
-        log_probabilities = model.lm_head(model.advance(state, tokens)).float().log_softmax(-1)
+        logits = model.lm_head(model.advance(state, tokens)).float()
+        log_probabilities = torch.log_softmax(logits, -1, out=logits)
         log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
-        vocabulary = log_probabilities.shape[-1]
-        extended = (log_probabilities.view(-1, beams, vocabulary) + scores[..., None]).flatten(1)
-        scores_of, chosen = extended.topk(2 * beams)
-        parent, token = chosen // vocabulary, chosen % vocabulary
+        likeliest, token = log_probabilities.topk(min(2 * beams, log_probabilities.shape[1]))  # more cannot be needed
+        extended = likeliest.view(len(there), beams, -1) + scores[..., None]
+        scores_of, chosen = extended.flatten(1).topk(2 * beams)
+        parent, token = chosen // extended.shape[2], token.view(len(there), -1).gather(1, chosen)
         extended_made = torch.cat([_rows(made, parent), token[..., None]], -1)
 
         ends = (token == special_ids["end"]) | (length == limit[:, None])
@@ -92,16 +93,12 @@ def beam_search(
             done[int(there[row])] = best.hypotheses(row)
         if over.all():
             break
-        rows = torch.arange(len(there), device=device)[:, None] * beams
+        state.reorder((torch.arange(len(there), device=device)[:, None] * beams + parent).flatten())
         if over.any():
-            left = (~over).nonzero().flatten()
-            there, limit, made, scores = there[left], limit[left], made[left], scores[left]
+            left = _filled_up(~over)
+            there, limit, made, scores, token = there[left], limit[left], made[left], scores[left], token[left]
             best.keep(left)
-            state.reorder((rows + parent).flatten())
             state.keep(left)
-            token = token[left]
-        else:
-            state.reorder((rows + parent).flatten())
         tokens = token.flatten()
     return [done[number] for number in range(len(sources))]
 
@@ -168,3 +165,12 @@ def _rows(hypotheses: Tensor, which: Tensor) -> Tensor:
 def _first(extensions: Tensor, count: int) -> Tensor:
     """bool (M,): the first `count` of the extensions (S, M)."""
     return torch.arange(extensions.shape[1], device=extensions.device) < count
+
+
+def _filled_up(stays: Tensor) -> Tensor:
+    """int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones in the places of those that go, so that
+    the others need not be moved."""
+    left = stays.nonzero().flatten()
+    rows = torch.arange(len(left), device=stays.device)
+    rows[~stays[: len(left)]] = left[left >= len(left)]
+    return rows

@@ -81,9 +81,8 @@ def generate_tokens(
     keys = np.array(
         [key_of("generate", sampling.seed, row) for row in range(len(prompts))] if sampling else [], np.uint64
     )
-    packed = trained.packed_weights(len(prompts))
     for step in count():
-        with packed:
+        with trained.packed_weights:
             logits = model.lm_head(hidden)[:, : trained.tokenizer.vocab_size]
         if sampling is None:
             chosen = logits.argmax(-1)
@@ -100,7 +99,7 @@ def generate_tokens(
         cache.advance()
         # A text that has ended is computed along, at a position that the model has.
         at = (positions + step).clamp(max=model.config.max_positions - 1)
-        with packed:
+        with trained.packed_weights:
             hidden = model.encode(chosen, at, one_each, 1, cache=cache)
 
 

@@ -1,7 +1,8 @@
 """A trained model with its tokenizer, ready to be asked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -33,7 +34,6 @@ class TrainedModel:
     """Of a model of pairs with two vocabularies, that of the target."""
     lacking: frozenset[str] = frozenset()
     """Parameters that its files do not have, which are zero."""
-    _packed: dict[int, PackedWeights] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def family(self) -> Family:
@@ -59,13 +59,10 @@ class TrainedModel:
         """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
 
-    def packed_weights(self, rows: int) -> PackedWeights:
-        """For products of so many rows. Those of the last number of rows are kept: packing takes as long as four tokens
-        do."""
-        if rows not in self._packed:
-            self._packed.clear()
-            self._packed[rows] = PackedWeights(self.model, rows)
-        return self._packed[rows]
+    @cached_property
+    def packed_weights(self) -> PackedWeights:
+        """For its products. Packing takes as long as four tokens of a text do."""
+        return PackedWeights(self.model)
 
     def needs(self, head: Callable[[Tensor], Tensor], what: str) -> None:
         """Check that the weights of a head are there.

@@ -1,7 +1,7 @@
 """Texts translated by beam search: batches of similar length, results in the order of the input."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from data_prep.rules.pairs import clean_side
@@ -24,6 +24,10 @@ class Translation:
     """As `beam_search.Hypothesis`; 0 for an empty text."""
     is_cut: bool
     """Whether the source had more tokens than the model has positions, and was cut."""
+    source: list[int] = field(default_factory=list)
+    """Tokens that were read, the end token included; none of an empty text."""
+    tokens: list[int] = field(default_factory=list)
+    """Of the translation, with its end token, unless it was cut at the limit."""
 
 
 def translate(
@@ -44,11 +48,12 @@ def translate(
     }
     for batch in _batches(sources, [i for i in range(len(texts)) if i not in done], batch_tokens // search.beams):
         limits = [min(len(sources[number]) + MORE_TOKENS, limit) for number in batch]
-        found = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
+        with trained.packed_weights:
+            found = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
         for number, (best, *_) in zip(batch, found, strict=True):
             tokens = [token for token in best.tokens if token != end]
             text = trained.output_tokenizer.decode(tokens)
-            done[number] = Translation(text, best.score, len(encoded[number]) >= limit)
+            done[number] = Translation(text, best.score, len(encoded[number]) >= limit, sources[number], best.tokens)
     return [done[number] for number in range(len(texts))]
 
 

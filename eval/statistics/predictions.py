@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from common.files import read_json_object
 from common.json_lines import Row
 
+Trial = tuple[Path, Row]
+"""A run directory and a row of its results.jsonl."""
 _MOST_BYTES = 256 * 2**20
 
 
@@ -29,11 +31,11 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
         return None
 
 
-def read_statistics(*sides: tuple[Path, Sequence[Row]]) -> list[NDArray[np.float64]] | None:
+def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None:
     """The statistics per example of the trials of several sides, whose examples can be resampled together.
 
     Args:
-        sides: a run directory and rows of one task in it.
+        sides: trials of one task.
 
     Returns:
         float64 (trials, N, k) of each side; None unless every trial has a file, and all have the same targets.
@@ -43,9 +45,9 @@ def read_statistics(*sides: tuple[Path, Sequence[Row]]) -> list[NDArray[np.float
     """
     found: list[NDArray[np.float64]] = []
     targets: list[Any] = []
-    for run_dir, rows in sides:
+    for trials in sides:
         tables = []
-        for row in rows:
+        for run_dir, row in trials:
             content = read_predictions(run_dir, row)
             if content is None:
                 return None

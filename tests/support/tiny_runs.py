@@ -3,6 +3,7 @@
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,9 +17,9 @@ SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
 
 
-def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7)) -> Path:
-    """A run's folder with a checkpoint of random weights for each step."""
-    model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {})}
+def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7), **changes: Any) -> Path:
+    """A run's folder with a checkpoint of random weights for each step; `changes`: of the model."""
+    model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {}), **changes}
     config = ModelConfig.model_validate(model)
     info = read_data_manifest(data).tokenizer
     folder.mkdir(parents=True)

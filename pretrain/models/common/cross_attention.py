@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
+from pretrain.models.common.rectangles import Places, Rectangle, places_of
 from pretrain.models.config import ModelConfig
 
 _PADDED = 1 / 8
@@ -34,44 +35,27 @@ class Pairs:
     def buckets(self) -> "list[PairBucket]":
         """Groups of pairs whose lengths are similar on both sides."""
         queries, keys = (side.cu_seqlens.diff().tolist() for side in (self.queries, self.keys))
-        starts = [side.cu_seqlens[:-1].tolist() for side in (self.queries, self.keys)]
-        device = self.queries.cu_seqlens.device
-        found = []
-        for level in _grouped(range(len(queries)), queries):
-            for pairs in _grouped(level, keys):
-                at = [
-                    _padded([starts[side][pair] for pair in pairs], [lengths[pair] for pair in pairs])
-                    for side, lengths in enumerate((queries, keys))
-                ]
-                (query_at, query_real), (key_at, key_real) = at
-                mask = None if bool(key_real.all()) else key_real.to(device)
-                found.append(PairBucket(query_at.to(device), query_real.to(device), key_at.to(device), mask))
-        return found
+        return [
+            PairBucket(_rectangle(self.queries, queries, pairs), _rectangle(self.keys, keys, pairs))
+            for level in _grouped(range(len(queries)), queries)
+            for pairs in _grouped(level, keys)
+        ]
 
     @cached_property
-    def order(self) -> Tensor:
-        """int64 (N,): the place of each query in the concatenated rows of all buckets, padding included."""
-        order = torch.empty(self.queries.tokens, dtype=torch.int64, device=self.queries.cu_seqlens.device)
-        before = 0
-        for bucket in self.buckets:
-            places = torch.arange(before, before + bucket.query_at.numel(), device=order.device)
-            order[bucket.query_at[bucket.query_real]] = places.view_as(bucket.query_at)[bucket.query_real]
-            before += bucket.query_at.numel()
-        return order
+    def places(self) -> tuple[Places, Places]:
+        """Of the queries and of the keys in all buckets."""
+        queries, keys = ([bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets])
+        return places_of(queries, self.queries.tokens), places_of(keys, self.keys.tokens)
 
 
 @dataclass(frozen=True)
 class PairBucket:
     """B pairs; the shorter ones are padded with their last tokens."""
 
-    query_at: Tensor
-    """int64 (B, Tq)."""
-    query_real: Tensor
-    """bool (B, Tq)."""
-    key_at: Tensor
-    """int64 (B, Tk)."""
-    key_real: Tensor | None
-    """bool (B, Tk); None without padding."""
+    queries: Rectangle
+    """(B, Tq)."""
+    keys: Rectangle
+    """(B, Tk)."""
 
 
 def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]]:
@@ -86,10 +70,13 @@ def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]
     return groups
 
 
-def _padded(starts: list[int], lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Where the tokens of some sequences are, and which of them are no padding: (B, T) each."""
-    each, columns = torch.tensor(lengths)[:, None], torch.arange(max(lengths))
-    return torch.tensor(starts)[:, None] + torch.minimum(columns, each - 1), columns < each
+def _rectangle(side: Sequences, lengths: list[int], pairs: list[int]) -> Rectangle:
+    """Those sequences of one side."""
+    device, chosen = side.cu_seqlens.device, [lengths[pair] for pair in pairs]
+    each, columns = torch.tensor(chosen, device=device)[:, None], torch.arange(max(chosen), device=device)
+    starts = side.cu_seqlens[torch.tensor(pairs, device=device)][:, None]
+    real = None if min(chosen) == max(chosen) else columns < each
+    return Rectangle(starts + torch.minimum(columns, each - 1), real)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -110,15 +97,13 @@ def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: 
         sequences = len(pairs.queries.cu_seqlens) - 1
         q, k, v = (part.view(sequences, -1, part.shape[1]) for part in (query, key, value))
         return attend(q, k, v, None).reshape(len(query), -1)
-    done = []
-    for bucket in pairs.buckets:
-        at = (bucket.query_at, bucket.key_at, bucket.key_at)
-        q, k, v = (
-            part.index_select(0, places.flatten()).view(*places.shape, -1)
-            for part, places in zip((query, key, value), at, strict=True)
-        )
-        done.append(attend(q, k, v, bucket.key_real).reshape(bucket.query_at.numel(), -1))
-    return torch.cat(done).index_select(0, pairs.order)
+    of_queries, of_keys = pairs.places
+    queries, keys, values = of_queries.spread(query), of_keys.spread(key), of_keys.spread(value)
+    done = [
+        attend(q, k, v, bucket.keys.real).flatten(0, 1)
+        for bucket, q, k, v in zip(pairs.buckets, queries, keys, values, strict=True)
+    ]
+    return of_queries.gather(torch.cat(done))
 
 
 @torch.compiler.disable
@@ -172,6 +157,19 @@ class PaddedSource:
         real = None if self.real is None else self.real.index_select(0, sources)
         return type(self)(tuple(part.index_select(0, sources) for part in self.parts), real)
 
+    def keep(self, sources: Tensor) -> Self:
+        """The same without a gradient, in the memory of this one, which is lost."""
+        real = None if self.real is None else keep_rows(self.real, sources)
+        return type(self)(tuple(keep_rows(part, sources) for part in self.parts), real)
+
+
+def keep_rows(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that change places are copied."""
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
+    if len(moved):
+        x.index_copy_(dim, moved, x.index_select(dim, rows[moved]))
+    return x.narrow(dim, 0, len(rows))
+
 
 def pad_source(parts: tuple[Tensor, ...], sequences: Sequences) -> PaddedSource:
     """Packed rows, (N, ·) each, as rectangles."""
@@ -200,6 +198,14 @@ class CrossAttention(nn.Module):
             for project, given in ((self.query, x), (self.key, source), (self.value, source))
         )
         return self.output(attend_across(query, key, value, pairs).flatten(1))
+
+    def map_of(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
+        """The mean over the heads of the attention weights of one pair: (Nt, Ns); see `EncoderDecoder.attends_by`."""
+        query, key = (
+            project(given).view(len(given), self.heads, -1).transpose(0, 1)
+            for project, given in ((self.query, x), (self.key, source))
+        )
+        return (query @ key.transpose(1, 2) * query.shape[2] ** -0.5).softmax(-1).mean(0)
 
     def keep(self, source: Tensor, sequences: Sequences) -> PaddedSource:
         """Keys and values of the encoder's states (Ns, H), for `advance`."""

@@ -83,6 +83,15 @@ class EncoderDecoder(Model):
         smoothing = label_smoothing if self.training else 0.0
         return {"translation": vocabulary_loss(hidden, self.word.weight, self.word_bias, next_ids, smoothing)}
 
+    @property
+    def attends_by(self) -> nn.Module | None:
+        """Through which the decoder attends to the source, the last one of several; None: it does not.
+
+        Its `map_of` takes what its `forward` is called with on one pair, and returns how much each of the target's
+        tokens there attends to each of the source's: (T, Ts), rows that sum to 1.
+        """
+        raise NotImplementedError
+
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of the decoder's output (M, H)."""
         return F.linear(hidden, self.word.weight, self.word_bias)
@@ -117,16 +126,13 @@ class EncoderDecoder(Model):
         """
         raise NotImplementedError
 
-    def begin(
-        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
-    ) -> DecoderState:
+    def begin(self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int) -> DecoderState:
         """The state of S * beams hypotheses without a token.
 
         Args:
             source: what `read` returned.
             source_cu_seqlens, source_max_seqlen: as in `read`.
             beams: hypotheses of each sentence.
-            max_new_tokens: the most tokens that `advance` is called with, the start token included.
         """
         raise NotImplementedError
 

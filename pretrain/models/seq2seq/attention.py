@@ -50,6 +50,10 @@ class Attention(nn.Module):
             scores = scores.masked_fill(~real[:, None], -torch.inf)
         return scores.softmax(-1)
 
+    def map_of(self, query: Tensor, key: Tensor, source: Tensor, real: Tensor | None) -> Tensor:
+        """The weights of one pair, (Tq, Tk); see `EncoderDecoder.attends_by`."""
+        return self.weights(query, key, real)[0]
+
     def across(self, query: Tensor, source: Tensor, targets: Sequences, sources: Sequences) -> Tensor:
         """Contexts (Nt, H) of all tokens of packed targets at once. query: (Nt, H); source: (Ns, H)."""
         return by_buckets(query, self.keys(source), source, Pairs(targets, sources), self)

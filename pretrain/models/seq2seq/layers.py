@@ -19,7 +19,6 @@ from pretrain.models.seq2seq.recurrence import (
     State,
     Weights,
     gru_step,
-    linear_step,
     lstm_step,
     recur,
     recur_fused,
@@ -48,13 +47,11 @@ class Direction(nn.Module):
         bias = self.input_bias + self.state_bias if self.cell == "lstm" else self.input_bias
         return F.linear(x, self.input_weight[:, : x.shape[1]], bias)
 
-    def step(self, given: Tensor, state: State, more: Tensor | None = None) -> State:
-        """One step from `given` and the rest of the inputs, (n, I - I')."""
-        rest = [] if more is None else [(more, self.input_weight[:, self.input_weight.shape[1] - more.shape[1] :])]
+    def step(self, given: Tensor, state: State) -> State:
+        """One step from `given`, to which all inputs have added."""
         if self.cell == "lstm":
-            return lstm_step(linear_step(given, [*rest, (state[0], self.state_weight)]), state[1])
-        own = F.linear(state[0], self.state_weight, self.state_bias)
-        return gru_step(linear_step(given, rest) if rest else given, own, state[0])
+            return lstm_step(torch.addmm(given, state[0], self.state_weight.T), state[1])
+        return gru_step(given, F.linear(state[0], self.state_weight, self.state_bias), state[0])
 
 
 def _recur(directions: list[Direction], x: Tensor, steps: Steps, states: list[State]) -> tuple[Tensor, list[State]]:
@@ -154,15 +151,22 @@ class Decoder(nn.Module):
         x = self.dropout(x)
         memory = Memory(states, self._nothing_fed(x, len(steps.rows)))
         outs, contexts = [], []
+        weight = self._fed_weight
         for given in self._cells[0].given(x).split(list(steps.sizes)):
             if len(given) < len(memory.states[0][0]):
                 memory, padded = _first(memory, padded, len(given))
-            out, context, memory = self._step(given, memory, padded)
+            out, context, memory = self._step(given, weight, memory, padded)
             outs.append(out)
             contexts.append(context)
         if self.additive:
             return self.dropout(self._maxout(torch.cat(outs), x, torch.cat(contexts)))
         return torch.cat(outs)
+
+    @property
+    def _fed_weight(self) -> Tensor:
+        """(G * W, H): of what the first layer is given beside the token; of no columns where it is given nothing."""
+        first = self._cells[0]
+        return first.input_weight[:, first.width :]
 
     def _nothing_fed(self, x: Tensor, sequences: int) -> Tensor | None:
         return x.new_zeros(sequences, x.shape[1]) if self.feeds else None
@@ -180,23 +184,25 @@ class Decoder(nn.Module):
     def step(self, x: Tensor, memory: Memory, source: PaddedSource) -> tuple[Tensor, Memory]:
         """One token of each hypothesis: x and the result (S * beams, H)."""
         x = self.dropout(x)
-        out, context, memory = self._step(self._cells[0].given(x), memory, source)
+        out, context, memory = self._step(self._cells[0].given(x), self._fed_weight, memory, source)
         return (self.dropout(self._maxout(out, x, context)) if self.additive else out), memory
 
-    def _step(self, given: Tensor, memory: Memory, source: PaddedSource) -> tuple[Tensor, Tensor, Memory]:
+    def _step(
+        self, given: Tensor, weight: Tensor, memory: Memory, source: PaddedSource
+    ) -> tuple[Tensor, Tensor, Memory]:
         """The output (n, H), or for additive attention the last layer's state before the step, with the context, from
         which it will follow; the context (n, H); and what is known after the step."""
         query = memory.states[-1][0]
         context = self._context(query, source) if self.additive else query
-        states = []
-        x = given
-        for number, (cell, state) in enumerate(zip(self._cells, memory.states, strict=True)):
-            if number == 0:
-                state = cell.step(x, state, context if self.additive else memory.fed)
-            else:
-                state = cell.step(cell.given(self.dropout(x)), state)
-            states.append(state)
-            x = state[0]
+        fed = context if self.additive else memory.fed
+        if fed is not None:
+            given = torch.addmm(given, fed, weight.T)
+        states: list[State] = []
+        for cell, state in zip(self._cells, memory.states, strict=True):
+            if states:
+                given = cell.given(self.dropout(states[-1][0]))
+            states.append(cell.step(given, state))
+        x = states[-1][0]
         if self.additive:
             return query, context, Memory(states, None)
         if self.attention is not None:

@@ -38,6 +38,11 @@ class Seq2Seq(EncoderDecoder):
         assert isinstance(decoder, Decoder)
         return decoder
 
+    @property
+    def attends_by(self) -> nn.Module | None:
+        """The decoder's attention; see `EncoderDecoder.attends_by`."""
+        return self._decoder.attention
+
     def _read(self, ids: Tensor, sequences: Sequences, tied: bool = False) -> tuple[Tensor, list[State]]:
         """States (Ns, H), packed as the sources are; the last state of each layer, (S, H) each."""
         steps = steps_of(sequences)
@@ -80,9 +85,7 @@ class Seq2Seq(EncoderDecoder):
         beside = source.new_zeros(len(source), last.shape[1])
         return cat([source, beside.index_copy(0, source_cu_seqlens[:-1], last)], 1)
 
-    def begin(
-        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
-    ) -> "RecurrentState":
+    def begin(self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int) -> "RecurrentState":
         """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
         hidden, parts = self.config.hidden, STATES[self.config.cell or "lstm"]
         sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
@@ -114,4 +117,4 @@ class RecurrentState(DecoderState):
         """See `DecoderState.keep`."""
         beams = arange(self._beams, device=sentences.device)
         self.reorder((sentences[:, None] * self._beams + beams).flatten())
-        self.source = self.source.select(sentences)
+        self.source = self.source.keep(sentences)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pretrain.models.seq2seq.steps import Steps
 
@@ -185,9 +184,3 @@ class _Gru(torch.autograd.Function):
         grad_x = grad_gates @ input_weight if ctx.needs_input_grad[0] else None
         weights = grad_gates.T @ x, grad_own.T @ states, grad_gates.sum(0), grad_own.sum(0)
         return grad_x, grad_h, *weights, None, None
-
-
-def linear_step(given: Tensor, pieces: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """`given` (n, G) plus the product of each piece, (n, I) with a weight (G, I), as one product."""
-    x = torch.cat([piece for piece, _ in pieces], 1)
-    return given + F.linear(x, torch.cat([weight for _, weight in pieces], 1))

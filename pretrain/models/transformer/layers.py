@@ -9,6 +9,7 @@ from pretrain.models.common.blocks import FeedForward, SelfAttention, relu
 from pretrain.models.common.cross_attention import CrossAttention, PaddedSource, Pairs
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.config import ModelConfig
+from pretrain.models.transformer.beam_cache import BeamCache
 
 EPS = 1e-5
 
@@ -61,13 +62,21 @@ class DecoderLayer(_Layer):
 
     def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """x and the result: (Nt, H); source: (Ns, H)."""
-        return self._through(x, pairs.queries, lambda y: self.cross_attention(y, source, pairs))
+        return self._through(
+            x, lambda y: self.attention(y, pairs.queries), lambda y: self.cross_attention(y, source, pairs)
+        )
 
-    def advance(self, x: Tensor, sequences: Sequences, source: PaddedSource) -> Tensor:
-        """One token of each hypothesis, whose earlier ones are in the cache of `sequences`: x and the result (M, H)."""
-        return self._through(x, sequences, lambda y: self.cross_attention.advance(y, source))
+    def advance(self, x: Tensor, cache: BeamCache, layer: int, source: PaddedSource) -> Tensor:
+        """One token of each hypothesis, whose earlier ones are in the cache: x and the result (S * beams, H)."""
+        own = self.attention
 
-    def _through(self, x: Tensor, sequences: Sequences, attend_to_source: Sublayer) -> Tensor:
-        x = self.add(x, self.attention_norm, lambda y: self.attention(y, sequences))
+        def attend(y: Tensor) -> Tensor:
+            attended: Tensor = own.output(cache.attend(layer, own.query(y), own.key(y), own.value(y)))
+            return attended
+
+        return self._through(x, attend, lambda y: self.cross_attention.advance(y, source))
+
+    def _through(self, x: Tensor, attend: Sublayer, attend_to_source: Sublayer) -> Tensor:
+        x = self.add(x, self.attention_norm, attend)
         x = self.add(x, self.cross_attention_norm, attend_to_source)
         return self.add(x, self.feed_forward_norm, self.feed_forward)

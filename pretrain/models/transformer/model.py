@@ -2,20 +2,17 @@
 
 import math
 
-from torch import Tensor, arange, nn, zeros
+from torch import Tensor, nn, zeros
 
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.blocks import embed
 from pretrain.models.common.cross_attention import PaddedSource, Pairs
 from pretrain.models.common.dropout import Dropout
 from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from pretrain.models.common.key_value_cache import KeyValueCache
 from pretrain.models.common.sinusoids import sinusoids
 from pretrain.models.config import ModelConfig
+from pretrain.models.transformer.beam_cache import BeamCache
 from pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
-
-_TOKENS_AT_FIRST = 32
-"""Columns of the key-value cache at the beginning; it grows with the targets."""
 
 
 class Transformer(EncoderDecoder):
@@ -36,6 +33,13 @@ class Transformer(EncoderDecoder):
         self.encoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
         self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    @property
+    def attends_by(self) -> nn.Module:
+        """The cross-attention of the last layer; see `EncoderDecoder.attends_by`."""
+        last = self.decoder[-1]
+        assert isinstance(last, DecoderLayer)
+        return last.cross_attention
 
     def read(
         self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
@@ -86,26 +90,23 @@ class Transformer(EncoderDecoder):
         return states
 
     def begin(
-        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int, max_new_tokens: int
+        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int
     ) -> "TransformerState":
         """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
         sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
-        hypotheses = (len(source_cu_seqlens) - 1) * beams
-        room = min(max_new_tokens, _TOKENS_AT_FIRST)
-        cache = KeyValueCache(self.config, [0] * hypotheses, room, source.device, source.dtype)
+        cache = BeamCache(self.config, len(source_cu_seqlens) - 1, beams, source.device, source.dtype)
         layers = [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
-        return TransformerState(cache, [layer.cross_attention.keep(source, sequences) for layer in layers], beams)
+        return TransformerState(cache, [layer.cross_attention.keep(source, sequences) for layer in layers])
 
     def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
         assert isinstance(state, TransformerState)
         state.cache.advance()
         positions = tokens.new_full(tokens.shape, state.cache.length - 1)
-        one_each = Sequences(arange(len(tokens) + 1, device=tokens.device), 1, len(tokens), state.cache)
         x = self._embed(self.word, self.position, tokens, positions, tied=False)
-        for layer, source in zip(self.decoder, state.sources, strict=True):
+        for number, (layer, source) in enumerate(zip(self.decoder, state.sources, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            x = layer.advance(x, one_each, source)
+            x = layer.advance(x, state.cache, number, source)
         states: Tensor = self.decoder_norm(x)
         return states
 
@@ -113,15 +114,14 @@ class Transformer(EncoderDecoder):
 class TransformerState(DecoderState):
     """Keys and values: of the hypotheses' tokens, and of each source once."""
 
-    def __init__(self, cache: KeyValueCache, sources: list[PaddedSource], beams: int) -> None:
-        self.cache, self.sources, self._beams = cache, sources, beams
+    def __init__(self, cache: BeamCache, sources: list[PaddedSource]) -> None:
+        self.cache, self.sources = cache, sources
 
     def reorder(self, hypotheses: Tensor) -> None:
         """See `DecoderState.reorder`."""
-        self.cache.select(hypotheses)
+        self.cache.reorder(hypotheses)
 
     def keep(self, sentences: Tensor) -> None:
         """See `DecoderState.keep`."""
-        beams = arange(self._beams, device=sentences.device)
-        self.cache.select((sentences[:, None] * self._beams + beams).flatten())
-        self.sources = [source.select(sentences) for source in self.sources]
+        self.cache.keep(sentences)
+        self.sources = [source.keep(sentences) for source in self.sources]

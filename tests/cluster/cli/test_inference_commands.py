@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_pairs import pair
 from tiny_runs import CAUSAL, MASKED, make_run
 from typer.testing import CliRunner
 
@@ -138,6 +139,17 @@ def test_where_a_model_may_be(run_of: RunOf) -> None:
     (exported,), (ours,) = rows(answer("fill", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
     assert exported["masks"] == ours["masks"]
     assert answer("fill", run, TEXTS[0], "--json", "--step", "3") != answer("fill", run, TEXTS[0], "--json")
+
+
+def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path: Path) -> None:
+    run, maps = make_run(tmp_path / "pairs", pairs_data, "transformer"), tmp_path / "maps"
+    lines = f"{pair(1)[0]}\n\n{pair(2)[0]}\n"
+    assert answer("translate", run, "--maps", maps, given=lines) == answer("translate", run, given=lines)
+    assert sorted(path.name for path in maps.iterdir()) == ["1.png", "3.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in maps.iterdir())
+    deaf = make_run(tmp_path / "deaf", pairs_data, "seq2seq", heads=1, attention="none")
+    assert "attention=none" in refusal("translate", deaf, "--maps", tmp_path / "none", given=lines)
+    assert not (tmp_path / "none").exists()
 
 
 def test_answers_are_shown_as_text(run_of: RunOf) -> None:

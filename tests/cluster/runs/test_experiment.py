@@ -102,7 +102,7 @@ def test_a_published_experiment_is_valid_and_its_runs_have_the_same_tokens(
 @pytest.mark.timeout(1200)
 def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Path, texts: Path) -> None:
     make_workplace(tmp_path, texts, "base", 20)
-    runs = {"one": {}, "bad": {"tokenizer.vocab_size": 50_000}, "two": {"model.layers": 1}}
+    runs = {"one": {"model.layers": 8}, "bad": {"tokenizer.vocab_size": 50_000}, "two": {"model.layers": 1}}
     write(
         tmp_path / "sizes.yaml",
         set={"cluster.workers": 1, "engine.evaluate_every": 10},

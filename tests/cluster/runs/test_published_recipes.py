@@ -15,7 +15,7 @@ from pretrain.models.build import outline_model
 from pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
-OURS = {"demo", "demo-bert", "lamb", "reviews"}
+OURS = {"demo", "demo-bert", "lamb", "reviews", "translation"}
 
 
 @dataclass(frozen=True)

@@ -148,3 +148,55 @@ def test_the_clock_goes_on_over_restarts_and_the_first_row_of_a_step_counts(tmp_
         append_row(tmp_path / "metrics.jsonl", {"step": step, "tokens": tokens, "tokens_per_s": speed})
     clock = training_clock(read_rows(tmp_path / "metrics.jsonl"))
     assert clock == ([0, 10, 15, 20, 30], [0, 1000, 1500, 2000, 3000], [0.0, 20.0, 520.0, 525.0, 530.0])
+
+
+def _translating(runs: Path, name: str, seed: int, bleu: float, words: Sequence[int] = (5, 15, 15, 45)) -> Path:
+    """A run with a trial of the task `verses`, in which each sentence has a BLEU of 100, or of `bleu` if it is long."""
+    run = make_run(runs / name, 2, [(0, 9.0)], [(0, "pretrained", 0.5)])
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps({**recipe, "seed": seed, "eval": {"tasks": ["verses"], "seeds": [0]}}))
+    row = {
+        "task": "verses", "kind": "translation", "metric": "BLEU", "higher_is_better": True, "init": "pretrained",
+        "seed": 0, "value": bleu, "dev_value": None, "status": "ok", "key": f"key{name.replace('-', '')}",
+        "other_metrics": {"chrF": bleu / 2, "BLEU of the source": 0.5}, "signatures": {"BLEU": "nrefs:1|tok:13a"},
+    }  # fmt: skip
+    (run / "eval" / "results.jsonl").write_text(json.dumps(row) + "\n")
+    table = [[100, 100, *[100 if each <= 40 else bleu] * 4, *[100] * 4] for each in words]
+    (run / "eval" / "predictions").mkdir()
+    content = {"statistics": table, "source_words": list(words), "predicted": [""] * len(words)}
+    (run / "eval" / "predictions" / f"{row['key']}.json").write_text(json.dumps(content))
+    return _trained(run, 10.0)
+
+
+def test_translations_are_told_by_length_and_runs_that_differ_in_their_seed_as_one(tmp_path: Path) -> None:
+    scores = {"seed1-deaf": 20.0, "seed2-deaf": 24.0, "seed1-hearing": 60.0, "seed2-hearing": 70.0}
+    runs = [_translating(tmp_path, f"sizes-{name}", int(name[4]), bleu) for name, bleu in scores.items()]
+    found, markdown, _ = _report(runs, tmp_path / "out")
+    assert [line[0] for line in found["unigram"]] == list(scores), "each has its own line of losses"
+    assert [line[0] for line in found["differs from deaf in"]] == ["deaf", "hearing"]
+    assert found["differs from deaf in"][1][1].endswith("seeds 1, 2")
+    assert found["difference to deaf"][1][:2] == ["hearing", "65.0 [60.0 to 70.0]"]
+    assert found["BLEU of the source"] == [
+        ["deaf", "11.0 [10.0 to 12.0]", "0.500 [0.500 to 0.500]"],
+        ["hearing", "32.5 [30.0 to 35.0]", "0.500 [0.500 to 0.500]"],
+    ]
+    assert found["41+ (1)"] == [
+        ["deaf", "100.0 [100.0 to 100.0]", "100.0 [100.0 to 100.0]", "22.0 [20.0 to 24.0]"],
+        ["hearing", "100.0 [100.0 to 100.0]", "100.0 [100.0 to 100.0]", "65.0 [60.0 to 70.0]"],
+    ]
+    assert "(bleu-by-length.png)" in markdown and "Signatures of sacrebleu: nrefs:1" in markdown
+
+
+def test_runs_that_were_tested_on_other_sentences_are_not_in_the_picture_by_length(tmp_path: Path) -> None:
+    runs = [_translating(tmp_path, "one", 1, 20.0), _translating(tmp_path, "two", 1, 30.0, words=(5, 6))]
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert [line[0] for line in found["41+ (1)"]] == ["one"]
+    (runs[0] / "eval" / "predictions" / "keyone.json").unlink()
+    assert [line[0] for line in _report(runs, tmp_path / "out")[0]["1-10 (2)"]] == ["two"]
+
+
+def test_runs_whose_trials_have_seeds_of_their_own_stay_apart(tmp_path: Path) -> None:
+    runs = [with_predictions(tmp_path, f"seed1-{name}", [0.6, 0.7]) for name in ("one", "two")]
+    runs.append(with_predictions(tmp_path, "one", [0.6, 0.7]))
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert [line[0] for line in found["difference to seed1-one"]] == ["seed1-one", "seed1-two", "one"]

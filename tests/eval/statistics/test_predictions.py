@@ -19,7 +19,7 @@ def write(run_dir: Path, key: str, content: Any) -> dict[str, Any]:
 
 def test_tables_of_both_sides(tmp_path: Path) -> None:
     rows = [write(tmp_path, f"a{n}", {"statistics": [[n, 1], [0, 1]], "targets": [0, 1]}) for n in range(3)]
-    found = read_statistics((tmp_path, rows[:1]), (tmp_path, rows[1:]))
+    found = read_statistics(*([(tmp_path, row) for row in side] for side in (rows[:1], rows[1:])))
     assert found is not None and [tables.shape for tables in found] == [(1, 2, 2), (2, 2, 2)]
     assert np.array_equal(found[1][1], [[2, 1], [0, 1]])
 
@@ -29,8 +29,8 @@ def test_tables_of_both_sides(tmp_path: Path) -> None:
 )
 def test_other_examples_and_missing_files_are_not_compared(tmp_path: Path, other: dict[str, Any]) -> None:
     one = write(tmp_path, "a", {"statistics": [[1, 1], [0, 1]], "targets": [0, 1]})
-    assert read_statistics((tmp_path, [one]), (tmp_path, [write(tmp_path, "b", other)])) is None
-    assert read_statistics((tmp_path, [one, {"key": "c"}]), (tmp_path, [one])) is None
+    assert read_statistics([(tmp_path, one)], [(tmp_path, write(tmp_path, "b", other))]) is None
+    assert read_statistics([(tmp_path, one), (tmp_path, {"key": "c"})], [(tmp_path, one)]) is None
     assert read_predictions(tmp_path, {"key": "../../recipe"}) is None
 
 
@@ -38,4 +38,4 @@ def test_other_examples_and_missing_files_are_not_compared(tmp_path: Path, other
 def test_a_damaged_table_is_named(tmp_path: Path, table: Any) -> None:
     row = write(tmp_path, "a", {"statistics": table, "targets": []})
     with pytest.raises(ValueError, match=r"predictions/a\.json: statistics is not a table of numbers"):
-        read_statistics((tmp_path, [row]), (tmp_path, [row]))
+        read_statistics([(tmp_path, row)], [(tmp_path, row)])

@@ -142,7 +142,7 @@ def test_greedy_translations_are_theirs(tmp_path: Path) -> None:
     done = torch.zeros(len(SOURCES), dtype=torch.bool)
     with torch.no_grad():
         lengths = {name: pairs[name] for name in ("source_cu_seqlens", "source_max_seqlen")}
-        state = ours.begin(ours.read(**given_to_read(pairs)), **lengths, beams=1, max_new_tokens=20)
+        state = ours.begin(ours.read(**given_to_read(pairs)), **lengths, beams=1)
         for _ in range(expected.shape[1] - 1):
             tokens = ours.lm_head(ours.advance(state, tokens)).argmax(1).masked_fill(done, 0)
             done |= tokens == 1
@@ -273,7 +273,7 @@ def test_the_auto_classes_open_an_export(joint: bool, tmp_path: Path) -> None:
         cu_seqlens, tokens, found = torch.tensor([0, len(ids)]), torch.tensor([0]), list[int]()
         with torch.no_grad():
             states = model.read(torch.tensor(ids), torch.arange(len(ids)), cu_seqlens, len(ids))
-            state = model.begin(states, cu_seqlens, len(ids), 1, 12)
+            state = model.begin(states, cu_seqlens, len(ids), 1)
             while len(found) < 11 and 1 not in found:
                 tokens = model.lm_head(model.advance(state, tokens)).argmax(1)
                 found.append(int(tokens))

@@ -54,14 +54,14 @@ def test_attention_stays_within_each_pair(lengths: list[tuple[int, int]], equal:
 @given(lengths=Lengths)
 def test_buckets_hold_each_pair_once_with_little_padding(lengths: list[tuple[int, int]]) -> None:
     pairs = pairs_of(lengths)
-    real = torch.cat([bucket.query_at[bucket.query_real] for bucket in pairs.buckets])
-    assert sorted(real.tolist()) == list(range(pairs.queries.tokens))
-    for bucket in pairs.buckets:
-        width = bucket.query_at.shape[1]
-        assert (bucket.query_real.sum(1) >= min(width - 4, width * 7 / 8)).all()
-        keys = torch.full_like(bucket.query_at[:, 0], bucket.key_at.shape[1])
-        keys = keys if bucket.key_real is None else bucket.key_real.sum(1)
-        assert (keys >= min(bucket.key_at.shape[1] - 4, bucket.key_at.shape[1] * 7 / 8)).all()
+    for side, bucket_side in ((pairs.queries, "queries"), (pairs.keys, "keys")):
+        rectangles = [getattr(bucket, bucket_side) for bucket in pairs.buckets]
+        real = [torch.ones_like(each.at, dtype=torch.bool) if each.real is None else each.real for each in rectangles]
+        tokens = torch.cat([each.at[own] for each, own in zip(rectangles, real, strict=True)])
+        assert sorted(tokens.tolist()) == list(range(side.tokens))
+        for own in real:
+            width = own.shape[1]
+            assert (own.sum(1) >= min(width - 4, width * 7 / 8)).all()
 
 
 @pytest.mark.gpu

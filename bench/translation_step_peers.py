@@ -1,0 +1,135 @@
+"""The peers of bench/translation_step.py, each a process, as those of bench/step.py."""
+
+import sys
+from typing import Any
+
+import numpy as np
+from step_peers import Case, Stepper, engine_loop, lengths_of, peer_process, plain_loop, yield_baseline
+
+PAD, END, FIRST = 0, 1, 3
+SMOOTHING = 0.1
+_RATIO = 0.2
+"""Standard deviation of a target's length over its source's."""
+
+
+def lengths_of_pairs(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """int64 (S,) each, end tokens included: of the sources spread as in bench/step.py; of the targets the same lengths,
+    so that both sides have the same padding, but assigned to the sources roughly in their order."""
+    sources = lengths_of(case)
+    rank = sources * np.random.default_rng(case["seed"] + 1).normal(1.0, _RATIO, len(sources))
+    targets = np.empty_like(sources)
+    targets[rank.argsort()] = np.sort(sources)
+    return sources, targets
+
+
+def pairs_of(case: Case) -> list[tuple[list[int], list[int]]]:
+    """Random tokens, with an end token on each side."""
+    rng = np.random.default_rng(case["seed"])
+    return [
+        tuple([*rng.integers(FIRST, case["vocabulary"], length - 1).tolist(), END] for length in pair)
+        for pair in zip(*lengths_of_pairs(case), strict=True)
+    ]
+
+
+def ours(case: Case) -> Stepper:
+    """A step of our engine on one rank."""
+    return engine_loop(case, case["model"], case["vocabulary"], _batch_of)
+
+
+def _batch_of(case: Case) -> Any:
+    from pretrain.objectives.batch import Batch, layout
+
+    pairs = pairs_of(case)
+    source_ids, next_ids = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    source, target = (layout([len(pair[side]) for pair in pairs]) for side in (0, 1))
+    input_ids = np.roll(next_ids, 1)
+    input_ids[target["cu_seqlens"][:-1]] = PAD
+    inputs = {
+        "source_ids": source_ids,
+        **{f"source_{name}": value for name, value in source.items()},
+        "input_ids": input_ids,
+        "next_ids": next_ids,
+        **target,
+        "label_smoothing": SMOOTHING,
+    }
+    return Batch(inputs, next_ids, {"translation": len(next_ids)}, len(source_ids) + len(next_ids))
+
+
+def hugging_face(case: Case) -> Stepper:
+    """The work of `transformers.Trainer` between two batches, on a batch of its collator."""
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    from pretrain.models.config import ModelConfig
+
+    words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
+    yield_baseline()
+    sizes = ModelConfig.model_validate(case["model"])
+    config = transformers.MarianConfig(
+        vocab_size=case["vocabulary"],
+        d_model=sizes.hidden,
+        encoder_layers=sizes.layers,
+        decoder_layers=sizes.layers,
+        encoder_attention_heads=sizes.heads,
+        decoder_attention_heads=sizes.heads,
+        encoder_ffn_dim=sizes.intermediate,
+        decoder_ffn_dim=sizes.intermediate,
+        max_position_embeddings=sizes.max_positions,
+        dropout=sizes.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+    model = transformers.MarianMTModel(config)
+    collate = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
+    batch = dict(collate([{"input_ids": source, "labels": target} for source, target in pairs_of(case)]))
+    labels, smoothed = batch.pop("labels"), LabelSmoother(epsilon=SMOOTHING)
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    return plain_loop(case, model, inputs, lambda out: smoothed(out, labels.to(out.logits.device)))
+
+
+def torch_lstm(case: Case) -> Stepper:
+    """A plain loop over torch's own LSTM, on the same padded batch."""
+    import torch
+    from plain_lstm import PlainLSTM
+
+    from pretrain.models.config import ModelConfig
+
+    yield_baseline()
+    sizes = ModelConfig.model_validate(case["model"])
+    attends, feeds = sizes.attention != "none", bool(sizes.input_feeding)
+    model = PlainLSTM(case["vocabulary"], sizes.layers, sizes.hidden, sizes.dropout, attends, feeds, SMOOTHING)
+    pairs = pairs_of(case)
+    sources, labels = (_padded([pair[side] for pair in pairs], filling) for side, filling in ((0, PAD), (1, -100)))
+    lengths = torch.tensor([len(source) for source, _ in pairs])
+    given = np.roll(np.where(labels < 0, PAD, labels), 1, 1)
+    given[:, 0] = PAD
+
+    class Given(torch.nn.Module):
+        """Lengths stay on the CPU."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+            return self.model(lengths=lengths, **inputs)
+
+    return plain_loop(case, Given(), {"sources": sources, "inputs": given, "labels": labels}, lambda loss: loss)
+
+
+def _padded(rows: list[list[int]], filling: int) -> np.ndarray:
+    longest = max(map(len, rows))
+    return np.array([[*row, *[filling] * (longest - len(row))] for row in rows])
+
+
+PEERS = {"ours": ours, "hugging_face": hugging_face, "torch_lstm": torch_lstm}
+
+
+if __name__ == "__main__":
+    peer_process(sys.argv[1], PEERS)

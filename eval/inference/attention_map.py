@@ -1,0 +1,52 @@
+"""What a translation attends to: how much each of its tokens looks at each token of the source."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eval.inference.trained_model import TrainedModel
+from eval.inference.translate import Translation, translator
+from pretrain.engine.inputs import on_device
+from pretrain.objectives.batch import layout
+
+
+def attending(trained: TrainedModel) -> nn.Module:
+    """Through which the model's decoder attends to the source.
+
+    Raises:
+        ValueError: the model does not translate, or its decoder has no attention.
+    """
+    found = translator(trained).attends_by
+    if found is None:
+        raise ValueError(
+            f"{trained.place} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
+            "leave --maps out"
+        )
+    return found
+
+
+@torch.inference_mode()
+def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
+    """How much each token of a translation, when it was predicted, attends to each token of its source: (T, Ts), rows
+    that sum to 1; of a Transformer the mean over the heads of the last layer.
+
+    Raises:
+        ValueError: as `attending`.
+    """
+    module, rows = attending(trained), list[Tensor]()
+    begun = [trained.special_ids["pad"], *found.tokens[:-1]]
+    sides = {"source_": found.source, "": begun}
+    given = {f"{side}{name}": each for side, ids in sides.items() for name, each in layout([len(ids)]).items()}
+    tokens = {f"{side or 'input_'}ids": np.array(ids, np.int64) for side, ids in sides.items()}
+
+    def keep(module: Any, given: Any) -> None:
+        rows.append(module.map_of(*given))
+
+    hook = module.register_forward_pre_hook(keep)
+    try:
+        translator(trained).teacher_forced(**on_device({**given, **tokens}, trained.device))
+    finally:
+        hook.remove()
+    return torch.cat(rows)  # a decoder that attends step by step calls it once a token

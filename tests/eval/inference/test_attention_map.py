@@ -1,0 +1,101 @@
+"""What a translation attends to: the weights that the model itself applies, token by token."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import torch
+from huggingface import save
+from made_up_pairs import pair
+from pairs import SIZES, VARIANTS
+
+from data_prep.dataset.manifest import read_data_manifest
+from data_prep.tokenizers.tokenizer import load
+from eval.inference.attention_map import attending, attention_map
+from eval.inference.trained_model import TrainedModel
+from eval.inference.translate import Translation, translate
+from eval.reporting.attention_picture import draw_map
+from eval.reporting.figures import as_png
+from pretrain.checkpoint.huggingface_export import export_model
+from pretrain.models.build import build_model
+from pretrain.models.common.encoder_decoder import EncoderDecoder
+from pretrain.models.config import ModelConfig
+
+ATTENDING = [variant for variant in VARIANTS if variant.get("attention") != "none"]
+NAMES = ["-".join(map(str, variant.values())) for variant in ATTENDING]
+
+
+def trained(data: Path, variant: dict[str, Any]) -> TrainedModel:
+    """With weights under which attention is not even."""
+    info = read_data_manifest(data).tokenizer
+    config = ModelConfig.model_validate({**SIZES, "max_positions": 128, **variant})
+    model = build_model(config, info.vocab_size)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4 + name.endswith("norm.weight"))
+    return TrainedModel("the model", model.eval(), load(data / info.file), info.special_ids)
+
+
+def found_of(model: TrainedModel) -> Translation:
+    """Of a sentence, with a translation that another model might have found."""
+    source, target = pair(3)
+    ids = [model.tokenizer.encode([side])[0].tolist() for side in (source, target)]
+    return Translation(target, 0.0, False, *([*each, model.special_ids["end"]] for each in ids))
+
+
+@pytest.mark.parametrize("variant", ATTENDING, ids=NAMES)
+def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
+    variant: dict[str, Any], pairs_data: Path
+) -> None:
+    model = trained(pairs_data, variant)
+    found = found_of(model)
+    weights = attention_map(model, found)
+    assert weights.shape == (len(found.tokens), len(found.source))
+    torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
+    assert weights.max() > 1.05 / len(found.source), "they are not even"
+
+    contexts: list[torch.Tensor] = []
+    hook = attending(model).register_forward_hook(lambda module, given, out: contexts.append(out.reshape(-1, 16)))
+    other = attention_map(model, Translation(found.text, 0.0, False, found.source, found.tokens[:-2]))
+    hook.remove()
+    torch.testing.assert_close(other, weights[:-2])  # later tokens have no say
+    if variant["family"] == "seq2seq":
+        assert isinstance(model.model, EncoderDecoder)
+        ids, ones = torch.tensor(found.source), torch.arange(len(found.source))
+        with torch.inference_mode():
+            source = model.model.read(ids, ones, torch.tensor([0, len(ids)]), len(ids))[:, :16]
+            torch.testing.assert_close(torch.cat(contexts), other @ source)
+
+
+def test_those_of_a_transformer_are_the_ones_that_transformers_returns(pairs_data: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = trained(pairs_data, {"family": "transformer", "heads": 4})
+    found, config = found_of(model), model.model.config
+    out = tmp_path / "hf"
+    out.mkdir()
+    export_model(save(model.model, tmp_path / "ours"), config, model.model.word.num_embeddings, model.special_ids, out)
+    theirs = transformers.MarianMTModel.from_pretrained(out, attn_implementation="eager").eval()
+    begun = torch.tensor([[model.special_ids["pad"], *found.tokens[:-1]]])
+    with torch.no_grad():
+        told = theirs(torch.tensor([found.source]), decoder_input_ids=begun, output_attentions=True)
+    torch.testing.assert_close(attention_map(model, found), told.cross_attentions[-1][0].mean(0), atol=1e-5, rtol=0)
+
+
+def test_a_picture_has_a_row_for_each_token(pairs_data: Path, tmp_path: Path) -> None:
+    model = trained(pairs_data, {"family": "seq2seq", "attention": "general"})
+    found, blank = translate(model, [pair(3)[0], " "])
+    assert found.source == found_of(model).source and found.tokens and not blank.tokens
+    sizes = []
+    for length in (4, 12):
+        made = Translation("", 0.0, False, found.source, [5] * length)
+        (tmp_path / "map.png").write_bytes(as_png(draw_map(model, made)))
+        sizes.append(matplotlib.image.imread(tmp_path / "map.png").shape)
+    assert sizes[0][0] < sizes[1][0] and sizes[0][1] == sizes[1][1]
+
+
+def test_a_model_without_attention_is_refused(pairs_data: Path) -> None:
+    model = trained(pairs_data, {"family": "seq2seq", "attention": "none"})
+    with pytest.raises(ValueError, match="the model is a seq2seq with attention=none: its decoder attends to nothing"):
+        attention_map(model, found_of(model))
