@@ -51,12 +51,13 @@ def prepared_copies() -> set[Path]:
     return {path.parent for pattern in _COPIES for path in cache_folder().glob(pattern)}
 
 
-def make_room(folders: Iterable[Path], needed: int) -> None:
+def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) -> None:
     """Remove folders of the cache, the one that was not used for longest first, until MULTIHOP_CACHE_GB is kept.
 
     Args:
         folders: that may be removed unless they are `used`.
         needed: bytes that are going to be written.
+        files: of folders in use, that may be removed where this does not suffice, the first one first.
 
     Raises:
         ValueError: that many bytes do not fit even then, or the variable is no number.
@@ -76,6 +77,11 @@ def make_room(folders: Iterable[Path], needed: int) -> None:
         size = _bytes(folder)
         if _remove_unless_used(folder):
             taken -= size
+    for file in files:
+        if taken + needed <= limit:
+            return
+        taken -= file.stat().st_size
+        file.unlink()
     if taken + needed > limit:
         raise ValueError(
             f"{LIMIT}={given} in this node's environment leaves no room for {needed / 1e9:.1f} GB of prepared data "

@@ -58,9 +58,11 @@ def push(local: Path, there: Folder, without: Container[str] = ()) -> None:
     there.write_atomically(LISTING, canonical_json({"files": files, "sha256": sha256_json(files)}))
 
 
-def missing_bytes(there: Folder, local: Path) -> int:
-    """How many bytes of a folder that was pushed a copy does not have; raises as `fetch`."""
-    return sum(entry["bytes"] for name, entry in _listing(there).items() if not (local / name).exists())
+def missing_bytes(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> int:
+    """How many bytes of a folder that was pushed a copy does not have, of the files that are wanted; raises as
+    `fetch`."""
+    missing = {name: entry["bytes"] for name, entry in _listing(there).items() if not (local / name).exists()}
+    return sum(size for name, size in missing.items() if wanted(name))
 
 
 def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:

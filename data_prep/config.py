@@ -288,6 +288,9 @@ class DataConfig(Section):
     """null: drop only exact copies."""
     decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
     """null: do not compare with evaluation texts."""
+    shuffle_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
+    """In each epoch, so many shards of 256 MB are drawn at a time, and their samples shuffled among themselves; null:
+    all. With it, nodes that share only an object store fetch shards while training goes on."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> "DataConfig":

@@ -244,7 +244,7 @@ class TrainingConfig(Section):
     """Name of the run's folder, and of its checkpoints if they are elsewhere."""
     seed: Annotated[int, ORDER | UPDATES] = Field(default=1, ge=0, lt=2**63)
     data: DataConfig | None = None
-    """Training uses only the weights of the sources."""
+    """Training uses only the weights of the sources and `shuffle_shards`."""
     model: ModelConfig
     objective: ObjectiveConfig = ObjectiveConfig()
     phases: list[PhaseConfig] = Field(min_length=1)
@@ -304,6 +304,13 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"engine.zero_stage=3 partitions weights, and those of model.family={self.model.family} must be whole; "
                 "set engine.zero_stage to 0, 1 or 2"
+            )
+        together = self.data.shuffle_shards if self.data else None
+        if together is not None and self.objective.name in ("mlm+nsp", "translation"):
+            why = "draws second segments from all documents" if self.objective.name == "mlm+nsp" else "sorts all pairs"
+            raise ValueError(
+                f"data.shuffle_shards={together} reads some shards at a time, and objective.name={self.objective.name} "
+                f"{why}; remove it, or set another objective"
             )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:

@@ -25,6 +25,8 @@ CONTROL = "control"
 """Where a home has requests to the ranks."""
 LOST_FILE = "lost"
 """The request by which the driver ends all ranks; it holds the reason."""
+TRAINING_SHARDS = "train-"
+"""What the names of a data set's shards for training begin with."""
 REQUESTS = (STOP_FILE, RESTART_FILE, LOST_FILE)
 FETCHED = ("recipe.json", "changes.jsonl")
 """What the ranks read beside the data and the indexes."""
@@ -43,6 +45,8 @@ class RunHome:
     name: str
     data: str
     """The run's data set, relative to `runs`."""
+    streams: bool = False
+    """Whether nodes fetch the shards for training while it goes on."""
 
     @property
     def location(self) -> str:
@@ -84,7 +88,7 @@ def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
     nobody uses are removed for it, if the node's cache has a limit.
 
     Args:
-        training: with the shards for training.
+        training: with the shards for training, unless they are fetched while training goes on.
 
     Raises:
         ValueError: as `fetch` and `make_room`.
@@ -92,9 +96,18 @@ def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
     """
     data, there = node_folder(home.runs) / home.data, open_folder(f"{home.runs}/{home.data}")
     with used(data):
-        make_room(prepared_copies(), mirror.missing_bytes(there, data) if training else 0)
-        mirror.fetch(there, data, lambda name: training or not name.startswith("train-"))
+        wanted = _every if training and not home.streams else _all_but_training_shards
+        make_room(prepared_copies(), mirror.missing_bytes(there, data, wanted) if training else 0)
+        mirror.fetch(there, data, wanted)
         yield data
+
+
+def _every(name: str) -> bool:
+    return True
+
+
+def _all_but_training_shards(name: str) -> bool:
+    return not name.startswith(TRAINING_SHARDS)
 
 
 @contextmanager

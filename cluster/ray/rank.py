@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
 from cluster.ray.network import free_port, interface_of
+from cluster.ray.shard_fetching import fetching_shards
 from common.exit_codes import DONE, STOPPED, USER_ERROR
 from common.files import write_atomically
 from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
@@ -44,23 +46,32 @@ def run_rank(config: dict[str, Any]) -> None:
     from ray import train
 
     if config["home"] is None:
-        _run(Path(config["run_dir"]), config)
+        _run(Path(config["run_dir"]), config, _nothing)
         return
     home, rank = RunHome(**config["home"]), train.get_context().get_world_rank()
+    fails: Callable[[], str | None] = _nothing
     config["environment"] |= {HOME: home.location, START: str(config["start"])}
     with ExitStack() as stack:
         try:
-            run_dir = fetch_run(home, stack.enter_context(data_of(home)))
+            data = stack.enter_context(data_of(home))
+            run_dir = fetch_run(home, data)
         except ValueError as error:
             raise RuntimeError(f"{socket.gethostname()}: {error}") from None
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0
         stack.enter_context(requests_as_files(home, run_dir))
         stack.callback(hand_in, home, config["start"], run_dir, rank, log_from)
-        _run(run_dir, config)
+        if home.streams and train.get_context().get_local_rank() == 0:
+            fails = stack.enter_context(fetching_shards(home, run_dir, data))
+        _run(run_dir, config, fails)
 
 
-def _run(run_dir: Path, config: dict[str, Any]) -> None:
+def _nothing() -> None:
+    """Nothing fails."""
+
+
+def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None]) -> None:
+    """Args: fails: tells why the ranks of this node cannot go on, or None."""
     from ray import get_runtime_context, train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
@@ -107,7 +118,7 @@ def _run(run_dir: Path, config: dict[str, Any]) -> None:
     reader.start()
     # Do not wait for the end of its output: children of a killed rank may keep it open for a while, and another rank's
     # broken connection would then be reported as the cause.
-    code = _end_of(child, run_dir / LOST_FILE)
+    code = _end_of(child, run_dir / LOST_FILE, fails)
     reader.join(_LAST_LINE_S)
     if code not in (DONE, STOPPED) and not gave_up.exists():
         detail = f": {last_line[0]}" if last_line[0] else ""
@@ -135,8 +146,8 @@ def _start(run_dir: Path, environment: dict[str, str], spare: str | None) -> "su
     )
 
 
-def _end_of(child: "subprocess.Popen[str] | ForkedRank", lost: Path) -> int:
-    """The exit code of a rank's process, which is killed when a node of the other ranks is lost.
+def _end_of(child: "subprocess.Popen[str] | ForkedRank", lost: Path, fails: Callable[[], str | None]) -> int:
+    """The exit code of a rank's process, which is killed when a node of the other ranks is lost, or this one fails.
 
     Raises:
         RuntimeError: it was killed.
@@ -145,10 +156,11 @@ def _end_of(child: "subprocess.Popen[str] | ForkedRank", lost: Path) -> int:
         try:
             return child.wait(_LOST_POLL_S)
         except subprocess.TimeoutExpired:
-            if lost.exists():  # its collectives would wait for the lost ranks until they time out
+            # Its collectives would wait for the lost ranks until they time out.
+            if reason := lost.read_text() if lost.exists() else fails():
                 child.kill()
                 child.wait()
-                raise RuntimeError(lost.read_text()) from None
+                raise RuntimeError(reason) from None
 
 
 def _keep_last_line(child: "subprocess.Popen[str] | ForkedRank", last_line: list[str]) -> None:

@@ -78,8 +78,11 @@ class Home:
             when_free(lambda: stack.enter_context(leased(place, lambda: _leave(location))))
             yield f"{location}/work"
 
-    def share_data(self, data: Path) -> RunHome:
+    def share_data(self, data: Path, streams: bool = False) -> RunHome:
         """Write a data set to the home, unless it is there; returns what nodes need to know.
+
+        Args:
+            streams: nodes fetch the shards for training while it goes on.
 
         Raises:
             OSError: the store cannot be written to.
@@ -89,7 +92,7 @@ class Home:
         there = open_folder(self._location_of(data))
         if not is_pushed(there):
             push(data, there, without=(VERIFIED,))
-        return RunHome(self.location, self._name, data.relative_to(self.runs.resolve()).as_posix())
+        return RunHome(self.location, self._name, data.relative_to(self.runs.resolve()).as_posix(), streams)
 
     def share_indexes(self) -> None:
         """Write what else the ranks need to the home; raises as `share_data`."""

@@ -61,7 +61,8 @@ class ResolvedRun:
 
     def shared(self) -> RunHome | None:
         """What nodes need to know to fetch its data set, which is written to the home; None without a home."""
-        return None if self.home is None else self.home.share_data(self.data_folder)
+        streams = self.recipe.data.shuffle_shards is not None
+        return None if self.home is None else self.home.share_data(self.data_folder, streams)
 
     @property
     def is_trained(self) -> bool:

@@ -2,9 +2,11 @@
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -104,6 +106,11 @@ class _MappedShard:
         self.tokens = _Lists(batch.column("tokens"))
         self.sentence_ends = _Lists(batch.column("sentence_ends"))
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Number of documents and tokens; reads neither."""
+        return len(self.ids), int(self.tokens.offsets[-1] - self.tokens.offsets[0])
+
 
 def _mapped(path: Path) -> _MappedShard:
     try:
@@ -116,19 +123,36 @@ def _mapped(path: Path) -> _MappedShard:
 class Documents:
     """The documents of a split, as one sequence over its shards with O(log shards) access."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._shards = [_mapped(path) for path in paths]
-        self._starts = [0]
-        for shard in self._shards:
-            self._starts.append(self._starts[-1] + len(shard.ids))
-        self._rows = range(self._starts[-1])
+    def __init__(
+        self,
+        paths: list[Path],
+        expected: list[tuple[int, int]] | None = None,
+        await_shard: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Map shards.
+
+        Args:
+            paths: of the shards, in order.
+            expected: number of documents and tokens of each shard; None: what is there.
+            await_shard: shards come and go. Each is mapped when it is first read, after a call of this function, which
+                returns when it is there; one that is gone is unmapped then. None: all are mapped now.
+
+        Raises:
+            ValueError: a shard is damaged, or not as expected.
+        """
+        assert expected is not None or await_shard is None
+        self._paths, self._expected, self._await_shard = paths, expected, await_shard
+        self._mapped: dict[int, _MappedShard] = {}
+        if await_shard is None:
+            self._mapped = {number: self._map(number) for number in range(len(paths))}
+            expected = [shard.size for shard in self._mapped.values()]
+        assert expected is not None
+        self.shard_starts = [0, *accumulate(documents for documents, _ in expected)]
+        """The first document of each shard in the whole split; the last is the number of documents."""
+        self._rows = range(self.shard_starts[-1])
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def sizes(self) -> list[tuple[int, int]]:
-        """Number of documents and tokens of each shard; reads neither."""
-        return [(len(shard.ids), int(shard.tokens.offsets[-1] - shard.tokens.offsets[0])) for shard in self._shards]
 
     def of_source(self, source: int) -> tuple[int, "Documents"]:
         """The index of a source's first document in this sequence, and its documents, which are contiguous."""
@@ -197,6 +221,29 @@ class Documents:
         shard, row = self._find(i)
         return int(shard.sources[row])
 
+    @property
+    def _shards(self) -> "list[_MappedShard]":
+        return [self._shard(number) for number in range(len(self._paths))]
+
+    def _shard(self, number: int) -> _MappedShard:
+        if number not in self._mapped:
+            assert self._await_shard is not None
+            for other in [other for other in self._mapped if not self._paths[other].exists()]:
+                del self._mapped[other]  # its disk space is free only then
+            self._await_shard(self._paths[number])
+            self._mapped[number] = self._map(number)
+        return self._mapped[number]
+
+    def _map(self, number: int) -> _MappedShard:
+        shard = _mapped(self._paths[number])
+        if self._expected is not None and shard.size != self._expected[number]:
+            (documents, tokens), (right_documents, right_tokens) = shard.size, self._expected[number]
+            raise ValueError(
+                f"{self._paths[number]} is damaged ({documents} documents with {tokens} tokens, expected "
+                f"{right_documents} with {right_tokens}); run `multihop prep` again to rebuild it"
+            )
+        return shard
+
     def _column(self, dtype: type[np.generic], parts: list[np.ndarray]) -> np.ndarray:
         column = np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
         return column[self._rows.start : self._rows.stop]
@@ -205,8 +252,8 @@ class Documents:
         if not 0 <= i < len(self._rows):
             raise IndexError(f"document {i} of {len(self._rows)}")
         row = self._rows[i]
-        k = bisect_right(self._starts, row) - 1
-        return self._shards[k], row - self._starts[k]
+        number = bisect_right(self.shard_starts, row) - 1
+        return self._shard(number), row - self.shard_starts[number]
 
 
 @dataclass(frozen=True)
@@ -218,18 +265,23 @@ class TokenDataset:
     heldout: Documents
 
 
-def open_dataset(folder: str | Path) -> TokenDataset:
+def open_dataset(folder: str | Path, await_shard: Callable[[Path], None] | None = None) -> TokenDataset:
     """Map the data set in `folder`: reads the manifest, and size and footer of each shard, but no tokens.
 
     `verify_dataset` hashes the files; a start of a run does so for those that changed, before its ranks call this.
+
+    Args:
+        await_shard: shards of the training split come and go, as for `Documents`.
 
     Raises ValueError, naming the file, when one is missing or truncated or does not match the manifest.
     """
     folder = Path(folder)
     manifest = read_data_manifest(folder)
+    waits = {"train": await_shard, "heldout": None}
     for shard in manifest.shards:
-        _check_size(folder, shard)
-    splits = {split: _open_split(folder, manifest.of_split(split)) for split in ("train", "heldout")}
+        if waits[shard.split] is None:
+            _check_size(folder, shard)
+    splits = {split: _open_split(folder, manifest.of_split(split), wait) for split, wait in waits.items()}
     # Replacing a data set by another removes the manifest first, so the mapped files are those of this manifest.
     if read_data_manifest(folder).fingerprint != manifest.fingerprint:
         raise ValueError(f"{folder} was replaced by another data set while it was opened; open it again")
@@ -247,12 +299,6 @@ def _check_size(folder: Path, shard: Shard) -> None:
         raise ValueError(f"{path} has {size} bytes, expected {shard.bytes}; run `multihop prep` again to rebuild it")
 
 
-def _open_split(folder: Path, shards: list[Shard]) -> Documents:
-    documents = Documents([folder / shard.file for shard in shards])
-    for shard, (rows, tokens) in zip(shards, documents.sizes(), strict=True):
-        if (rows, tokens) != (shard.documents, shard.tokens):
-            raise ValueError(
-                f"{folder / shard.file} is damaged ({rows} documents with {tokens} tokens, expected "
-                f"{shard.documents} with {shard.tokens}); run `multihop prep` again to rebuild it"
-            )
-    return documents
+def _open_split(folder: Path, shards: list[Shard], await_shard: Callable[[Path], None] | None) -> Documents:
+    sizes = [(shard.documents, shard.tokens) for shard in shards]
+    return Documents([folder / shard.file for shard in shards], sizes, await_shard)

@@ -16,6 +16,8 @@ from pretrain.data.mixture import Int64
 from pretrain.data.order import StepSamples, samples_at, samples_of_step
 from pretrain.data.permutation import permute
 from pretrain.data.phases import micro_steps, samples_before, samples_in_phase, share_of_rank
+from pretrain.data.shard_requests import await_shard, request
+from pretrain.data.shard_schedule import ShardSchedule
 from pretrain.data.token_batches import TokenBatches
 from pretrain.objectives import objective_of
 from pretrain.objectives.batch import Batch
@@ -53,8 +55,12 @@ class BatchMaker:
     world_size: int
     micro_batch_sizes: list[int]
     """Samples per micro-batch of each phase without `batch_tokens`; held-out samples use the first phase's."""
+    arriving: Path | None = None
+    """The run directory in which shards are asked for, where they are fetched while training goes on."""
     _counted: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By phase with `batch_tokens`: a number of its steps, and the pairs of these."""
+    _asked: list[int] = field(default_factory=list)
+    """The shards that were asked for last."""
 
     @classmethod
     def open(
@@ -65,10 +71,15 @@ class BatchMaker:
         rank: int,
         world_size: int,
         micro_batch_sizes: list[int],
+        arriving: Path | None = None,
     ) -> "BatchMaker":
-        """Memory-map the prepared data and the indexes that `pretrain.data.index.build_indexes` wrote."""
+        """Memory-map the prepared data and the indexes that `pretrain.data.index.build_indexes` wrote.
+
+        Args:
+            arriving: as the field; None: all shards are there.
+        """
         assert len(micro_batch_sizes) == len(config.phases), micro_batch_sizes
-        data = open_dataset(data_folder)
+        data = open_dataset(data_folder, None if arriving is None else await_shard)
         counts = read_token_counts(data_folder, data.manifest)
         train = [
             [
@@ -78,12 +89,13 @@ class BatchMaker:
             for phase in config.phases
         ]
         heldout = open_index(index_folder, data, "heldout", config.objective, config.phases[0].seq_len)
-        return cls(config, data, train, heldout, counts, rank, world_size, micro_batch_sizes)
+        return cls(config, data, train, heldout, counts, rank, world_size, micro_batch_sizes, arriving)
 
     def choose(self, step: int) -> StepSamples:
         """The samples of the 0-based step `step`, over all ranks."""
         phases, fingerprint = self.config.phases, self.data.manifest.fingerprint
-        chosen = samples_of_step(self.config.seed, fingerprint, phases, self._sizes, step, source_weights(self.config))
+        weights, windows = source_weights(self.config), self._schedule.windows
+        chosen = samples_of_step(self.config.seed, fingerprint, phases, self._sizes, step, weights, windows)
         batches = self._token_batches[chosen.phase]
         if not batches:
             return chosen
@@ -106,6 +118,8 @@ class BatchMaker:
 
     def step(self, step: int) -> RankStep:
         """This rank's share of the 0-based step `step`."""
+        if self.arriving is not None:
+            self._request_shards(self.arriving, step)
         chosen = self.choose(step)
         base = key_of("mask", self.config.seed, self.data.manifest.fingerprint, chosen.phase)
         different = self.config.objective.static_masks
@@ -142,6 +156,23 @@ class BatchMaker:
             [len(part) for part in batches] or [index.size for index in indexes]
             for batches, indexes in zip(self._token_batches, self.train_indexes, strict=True)
         ]
+
+    @cached_property
+    def _schedule(self) -> ShardSchedule:
+        fingerprint, starts = self.data.manifest.fingerprint, self.data.train.shard_starts
+        return ShardSchedule(self.config, fingerprint, self.train_indexes, starts)
+
+    def _request_shards(self, run_dir: Path, step: int) -> None:
+        """Ask for what the steps from `step` on need."""
+        needed = self._schedule.needed_from(step)
+        if needed == self._asked:
+            return
+        self._asked[:] = needed
+        # Other ranks of this node, and other processes of this rank, may be some steps behind.
+        behind = max(0, step - 2 * self.config.engine.data_workers - 2)
+        kept = dict.fromkeys([*needed, *self._schedule.needed_from(behind)])
+        shards = self.data.manifest.of_split("train")
+        request(run_dir, [shards[number].file for number in kept])
 
     def _pairs_before(self, phase: int, steps: int) -> int:
         """Pairs of the first `steps` steps of a phase with `batch_tokens`; counts on from the last call."""

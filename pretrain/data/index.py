@@ -24,6 +24,8 @@ class SampleIndex:
     """From the objective's `build_index`; documents are numbered within the set."""
     first_document: int
     """The number of the set's first document within its split."""
+    stop_document: int
+    """One more than that of its last one."""
     size: int
     """Samples."""
 
@@ -107,8 +109,11 @@ def open_index(
     """
     path = index_path(folder, data, split, objective, seq_len, source)
     rows: NDArray[np.int64] = open_array(path, np.int64, "the sample index")
-    first_document, _ = _documents(data, split, source)
-    return SampleIndex(rows, first_document, objective_of(objective).sample_count(rows, seq_len))
+    first, stop = 0, len(data.train if split == "train" else data.heldout)
+    if source is not None:  # not asked of the documents, which may be in shards that are not there yet
+        bounds = open_array(_bounds_path(folder, data), np.int64, "the bounds of the sources")
+        first, stop = bounds[source : source + 2].tolist()
+    return SampleIndex(rows, first, stop, objective_of(objective).sample_count(rows, seq_len))
 
 
 def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig, full: bool = False) -> None:
@@ -117,6 +122,13 @@ def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig, full
         for source in sources_of(config):
             build_index(folder, data, "train", config.objective, phase.seq_len, source, full)
     build_index(folder, data, "heldout", config.objective, config.phases[0].seq_len, full=full)
+    if source_weights(config) is not None:
+
+        def bounds() -> NDArray[np.int64]:
+            firsts = [data.train.of_source(source)[0] for source in sources_of(config) if source is not None]
+            return np.array([*firsts, len(data.train)], np.int64)
+
+        ensure_array(_bounds_path(folder, data), bounds, full)
 
 
 def look_up(
@@ -149,6 +161,11 @@ def look_up(
 def _documents(data: TokenDataset, split: str, source: int | None) -> tuple[int, Documents]:
     documents = data.train if split == "train" else data.heldout
     return (0, documents) if source is None else documents.of_source(source)
+
+
+def _bounds_path(folder: Path, data: TokenDataset) -> Path:
+    """int64 (sources + 1,): the first training document of each source; the last is the number of documents."""
+    return folder / f"train-sources-{key_of('sources', data.manifest.fingerprint):016x}.npy"
 
 
 def _key(data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int, source: int | None) -> int:

@@ -11,12 +11,14 @@ With weights, each source has an index and a stream of that kind of its own. The
 decides anew for each block. The r-th of a source's q positions in block b is position `b * q + r` of its own stream,
 so that a source completes an epoch before it begins the next.
 
+With `data.shuffle_shards`, `pretrain.data.shard_windows` takes the place of the permutation of all samples.
+
 With `batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
 `pretrain.data.token_batches` tells which pairs they are.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,7 @@ from pretrain.config import PhaseConfig
 from pretrain.data.mixture import Int64, draw, quotas
 from pretrain.data.permutation import permute
 from pretrain.data.phases import batch_size_of, locate, samples_in_phase
+from pretrain.data.shard_windows import ShardWindows
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def samples_of_step(
     index_sizes: Sequence[Sequence[int]],
     step: int,
     weights: Sequence[float] | None = None,
+    windows: Sequence[Sequence[ShardWindows]] | None = None,
 ) -> StepSamples:
     """The samples of the 0-based step `step`.
 
@@ -55,15 +59,21 @@ def samples_of_step(
         fingerprint: of the data.
         index_sizes: samples in each phase's indexes: one number per phase without weights, else one per source.
         weights: of the sources; they need not sum to 1.
+        windows: of each phase's indexes, if samples are shuffled by windows of shards.
 
     Raises:
         ValueError: the phases have no such step.
     """
+    phase, positions = positions_of_step(phases, step)
+    of_phase = None if windows is None else windows[phase]
+    return samples_at(seed, fingerprint, phase, index_sizes[phase], positions, weights, of_phase)
+
+
+def positions_of_step(phases: Sequence[PhaseConfig], step: int) -> tuple[int, Int64]:
+    """The phase of a step, and its positions in the phase's stream; raises as `samples_of_step`."""
     phase, step_in_phase = locate(phases, step)
     first = samples_in_phase(phases[phase], step_in_phase)
-    batch_size = batch_size_of(phases[phase], step_in_phase)
-    positions = np.arange(first, first + batch_size, dtype=np.int64)
-    return samples_at(seed, fingerprint, phase, index_sizes[phase], positions, weights)
+    return phase, np.arange(first, first + batch_size_of(phases[phase], step_in_phase), dtype=np.int64)
 
 
 def samples_at(
@@ -73,33 +83,86 @@ def samples_at(
     sizes: Sequence[int],
     positions: Int64,
     weights: Sequence[float] | None = None,
+    windows: Sequence[ShardWindows] | None = None,
 ) -> StepSamples:
     """The samples at some positions, ascending, of the stream of phase number `phase`.
 
     Args:
         sizes: samples in the phase's indexes: one number without weights, else one per source.
     """
-    if weights is None:
-        assert len(sizes) == 1, sizes
-        epochs, samples = _walk(positions, sizes[0], "order", seed, fingerprint, phase)
-        return StepSamples(phase, np.zeros_like(positions), samples, epochs)
-    assert len(sizes) == len(weights), (sizes, weights)
-    sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
     starts = [0, *itertools.accumulate(sizes)]
-    samples, epochs = np.empty_like(positions), np.empty_like(positions)
-    for source in np.unique(sources).tolist():
-        mine = sources == source
-        epochs[mine], within = _walk(positions[mine], sizes[source], "source order", seed, fingerprint, phase, source)
-        samples[mine] = starts[source] + within
+    sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
+    for part in _parts(seed, fingerprint, phase, sizes, positions, weights):
+        if windows is None:
+            size = sizes[part.source]
+            found = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
+        else:
+            found = windows[part.source].samples(part.within, *part.key)
+        sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + found, part.epoch
     return StepSamples(phase, sources, samples, epochs)
 
 
-def _walk(positions: Int64, size: int, *key: int | str) -> tuple[Int64, Int64]:
-    """The epochs and samples of positions, ascending, in the stream of an index of `size` samples."""
-    epochs, within = positions // size, positions % size
-    samples = np.empty_like(positions)
+def shards_at(
+    seed: int,
+    fingerprint: str,
+    phase: int,
+    sizes: Sequence[int],
+    positions: Int64,
+    weights: Sequence[float] | None,
+    windows: Sequence[ShardWindows],
+) -> tuple[list[set[int]], list[set[int]]]:
+    """Of each of a phase's indexes, the shards of the windows at positions of its stream, and of the next windows.
+
+    The arguments are those of `samples_at`; an index without a position has no shards.
+    """
+    now: list[set[int]] = [set() for _ in sizes]
+    then: list[set[int]] = [set() for _ in sizes]
+    for part in _parts(seed, fingerprint, phase, sizes, positions, weights):
+        of_index = windows[part.source]
+        shards, end = of_index.shards(part.within, *part.key)
+        now[part.source] |= shards
+        after = np.array([part.epoch * sizes[part.source] + end])
+        for each in _by_epoch(part.source, np.array([0]), after, sizes[part.source], part.key[:-1]):
+            then[part.source], _ = of_index.shards(each.within, *each.key)  # of an earlier part it is in `now`
+    return now, then
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the positions that were asked for: those of one epoch of one source."""
+
+    source: int
+    epoch: int
+    at: Int64
+    """Which of the positions they are."""
+    within: Int64
+    """Their positions within the epoch, ascending."""
+    key: tuple[int | str, ...]
+    """Of this epoch's order."""
+
+
+def _parts(
+    seed: int, fingerprint: str, phase: int, sizes: Sequence[int], positions: Int64, weights: Sequence[float] | None
+) -> Iterator[_Part]:
+    every = np.arange(len(positions))
+    if weights is None:
+        assert len(sizes) == 1, sizes
+        key: tuple[int | str, ...] = ("order", seed, fingerprint, phase)
+        yield from _by_epoch(0, every, positions, sizes[0], key)
+        return
+    assert len(sizes) == len(weights), (sizes, weights)
+    sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
+    for source in np.unique(sources).tolist():
+        mine = every[sources == source]
+        yield from _by_epoch(
+            source, mine, positions[mine], sizes[source], ("source order", seed, fingerprint, phase, source)
+        )
+
+
+def _by_epoch(source: int, at: Int64, positions: Int64, size: int, key: tuple[int | str, ...]) -> Iterator[_Part]:
+    epochs, within = np.divmod(positions, size)
     turns = np.flatnonzero(np.diff(epochs)) + 1
     for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
-        of_epoch = key_of(*key, int(epochs[start]))
-        samples[start:stop] = permute(within[start:stop].astype(np.uint64), size, of_epoch).astype(np.int64)
-    return epochs, samples
+        if start < stop:
+            epoch = int(epochs[start])
+            yield _Part(source, epoch, at[start:stop], within[start:stop], (*key, epoch))

@@ -32,10 +32,13 @@ _SHARE_OF_HOST = 0.5
 log = logging.getLogger("multihop")
 
 
-def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks) -> list[int]:
+def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriving: Path | None = None) -> list[int]:
     """Samples per micro-batch of each phase: the recipe's number, or the most that fit on every rank.
 
     A rank's share is divided evenly, so that the last micro-batch is about as large as the others.
+
+    Args:
+        arriving: as `BatchMaker.open`.
 
     Raises:
         ValueError: not one sample fits.
@@ -54,7 +57,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks) -> li
         key = sha256_json(decides)[:16]
         fitting = ranks.broadcast(known.get(key, {}).get("fitting", 0))
         if fitting == 0:
-            fitting = ranks.all_reduce_min(_measure(config, run_dir, ranks, number))
+            fitting = ranks.all_reduce_min(_measure(config, run_dir, ranks, number, arriving))
             if fitting < 1:
                 raise ValueError(
                     f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
@@ -79,12 +82,12 @@ def _what_decides(config: TrainingConfig, ranks: Ranks, phase: int) -> dict[str,
     }
 
 
-def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> int:
+def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None) -> int:
     """Samples that fit beside weights, gradients and state, from the memory that small micro-batches take."""
     data, index = run_dir / "data", run_dir / "index"
     inputs = []
     for size in (2, 4):
-        maker = BatchMaker.open(config, data, index, 0, 1, [size] * len(config.phases))
+        maker = BatchMaker.open(config, data, index, 0, 1, [size] * len(config.phases), arriving)
         manifest = maker.data.manifest
         first = sum(earlier.steps for earlier in config.phases[:phase])
         step = maker.step(first)

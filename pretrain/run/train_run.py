@@ -29,6 +29,7 @@ from pretrain.checkpoint.writer import CheckpointWriter
 from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
+from pretrain.data.shard_requests import await_shard
 from pretrain.data.word_vectors import build_word_vectors
 from pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from pretrain.engine.peak_flops import matmul_rate
@@ -72,7 +73,9 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     stop_requested = stop_requests(run_dir, ranks.rank)
-    data = open_dataset(run_dir / "data")
+    streams = HOME in os.environ and config.data is not None and config.data.shuffle_shards is not None
+    arriving = run_dir if streams else None
+    data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
     resume = _resolve_resume(run_dir, config, data, ranks)
     times.lap("checking")
@@ -81,8 +84,10 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
     over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
     peak_flops = over_ranks["rate"]
-    sizes = micro_batch_sizes(config, run_dir, ranks)
-    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes)
+    sizes = micro_batch_sizes(config, run_dir, ranks, arriving)
+    batches = BatchMaker.open(
+        config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, arriving
+    )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
     journal = _journal(run_dir) if ranks.rank == 0 and HOME in os.environ else None
     writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)

@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from many_shards import prepare_many_shards
 from ray.cluster_utils import Cluster
 from s3_endpoint import S3
 from workplace import begin, ended, json_lines, losses, make_workplace, multihop, wait_for
 
+from cluster.runs.recipe import load_recipe
+from common.cache import LIMIT
+from common.mirror import push
 from common.storage import open_folder
+from data_prep.pipeline.identity import sources_key
 
 # The short one is in tests/cluster/jobs.
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
@@ -27,7 +32,8 @@ def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
     )
-    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1"))
+    # Room for some of the shards of the test that has many.
+    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00034"})
     yield found
     found.shutdown()
 
@@ -107,6 +113,31 @@ def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
     s3.failing_every = 0
     ended(tmp_path, command)
     assert losses(copy) == losses(tmp_path / "runs" / "local")
+
+
+def test_shards_come_while_the_ranks_train(
+    cluster: Cluster, texts: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second node's disk has no room for all shards; the losses are those of a run on one disk."""
+    make_workplace(tmp_path, texts, "shared", STEPS)
+    recipe = load_recipe(tmp_path / "recipe.yaml", [])
+    folder = tmp_path / "runs" / ".prepared" / sources_key(recipe.data) / "new"
+    manifest = prepare_many_shards(recipe.data, recipe.tokenizer, folder)
+    folder = folder.rename(folder.with_name(manifest.inputs[:16]))
+    multihop(tmp_path, "train", *RECIPE, "name=local", "data.shuffle_shards=3")
+    multihop(tmp_path, "train", *RECIPE, "name=all-shards")
+    assert losses(tmp_path / "runs" / "local") != losses(tmp_path / "runs" / "all-shards")
+
+    home = f"{bucket}/home"
+    push(folder, open_folder(f"{home}/.prepared/{sources_key(recipe.data)}/{folder.name}"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
+    there = ["--runs", home, "--address", cluster.address]
+    said = multihop(tmp_path, "train", *RECIPE, "data.shuffle_shards=3", *there)
+    assert "fetched from" in said
+    copy = next_copy(tmp_path / "node-0", tmp_path, None)
+    assert losses(copy) == losses(tmp_path / "runs" / "local")
+    fetched = list((tmp_path / "node-1").rglob("train-*.arrow"))
+    assert 3 <= len(fetched) < len(manifest.of_split("train"))
 
 
 def _beside(workplace: Path) -> Path:

@@ -91,8 +91,8 @@ def test_a_reader_between_two_data_sets_is_told_so(tmp_path, data, tok, monkeypa
     prepare(data, tok, out)
     mapped = Documents.__init__
 
-    def replaced_meanwhile(self, paths):
-        mapped(self, paths)
+    def replaced_meanwhile(self, *given):
+        mapped(self, *given)
         prepare(data.model_copy(update={"heldout_fraction": 0.2}), tok, out)
 
     monkeypatch.setattr(Documents, "__init__", replaced_meanwhile)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hashed_batches import Weights, config_of, sequence_hashes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
+from kinds_of_families import TEXT_OBJECTIVES
 
 from common.keyed import key_of
 from data_prep.config import DataConfig, Source, TokenizerConfig
@@ -28,7 +29,6 @@ from pretrain.data.loader import stream
 from pretrain.data.phases import is_skipped, samples_before, total_steps
 
 OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
-Weights = tuple[float, ...] | None
 WEIGHTS: list[Weights] = [None, (1.0, 1.0, 1.0), (0.1, 2.0, 7.5)]
 Data = Callable[[str], Path]
 
@@ -55,59 +55,6 @@ def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("indexes")
-
-
-def config_of(
-    objective: str, phases: list[dict[str, typing.Any]], weights: Weights = None, **rules: typing.Any
-) -> TrainingConfig:
-    name, *isolated = objective.split()
-    return TrainingConfig.model_validate(
-        {
-            "seed": 5,
-            "data": {"sources": [{"path": "texts", "weight": weight} for weight in weights or [None]]},
-            "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
-            "objective": {"name": name, "isolate_documents": bool(isolated), **rules},
-            "phases": phases,
-            "engine": {"heldout_samples": 11},
-        }
-    )
-
-
-def sequence_hashes(step: RankStep) -> list[str]:
-    """A hash for each sequence of a rank's step of all that the model gets of it, in their order."""
-    found, samples = [], 0
-    for batch in step.micro_batches:
-        if not any(batch.counts.values()):
-            assert len(batch.targets) == 0 and batch.tokens == 0
-            continue
-        inputs: dict[str, typing.Any] = batch.inputs
-        cu_seqlens = inputs["cu_seqlens"]
-        assert (
-            batch.tokens == len(inputs["input_ids"]) == cu_seqlens[-1]
-            and inputs["max_seqlen"] == np.diff(cu_seqlens).max()
-        )
-        samples += batch.counts.get("nsp", batch.counts.get("sop", 0))
-        for number, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-            digest = hashlib.sha256()
-            masked_at = inputs.get("masked_at", np.empty(0, np.int64))
-            mine = (masked_at >= start) & (masked_at < stop)
-            for name, values in sorted(inputs.items()):
-                if name in ("cu_seqlens", "max_seqlen"):
-                    continue
-                if name == "masked_at":
-                    part = values[mine] - start
-                elif name == "masked_ids":
-                    part = values[mine]
-                elif name in ("is_random_next", "is_swapped"):
-                    part = values[number : number + 1]
-                else:
-                    assert len(values) == cu_seqlens[-1], name  # what else is of another length has to be told here
-                    part = values[start:stop]
-                assert part.dtype == np.int64
-                digest.update(name.encode() + np.ascontiguousarray(part).tobytes())
-            found.append(digest.hexdigest())
-    assert samples in (0, step.samples) and len(found) >= step.samples
-    return found
 
 
 def together(ranks: list[RankStep]) -> tuple[int, int, dict[str, int], list[str]]:

@@ -1,0 +1,53 @@
+"""Shards for training that a node fetches while its ranks train; see `pretrain.data.shard_requests`."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.ray.copy_of_run import TRAINING_SHARDS, RunHome
+from common import mirror
+from common.cache import make_room, prepared_copies
+from common.storage import open_folder
+from pretrain.data.shard_requests import forget, requested
+
+_POLL_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def fetching_shards(home: RunHome, run_dir: Path, data: Path) -> Iterator[Callable[[], str | None]]:
+    """For the length of a block, fetch the shards that the ranks of this node ask for, into the node's copy of the data
+    set. Others are removed where the cache has no room.
+
+    Yields:
+        Tells why no more shards come; None: they do.
+    """
+    forget(run_dir)
+    ended, failed = threading.Event(), list[str]()
+
+    def work() -> None:
+        try:
+            while not ended.wait(_POLL_S):
+                for name in requested(run_dir):
+                    if not ended.is_set() and not (data / name).exists():
+                        _fetch(home, data, name, keep=requested(run_dir))
+        except (ValueError, OSError) as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=work, daemon=True, name="shards")
+    thread.start()
+    try:
+        yield lambda: failed[0] if failed else None
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _fetch(home: RunHome, data: Path, name: str, keep: list[str]) -> None:
+    there = open_folder(f"{home.runs}/{home.data}")
+    others = [path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep]
+    make_room(prepared_copies(), mirror.missing_bytes(there, data, name.__eq__), others)
+    mirror.fetch(there, data, name.__eq__)

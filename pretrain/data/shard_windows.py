@@ -1,0 +1,104 @@
+"""Shuffling by windows of shards: an epoch reads so many shards at a time, where `data.shuffle_shards` is set.
+
+An epoch permutes the shards and cuts their order into windows of so many shards. The samples that begin in the shards
+of a window are permuted among themselves, and windows follow each other: each sample is used once an epoch, in an
+order that is a pure function as without windows, and a step needs the shards of one window, or of two.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.keyed import key_of
+from pretrain.config import ObjectiveConfig
+from pretrain.data.index import SampleIndex
+from pretrain.data.permutation import permute
+from pretrain.objectives import objective_of
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardWindows:
+    """The windows of an index."""
+
+    first_samples: Int64
+    """int64 (shards + 1,), ascending: the first sample that begins in each shard or a later one; the last is the number
+    of samples."""
+    together: int
+    """Shards of a window."""
+
+    def samples(self, positions: Int64, *key: int | str) -> Int64:
+        """int64, as `positions`: the samples at positions of the epoch of `key`. O(shards) time and memory."""
+        order, starts, bounds = self._epoch(*key)
+        windows = np.searchsorted(bounds, positions, side="right") - 1
+        shuffled = np.empty_like(positions)
+        for window in np.unique(windows).tolist():
+            mine, first, size = windows == window, bounds[window], int(bounds[window + 1] - bounds[window])
+            within = (positions[mine] - first).astype(np.uint64)
+            shuffled[mine] = first + permute(within, size, key_of(*key, "window", window)).astype(np.int64)
+        places = np.searchsorted(starts, shuffled, side="right") - 1
+        return self.first_samples[order[places]] + shuffled - starts[places]
+
+    def shards(self, positions: Int64, *key: int | str) -> tuple[set[int], int]:
+        """The shards of the windows that positions of the epoch of `key` are in, and where the last window ends."""
+        order, _, bounds = self._epoch(*key)
+        windows = np.unique(np.searchsorted(bounds, positions, side="right") - 1).tolist()
+        shards = {shard for each in windows for shard in order[each * self.together :][: self.together].tolist()}
+        return shards, int(bounds[windows[-1] + 1])
+
+    def _epoch(self, *key: int | str) -> tuple[Int64, Int64, Int64]:
+        """The shards in their order, the position at which each one's samples stand before they are shuffled, and the
+        bounds of the windows in positions."""
+        shards = len(self.first_samples) - 1
+        order = permute(np.arange(shards, dtype=np.uint64), shards, key_of(*key, "shards")).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(np.diff(self.first_samples)[order])])
+        return order, starts[:-1], np.append(starts[: -1 : self.together], starts[-1])
+
+
+@dataclass(frozen=True)
+class IndexShards:
+    """Where an index lies in the shards of its split."""
+
+    first: int
+    """The shard of the index's first document; those of `first_samples` count from it."""
+    first_samples: Int64
+    """As in `ShardWindows`."""
+    last_read: Int64
+    """int64 (shards,): the last shard, counted likewise, that the samples which begin in each shard read from."""
+
+    def read(self, shards: set[int]) -> set[int]:
+        """The shards of the split that samples read from which begin in some of the index's shards."""
+        return {self.first + each for shard in shards for each in range(shard, int(self.last_read[shard]) + 1)}
+
+
+def shards_of_index(
+    objective: ObjectiveConfig, index: SampleIndex, shard_starts: Sequence[int], seq_len: int
+) -> IndexShards:
+    """Find where an index lies in shards, by bisection.
+
+    Args:
+        index: whose samples are in the order of their first documents.
+        shard_starts: the first document of each shard of the split; the last is the number of documents.
+    """
+    rules = objective_of(objective)
+
+    def first_document(sample: int) -> int:
+        row = rules.sample_rows(index.rows, np.array([sample]), seq_len)[0]
+        return int(row[rules.DOCUMENT_COLUMNS[0]]) + index.first_document
+
+    def shard_of(document: int) -> int:
+        return bisect_right(shard_starts, document) - 1
+
+    first, last = shard_of(index.first_document), shard_of(index.stop_document - 1)
+    begins = [
+        0,
+        *(bisect_left(range(index.size), start, key=first_document) for start in shard_starts[first + 1 : last + 1]),
+    ]
+    stops = [*begins[1:], index.size]
+    # A sample ends in the document in which the next one begins, or before it.
+    ends = [last if stop == index.size else shard_of(first_document(stop)) for stop in stops]
+    return IndexShards(first, np.array([*begins, index.size]), np.array(ends) - first)

@@ -1,0 +1,183 @@
+"""Samples shuffled by windows of shards: each once an epoch, from so many shards at a time, the same on any node."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hashed_batches import config_of, sequence_hashes
+from hypothesis import given
+from hypothesis import strategies as st
+from many_shards import prepare_many_shards
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.dataset.shards import open_dataset
+from pretrain.config import TrainingConfig
+from pretrain.data.batches import BatchMaker
+from pretrain.data.index import build_indexes
+from pretrain.data.loader import stream
+from pretrain.data.order import samples_of_step
+from pretrain.data.phases import total_steps
+from pretrain.data.shard_requests import forget, request, requested
+from pretrain.data.shard_windows import ShardWindows
+
+WINDOWED = ["mlm", "mlm+sop", "clm", "mlm isolated", "clm isolated"]
+PHASES = [
+    {"seq_len": 20, "batch_size": 20, "steps": 110, "batch_ramp": [{"steps": 2, "batch_size": 2}]},
+    {"seq_len": 33, "batch_size": 10, "steps": 30},
+]
+DRAWN = [[13, 10, 14, 9, 11, 12], [5, 7, 4, 6, 8, 0], [2, 1, 3, 0, 1, 2]]
+"""Of the first three steps of 6 samples, from windows of two of five shards."""
+Sizes = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(any)
+
+
+@given(sizes=Sizes, together=st.integers(1, 5), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_an_epoch_has_each_sample_once_from_so_many_shards_at_a_time(
+    sizes: list[int], together: int, key: int, data: st.DataObject
+) -> None:
+    windows = ShardWindows(np.cumsum([0, *sizes]), together)
+    every = np.arange(sum(sizes))
+    found = windows.samples(every, key)
+    assert sorted(found) == every.tolist()
+    shards = np.searchsorted(windows.first_samples, found, side="right") - 1
+    left, position = set(range(len(sizes))), 0
+    while position < len(every):
+        these, end = windows.shards(every[position : position + 1], key)
+        assert len(these) <= together and these <= left and set(shards[position:end]) <= these
+        left, position = left - these, end
+    assert sum(sizes[shard] for shard in left) == 0
+    some = np.array(sorted(data.draw(st.sets(st.integers(0, len(every) - 1), max_size=9))), np.int64)
+    assert np.array_equal(windows.samples(some, key), found[some])
+
+
+def test_what_was_ever_drawn_is_drawn_again() -> None:
+    """A run that is resumed with a newer version must see what it would have seen."""
+    config = config_of("clm", [{"seq_len": 20, "steps": 100, "batch_size": 6}])
+    windows = [[ShardWindows(np.array([0, 4, 4, 9, 11, 15]), 2)]]
+    drawn = [samples_of_step(1, "data", config.phases, [[15]], step, None, windows) for step in range(3)]
+    assert [each.samples.tolist() for each in drawn] == DRAWN
+    assert [each.epochs.tolist() for each in drawn] == [[0] * 6, [0] * 6, [0] * 3 + [1] * 3]
+
+
+@pytest.fixture(scope="module")
+def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Three sources in many small shards, prepared for an objective: each once."""
+    folder = tmp_path_factory.mktemp("sharded")
+    sources = [f"{texts}/{names}.txt" for names in ("00[0-4]?", "00[5-9]?", "01??")]
+
+    def prepared(objective: str) -> Path:
+        special = "gpt2" if objective.startswith("clm") else "bert"
+        if not (folder / special).exists():
+            prepare_many_shards(
+                DataConfig(sources=[Source(path=path) for path in sources], heldout_fraction=0.2),
+                TokenizerConfig.model_validate({"vocab_size": 90, "special_tokens": special}),
+                folder / special,
+            )
+        return folder / special
+
+    return prepared
+
+
+def windowed(objective: str, weights: tuple[float, ...] | None, together: int = 2) -> TrainingConfig:
+    config = config_of(objective, PHASES, weights)
+    assert config.data is not None
+    return config.model_copy(update={"data": config.data.model_copy(update={"shuffle_shards": together})})
+
+
+@contextmanager
+def fetching(run_dir: Path, whole: Path, copy: Path) -> Iterator[list[str]]:
+    """What was fetched: the shards that are asked for come into `copy` one by one, and others go."""
+    ended, fetched = threading.Event(), list[str]()
+
+    def work() -> None:
+        while not ended.wait(0.002):
+            for name in (wanted := requested(run_dir)):
+                if not (copy / name).exists():
+                    shutil.copy(whole / name, copy / f".{name}")
+                    (copy / f".{name}").rename(copy / name)
+                    fetched.append(name)
+                    break
+            for path in copy.glob("train-*") if wanted else ():
+                if path.name not in wanted:
+                    path.unlink()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield fetched
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 4.0)])
+@pytest.mark.parametrize("objective", WINDOWED)
+def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
+    objective: str, weights: Any, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config, whole, copy = windowed(objective, weights), data(objective), tmp_path / "copy"
+    shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("train-*"))
+    build_indexes(tmp_path / "index", open_dataset(whole), config)
+    alone = BatchMaker.open(config, whole, tmp_path / "index", 0, 1, [100, 100])
+    shards = len(alone.data.manifest.of_split("train"))
+    assert shards > 20
+    expected = [sequence_hashes(alone.step(step)) for step in range(total_steps(config.phases))]
+    at_once: list[int] = []
+
+    def maker() -> BatchMaker:
+        return BatchMaker.open(config, copy, tmp_path / "index", 0, 1, [100, 100], arriving=tmp_path)
+
+    with fetching(tmp_path, whole, copy) as fetched:
+        found: list[list[str]] = []
+        for share in stream(maker(), range(total_steps(config.phases)), 0):
+            found.append(sequence_hashes(share))
+            at_once.append(len(list(copy.glob("train-*"))))
+        assert found == expected
+        assert len(fetched) > shards
+        if weights is None:
+            assert max(at_once) < 2 * shards / 3
+        # Resumed somewhere, with a process that makes batches ahead.
+        forget(tmp_path)
+        assert [sequence_hashes(share) for share in stream(maker(), range(33, 50), 1)] == expected[33:50]
+
+
+@pytest.mark.parametrize("objective", WINDOWED)
+def test_an_epoch_of_a_data_set_has_each_sample_once(
+    objective: str, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = windowed(objective, None)
+    build_indexes(tmp_path, open_dataset(data(objective)), config)
+    maker = BatchMaker.open(config, data(objective), tmp_path, 0, 1, [100, 100])
+    chosen = [maker.choose(step) for step in range(110)]
+    samples, epochs = (np.concatenate([getattr(each, name) for each in chosen]) for name in ("samples", "epochs"))
+    size = maker.train_indexes[0][0].size
+    assert epochs.max() >= 2 and (np.bincount(samples[epochs == 0], minlength=size) == 1).all()
+    assert (samples[epochs == 0] != samples[epochs == 1]).any()
+    assert not np.array_equal(samples, np.concatenate([_without(config, maker, step) for step in range(110)]))
+
+
+def _without(config: TrainingConfig, maker: BatchMaker, step: int) -> Any:
+    fingerprint = maker.data.manifest.fingerprint
+    return samples_of_step(config.seed, fingerprint, config.phases, maker._sizes, step).samples
+
+
+def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
+    assert requested(tmp_path) == []
+    request(tmp_path, ["b", "a"])
+    assert requested(tmp_path) == ["b", "a"]
+    forget(tmp_path)
+    assert requested(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("objective", "why"), [("mlm+nsp", "draws second segments"), ("translation", "sorts all pairs")]
+)
+def test_objectives_that_read_everywhere_are_refused(objective: str, why: str) -> None:
+    described = config_of(objective, [{"seq_len": 20, "steps": 3}]).model_dump()
+    described["data"]["shuffle_shards"] = 4
+    with pytest.raises(ValueError, match=rf"data.shuffle_shards=4 reads some shards at a time.* {why}"):
+        TrainingConfig.model_validate(described)

@@ -1,0 +1,19 @@
+"""A data set of a few texts in many shards."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import DataConfig, TokenizerConfig
+from data_prep.dataset.manifest import Manifest
+from data_prep.pipeline import shard_plan
+from data_prep.pipeline.prepare import prepare
+from data_prep.stages import documents
+
+
+def prepare_many_shards(data: DataConfig, tokenizer: TokenizerConfig, out: Path, shard_bytes: int = 1_000) -> Manifest:
+    """`prepare`, with shards of about so many bytes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(documents, "BATCH_BYTES", 100)
+        patched.setattr(shard_plan, "SHARD_BYTES", shard_bytes)
+        return prepare(data, tokenizer, out)
