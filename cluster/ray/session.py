@@ -5,11 +5,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 from cluster.ray.map import RETRIES
 
 _CONNECT_S = 5.0
+_STARTS = 3
 _OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards and checkpoints are files
 
 
@@ -40,10 +42,8 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     import ray
 
     if address is None:
-        ray.init(
-            address="local",
+        start_ray(
             num_cpus=max(os.cpu_count() or 1, workers),
-            include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -56,6 +56,25 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def start_ray(**options: Any) -> None:
+    """Start Ray on this machine, without its dashboard. On a busy machine it may not be up within the 30 seconds that
+    it allows itself: it is started again then.
+
+    Args:
+        options: of `ray.init`.
+    """
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(address="local", include_dashboard=False, **options)
+            return
+        except Exception as error:  # of no other type
+            if not left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _connect(address: str) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.ray.session import start_ray
+
 
 @pytest.fixture(scope="module")
 def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -16,6 +18,6 @@ def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folders = [here.parents[1], here.parent / "support", here / "ray", here / "runs"]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": environment})
+    start_ray(num_cpus=2, runtime_env={"env_vars": environment})
     yield
     ray.shutdown()
