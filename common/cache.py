@@ -80,8 +80,9 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
     for file in files:
         if taken + needed <= limit:
             return
-        taken -= file.stat().st_size
-        file.unlink()
+        with suppress(FileNotFoundError):  # another run may have removed it
+            taken -= file.stat().st_size
+            file.unlink()
     if taken + needed > limit:
         raise ValueError(
             f"{LIMIT}={given} in this node's environment leaves no room for {needed / 1e9:.1f} GB of prepared data "

@@ -61,7 +61,7 @@ def run_rank(config: dict[str, Any]) -> None:
         log_from = log.stat().st_size if log.exists() else 0
         stack.enter_context(requests_as_files(home, run_dir))
         stack.callback(hand_in, home, config["start"], run_dir, rank, log_from)
-        if home.streams and train.get_context().get_local_rank() == 0:
+        if home.streams:
             fails = stack.enter_context(fetching_shards(home, run_dir, data))
         _run(run_dir, config, fails)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
+
 from cluster.ray.copy_of_run import TRAINING_SHARDS, RunHome
 from common import mirror
 from common.cache import make_room, prepared_copies
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 @contextmanager
 def fetching_shards(home: RunHome, run_dir: Path, data: Path) -> Iterator[Callable[[], str | None]]:
     """For the length of a block, fetch the shards that the ranks of this node ask for, into the node's copy of the data
-    set. Others are removed where the cache has no room.
+    set. Others are removed where the cache has no room. Ranks of one node take turns.
 
     Yields:
         Tells why no more shards come; None: they do.
@@ -33,7 +35,8 @@ def fetching_shards(home: RunHome, run_dir: Path, data: Path) -> Iterator[Callab
             while not ended.wait(_POLL_S):
                 for name in requested(run_dir):
                     if not ended.is_set() and not (data / name).exists():
-                        _fetch(home, data, name, keep=requested(run_dir))
+                        with FileLock(data / ".shard.lock"):
+                            _fetch(home, data, name, keep=requested(run_dir))
         except (ValueError, OSError) as error:
             failed.append(str(error))
 
@@ -47,6 +50,8 @@ def fetching_shards(home: RunHome, run_dir: Path, data: Path) -> Iterator[Callab
 
 
 def _fetch(home: RunHome, data: Path, name: str, keep: list[str]) -> None:
+    if (data / name).exists():
+        return
     there = open_folder(f"{home.runs}/{home.data}")
     others = [path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep]
     make_room(prepared_copies(), mirror.missing_bytes(there, data, name.__eq__), others)

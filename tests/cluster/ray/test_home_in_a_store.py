@@ -33,7 +33,7 @@ def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
         head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
     )
     # Room for some of the shards of the test that has many.
-    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00034"})
+    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
     yield found
     found.shutdown()
 
