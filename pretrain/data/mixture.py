@@ -46,6 +46,13 @@ def draw(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int
     return sources, blocks * np.asarray(quota, np.int64)[sources] + drawn
 
 
+def upcoming(position: int, quota: tuple[int, ...], *key: int | str) -> Int64:
+    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the mixed one."""
+    block, within = divmod(position, MIXTURE_BLOCK)
+    sources, _ = _mixed_block(quota, key_of(*key, block))
+    return block * np.asarray(quota, np.int64) + np.bincount(sources[:within], minlength=len(quota))
+
+
 @lru_cache(maxsize=4)
 def _mixed_block(quota: tuple[int, ...], key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """For each position of a block its source, and the number of earlier positions in the block with the same source.

@@ -25,7 +25,7 @@ import numpy as np
 
 from common.keyed import key_of
 from pretrain.config import PhaseConfig
-from pretrain.data.mixture import Int64, draw, quotas
+from pretrain.data.mixture import Int64, draw, quotas, upcoming
 from pretrain.data.permutation import permute
 from pretrain.data.phases import batch_size_of, locate, samples_in_phase
 from pretrain.data.shard_windows import ShardWindows
@@ -113,18 +113,34 @@ def shards_at(
 ) -> tuple[list[set[int]], list[set[int]]]:
     """Of each of a phase's indexes, the shards of the windows at positions of its stream, and of the next windows.
 
-    The arguments are those of `samples_at`; an index without a position has no shards.
+    The arguments are those of `samples_at`, the positions consecutive ones. An index that none of them draws from is in
+    a window all the same.
     """
-    now: list[set[int]] = [set() for _ in sizes]
-    then: list[set[int]] = [set() for _ in sizes]
-    for part in _parts(seed, fingerprint, phase, sizes, positions, weights):
-        of_index = windows[part.source]
-        shards, end = of_index.shards(part.within, *part.key)
-        now[part.source] |= shards
-        after = np.array([part.epoch * sizes[part.source] + end])
-        for each in _by_epoch(part.source, np.array([0]), after, sizes[part.source], part.key[:-1]):
-            then[part.source], _ = of_index.shards(each.within, *each.key)  # of an earlier part it is in `now`
+    now: list[set[int]] = []
+    then: list[set[int]] = []
+    for source, (own, key) in enumerate(_own_positions(seed, fingerprint, phase, positions, weights)):
+        size, of_index, end = sizes[source], windows[source], 0
+        now.append(set())
+        for part in _by_epoch(source, own, own, size, key):
+            shards, within = of_index.shards(part.within, *part.key)
+            now[-1] |= shards
+            end = part.epoch * size + within
+        (part,) = _by_epoch(source, np.array([0]), np.array([end]), size, key)
+        then.append(of_index.shards(part.within, *part.key)[0])
     return now, then
+
+
+def _own_positions(
+    seed: int, fingerprint: str, phase: int, positions: Int64, weights: Sequence[float] | None
+) -> Iterator[tuple[Int64, tuple[int | str, ...]]]:
+    """Of each index its own stream's positions, the next one if there is none, and the key of its orders."""
+    if weights is None:
+        yield positions, ("order", seed, fingerprint, phase)
+        return
+    first, stop = int(positions[0]), int(positions[-1]) + 1
+    begins, ends = (upcoming(at, quotas(tuple(weights)), "mixture", seed, fingerprint, phase) for at in (first, stop))
+    for source, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        yield np.arange(begin, max(begin + 1, end)), ("source order", seed, fingerprint, phase, source)
 
 
 @dataclass(frozen=True)

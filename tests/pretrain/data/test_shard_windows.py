@@ -20,6 +20,7 @@ from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
 from pretrain.data.loader import stream
+from pretrain.data.mixture import MIXTURE_BLOCK, draw, quotas, upcoming
 from pretrain.data.order import samples_of_step
 from pretrain.data.phases import total_steps
 from pretrain.data.shard_requests import forget, request, requested
@@ -52,6 +53,17 @@ def test_an_epoch_has_each_sample_once_from_so_many_shards_at_a_time(
     assert sum(sizes[shard] for shard in left) == 0
     some = np.array(sorted(data.draw(st.sets(st.integers(0, len(every) - 1), max_size=9))), np.int64)
     assert np.array_equal(windows.samples(some, key), found[some])
+
+
+@given(
+    weights=st.lists(st.floats(0.001, 10.0), min_size=1, max_size=5),
+    position=st.integers(0, 3000) | st.integers(MIXTURE_BLOCK - 50, MIXTURE_BLOCK + 50),
+)
+def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[float], position: int) -> None:
+    quota = quotas(tuple(weights))
+    sources, drawn = draw(np.arange(position, position + MIXTURE_BLOCK), quota, "key")
+    firsts = [int(drawn[sources == source][0]) for source in range(len(weights))]
+    assert upcoming(position, quota, "key").tolist() == firsts
 
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
@@ -114,7 +126,7 @@ def fetching(run_dir: Path, whole: Path, copy: Path) -> Iterator[list[str]]:
         thread.join()
 
 
-@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 4.0)])
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 4.0), (0.02, 2.0, 4.0)])
 @pytest.mark.parametrize("objective", WINDOWED)
 def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
     objective: str, weights: Any, data: Callable[[str], Path], tmp_path: Path
