@@ -8,8 +8,9 @@ from typing import Any
 
 from generate_peers import Case, peer_process
 from step_peers import lengths_of
+from translation_step_peers import END, PAD, marian_config
 
-PAD, END, UNKNOWN = 0, 1, 2
+UNKNOWN = 2
 LENGTH_PENALTY = 0.6
 Decoder = Any
 
@@ -85,23 +86,8 @@ def hugging_face(case: Case) -> Decoder:
 
     model = model_of(case)
     sizes = model.config
-    config = transformers.MarianConfig(
-        vocab_size=case["vocabulary"],
-        d_model=sizes.hidden,
-        encoder_layers=sizes.layers,
-        decoder_layers=sizes.layers,
-        encoder_attention_heads=sizes.heads,
-        decoder_attention_heads=sizes.heads,
-        encoder_ffn_dim=sizes.intermediate,
-        decoder_ffn_dim=sizes.intermediate,
-        max_position_embeddings=sizes.max_positions,
-        activation_function="relu",
-        scale_embedding=True,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=None,
-    )
+    config = marian_config(sizes, case["vocabulary"])
+    config.forced_eos_token_id = None
     theirs = transformers.MarianMTModel(config)
     weights = dict(to_huggingface(sizes, PAD, model.state_dict()))
     loaded = theirs.load_state_dict(weights, strict=False)

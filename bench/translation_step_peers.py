@@ -55,21 +55,12 @@ def _batch_of(case: Case) -> Any:
     return Batch(inputs, next_ids, {"translation": len(next_ids)}, len(source_ids) + len(next_ids))
 
 
-def hugging_face(case: Case) -> Stepper:
-    """The work of `transformers.Trainer` between two batches, on a batch of its collator."""
+def marian_config(sizes: Any, vocabulary: int) -> Any:
+    """That of the same model: `sizes` is its model section."""
     import transformers
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers.trainer_pt_utils import LabelSmoother
 
-    from pretrain.models.config import ModelConfig
-
-    words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
-    yield_baseline()
-    sizes = ModelConfig.model_validate(case["model"])
-    config = transformers.MarianConfig(
-        vocab_size=case["vocabulary"],
+    return transformers.MarianConfig(
+        vocab_size=vocabulary,
         d_model=sizes.hidden,
         encoder_layers=sizes.layers,
         decoder_layers=sizes.layers,
@@ -85,6 +76,22 @@ def hugging_face(case: Case) -> Stepper:
         eos_token_id=END,
         decoder_start_token_id=PAD,
     )
+
+
+def hugging_face(case: Case) -> Stepper:
+    """The work of `transformers.Trainer` between two batches, on a batch of its collator."""
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    from pretrain.models.config import ModelConfig
+
+    words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
+    yield_baseline()
+    sizes = ModelConfig.model_validate(case["model"])
+    config = marian_config(sizes, case["vocabulary"])
     model = transformers.MarianMTModel(config)
     collate = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
     batch = dict(collate([{"input_ids": source, "labels": target} for source, target in pairs_of(case)]))

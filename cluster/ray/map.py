@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RETRIES = 3
+_ENDS_S = 5.0
+"""Seconds in which a task has to end that was interrupted, or killed."""
 
 
 class WorkerDiedError(Exception):
@@ -76,8 +78,18 @@ def map_on_ray(
         while running:
             yield next_result()
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        _end(list(running))
+
+
+def _end(references: list[Any]) -> None:
+    """Interrupt tasks, which then remove their temporary files; those that do not end are killed."""
+    import ray
+
+    for force in (False, True):
+        for reference in references:
+            ray.cancel(reference, force=force)
+        if references:
+            _, references = ray.wait(references, num_returns=len(references), timeout=_ENDS_S)
 
 
 def _own_node() -> dict[str, Any]:

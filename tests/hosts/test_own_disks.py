@@ -82,4 +82,4 @@ def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Pa
     assert len(json_lines(copy / "starts.jsonl")) == 2
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
     assert list((disk / "cache").rglob("*.arrow")), "the second host has fetched the shards to its own disk"
-    assert json.loads((copy / "summary.json").read_text())["status"] == "done"
+    assert json.loads((copy / "summary.json").read_text())["status"] == "trained"

@@ -2,11 +2,17 @@
 
 import os
 import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from cluster.ray.map import WorkerDiedError, map_on_ray
+from common.files import replacing
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
@@ -35,6 +41,27 @@ def fill_the_disk(path: str) -> None:
     raise OSError(28, "No space left on device", path)
 
 
+def call(given: tuple[Callable[[Any], Any], Any]) -> Any:
+    function, item = given
+    return function(item)
+
+
+def write_slowly(place: tuple[Path, str]) -> None:
+    folder, name = place
+    with replacing(folder / name) as temporary:
+        temporary.touch()
+        for _ in range(10_000):  # Ray interrupts between two instructions, not in one that waits
+            time.sleep(0.01)
+
+
+def stay(folder: Path) -> None:
+    """Be deaf to interruptions."""
+    (folder / str(os.getpid())).touch()
+    while True:
+        with suppress(KeyboardInterrupt):
+            time.sleep(120)
+
+
 def test_every_item_gives_its_result_once():
     assert sorted(map_on_ray(double, range(50))) == [2 * number for number in range(50)]
     assert list(map_on_ray(double, [])) == []
@@ -58,3 +85,29 @@ def test_mistakes_and_a_full_disk_are_told_as_they_are():
     with pytest.raises(OSError, match="No space left on device") as full:
         list(map_on_ray(fill_the_disk, ["/a"]))
     assert full.value.errno == 28
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended_early(function: Callable[[Any], None], items: list[Any], begun: Callable[[], object]) -> None:
+    """The first item is done, and nobody asks for the others, which have begun."""
+    results = map_on_ray(call, [(double, 1), *((function, item) for item in items)])
+    assert next(results) == 2
+    wait_for(begun)
+    results.close()
+
+
+def test_tasks_that_nobody_waits_for_remove_their_temporary_files(tmp_path: Path) -> None:
+    ended_early(write_slowly, [(tmp_path, "a"), (tmp_path, "b")], lambda: len(list(tmp_path.glob(".*.tmp"))) == 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_that_nobody_waits_for_and_that_do_not_end_are_killed(tmp_path: Path) -> None:
+    ended_early(stay, [tmp_path], lambda: list(tmp_path.iterdir()))
+    (process,) = tmp_path.iterdir()
+    wait_for(lambda: not psutil.pid_exists(int(process.name)))
