@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from pyarrow import fs
 
-_ATTEMPTS = 12
-"""Attempts of a request, with waits that begin at 25 ms and double: about 100 s in all."""
-_FIRST_ATTEMPTS = 6
+_RETRIES = 12
+"""How often a request is repeated, with waits that begin at 25 ms and double: about 100 s in all."""
+_FIRST_RETRIES = 6
 _PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
 
 
@@ -32,16 +32,16 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
     region = environment[0] or environment[1]
     where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
 
-    def connect(attempts: int) -> fs.S3FileSystem:
+    def connect(times: int) -> fs.S3FileSystem:
         # Not the standard strategy: it may retry 100 times in the life of a file system, because pyarrow 25 never tells
         # it that a request succeeded. A worker that asks each second for weeks would then end with one failure.
-        retries = fs.AwsDefaultS3RetryStrategy(attempts)
+        retries = fs.AwsDefaultS3RetryStrategy(times)
         return fs.S3FileSystem(endpoint_override=endpoint, region=region, retry_strategy=retries)
 
     try:
         if region is None and endpoint is None:
             region = fs.resolve_s3_region(name)
-        found = connect(_FIRST_ATTEMPTS).get_file_info(name)
+        found = connect(_FIRST_RETRIES).get_file_info(name)
     except OSError as error:
         raise ValueError(
             f"{where} cannot be used ({reason_of(error)}); check {key}, AWS_ENDPOINT_URL, "
@@ -49,7 +49,7 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
         ) from None
     if found.type == fs.FileType.NotFound:
         raise ValueError(f"{where} does not exist; create it or correct the name")
-    return connect(_ATTEMPTS)
+    return connect(_RETRIES)
 
 
 def reason_of(error: OSError) -> str:

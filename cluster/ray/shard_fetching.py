@@ -1,6 +1,5 @@
 """Shards for training that a node fetches while its ranks train; see `pretrain.data.shard_requests`."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +14,6 @@ from common.storage import open_folder
 from pretrain.data.shard_requests import forget, requested
 
 _POLL_S = 0.1
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -37,8 +34,8 @@ def fetching_shards(home: RunHome, run_dir: Path, data: Path) -> Iterator[Callab
                     if not ended.is_set() and not (data / name).exists():
                         with FileLock(data / ".shard.lock"):
                             _fetch(home, data, name, keep=requested(run_dir))
-        except (ValueError, OSError) as error:
-            failed.append(str(error))
+        except Exception as error:  # whatever it is, the ranks would wait for ever
+            failed.append(str(error) or repr(error))
 
     thread = threading.Thread(target=work, daemon=True, name="shards")
     thread.start()
