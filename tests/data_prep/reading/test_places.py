@@ -156,7 +156,7 @@ def test_an_object_that_is_replaced_or_removed_while_it_is_read_is_set_aside_for
 def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
     s3: Any, s3_places: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.s3._ATTEMPTS", 2)
+    monkeypatch.setattr("common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")  # another file system, which asks twice only
     files = list_files([Source(path=f"{s3_places}/**")])
     files = inputs.identified(files, inputs.hash_files(files))
@@ -172,7 +172,7 @@ def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
 def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
     s3: Any, s3_places: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("common.s3._ATTEMPTS", 2)
+    monkeypatch.setattr("common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
     monkeypatch.setattr("data_prep.reading.opening.block_bytes", lambda path: 1_000)
     ((part,),) = group_into_splits(list_files([Source(path=f"{s3_places}/{name}")]))
