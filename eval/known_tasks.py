@@ -16,6 +16,7 @@ from eval.tasks import (
     vader_reviews,
 )
 from eval.tasks.task import Task
+from eval.translation import bleu
 from eval.zero_shot import tasks as zero_shot
 from eval.zero_shot.tasks import ZERO_SHOT_TASKS
 from pretrain.models.families import FAMILIES
@@ -56,7 +57,8 @@ def check_tasks(config: EvalConfig, family: str) -> None:
         family: of the model that is evaluated.
 
     Raises:
-        ValueError: a task is unknown, its files are missing, or it does not suit the model.
+        ValueError: a task is unknown, its files or a package it needs are missing, or it does not suit the
+            model.
     """
     seen: set[str] = set()
     declared = FAMILIES[family]
@@ -79,6 +81,8 @@ def check_tasks(config: EvalConfig, family: str) -> None:
             raise ValueError(
                 f"task {name} is {kind}, and model.family={family} {can} translate; remove it from eval.tasks"
             )
+        if own_kind == "translation":
+            bleu.check_installed()
         if name == HELDOUT and config.checkpoint is not None:
             raise ValueError(
                 f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "

@@ -87,9 +87,10 @@ def headline(recipe: Facts, summary: Facts) -> str:
         return f"Evaluation of the Hugging Face model in {published}."
     model = recipe.get("model") or {}
     declared = FAMILIES.get(str(model.get("family")))
+    trained = "trained" if declared and declared.translates else "pretrained"
     sentence = (
         f"{declared.display_name if declared else 'A model'} with {model.get('layers')} layers and hidden size "
-        f"{model.get('hidden')}, pretrained for {summary['steps']:,} steps on {summary['tokens']:,} tokens. "
+        f"{model.get('hidden')}, {trained} for {summary['steps']:,} steps on {summary['tokens']:,} tokens. "
     )
     part = next((name for name in LANGUAGE_MODEL_LOSSES if summary.get(heldout(name)) is not None), None)
     unigram, uniform = summary.get("unigram_loss"), summary.get("uniform_loss")

@@ -1,4 +1,4 @@
-"""What is said of pretraining on each task: the trials from both starts, their difference, and the verdict."""
+"""What is said of training on each task: the trials from both starts, their difference, and the verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,11 +116,16 @@ def difference(metric: str, first: Sequence[Trial], second: Sequence[Trial]) -> 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether pretraining helped on a task."""
+    """Whether pretraining, or of a model that translates its training, helped on a task."""
 
     outcome: str
     """"helped", "did not help" or "inconclusive"."""
     sentence: str
+
+
+def training_of(translates: bool) -> str:
+    """What the training of a model is called: one that translates is used as it is trained."""
+    return "training" if translates else "pretraining"
 
 
 def verdicts(results: Sequence[TaskResult]) -> list[Verdict]:
@@ -138,10 +143,11 @@ def can_be_judged(kind: str, found: Difference | None) -> bool:
 
 def _verdict(result: TaskResult, p: float | None) -> Verdict:
     ours, theirs, found = result.values("pretrained"), result.values("random"), result.difference
+    training = training_of(result.kind == "translation")
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
-        return Verdict("inconclusive", f"There is no result {missing} pretraining to judge by.")
-    numbers = f"{result.metric} {show(median(ours))} with pretraining, {show(median(theirs))} without"
+        return Verdict("inconclusive", f"There is no result {missing} {training} to judge by.")
+    numbers = f"{result.metric} {show(median(ours))} with {training}, {show(median(theirs))} without"
     if result.unigram is not None:
         return _beside_unigram(result, numbers)
     if p is None or found is None:
@@ -157,7 +163,7 @@ def _verdict(result: TaskResult, p: float | None) -> Verdict:
     better = (sign > 0) == result.higher_is_better
     return Verdict(
         "helped" if better else "did not help",
-        f"Medians: {numbers}; {'better' if better else 'worse'} with pretraining by "
+        f"Medians: {numbers}; {'better' if better else 'worse'} with {training} by "
         f"{amount(found, result.metric, sign)}, {basis(found)}.",
     )
 

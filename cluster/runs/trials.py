@@ -45,7 +45,7 @@ def run_left(
     done, total, to_retry, tried = 0, 0, 0, set[str]()
     weights = weights_dir(results)
     remove_torn(weights)
-    with progress_line("fine-tune") as line:
+    with progress_line("evaluate ") as line:
 
         def show(row: Row) -> None:
             nonlocal done, to_retry

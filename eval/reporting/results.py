@@ -8,23 +8,30 @@ from common.json_lines import Row
 from eval.reporting.tasks import reported_on, task_section
 from eval.statistics.choose import asked_rows, task_names
 from eval.statistics.words import amount, show, spread
-from eval.verdict import TaskResult, Verdict, task_results, verdicts
+from eval.tasks.task import UNTRAINED
+from eval.verdict import TaskResult, Verdict, task_results, training_of, verdicts
+from pretrain.models.families import FAMILIES
 
 Facts = dict[str, Any]
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
-_METHOD = (
+_FINE_TUNED = (
     "Both starts are fine-tuned with the same grid of settings; each is judged at those with its own best median "
     "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
-    "test examples and the spread over the seeds (Student's t). A verdict needs p ≤ 0.05 after Holm's correction for "
-    "the number of tasks. All trials share one pretrained model: another seed of the pretraining is not covered."
+    "test examples and the spread over the seeds (Student's t). "
+)
+_AS_THEY_ARE = "Differences have 95 % intervals by a paired bootstrap of the test examples. "
+_HOLM = (
+    "A verdict needs p ≤ 0.05 after Holm's correction for the number of tasks. All trials share one {start} model: "
+    "another seed of the {training} is not covered."
 )
 _ONE_START = (
-    "With eval.starts: [{}] alone there is nothing to compare with: the report does not say whether pretraining helped."
+    "With eval.starts: [{start}] alone there is nothing to compare with: the report does not say whether {training} "
+    "helped."
 )
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
-    "seeds. Difference: of the means, with its 95 % interval. Trials: pretrained + random weights, at the chosen "
+    "seeds. Difference: of the means, with its 95 % interval. Trials: {start} + random weights, at the chosen "
     "settings."
 )
 
@@ -46,28 +53,35 @@ def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
     results = task_results(rows, run_dir)
     starts = section.get("starts", ["pretrained", "random"])
     found = verdicts(results) if len(starts) > 1 else []
+    family = FAMILIES.get(str(model.get("family")))
+    translates = family is not None and family.translates
+    training, start = training_of(translates), "trained" if translates else "pretrained"
+    method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
+    one_start = _ONE_START.format(start=starts[0], training=training)
     return {
-        "helped": helped(found, tasks) if len(starts) > 1 or not tasks else _ONE_START.format(starts[0]),
+        "training": training,
+        "start": start,
+        "helped": helped(found, tasks, training) if len(starts) > 1 or not tasks else one_start,
         "verdicts": list(zip(results, found, strict=True)) if found else [],
-        "method": _METHOD,
+        "method": method + _HOLM.format(start=start, training=training),
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "results": [_line(result) for result in results],
-        "table_note": _TABLE_NOTE,
+        "table_note": _TABLE_NOTE.format(start=start),
         "sections": [task_section(result, model, run_dir) for result in results],
         "failed": [row for row in rows if row["status"] != "ok"],
     }
 
 
-def helped(found: Sequence[Verdict], tasks: Sequence[str]) -> str:
-    """One sentence over all tasks."""
+def helped(found: Sequence[Verdict], tasks: Sequence[str], training: str) -> str:
+    """One sentence over all tasks; training: of `training_of`."""
     if not tasks:
-        return "The recipe has no downstream tasks, so it is unknown whether pretraining helps on any."
+        return f"The recipe has no downstream tasks, so it is unknown whether {training} helps on any."
     if not found:
         return "No downstream trial has finished yet."
     outcomes = [verdict.outcome for verdict in found]
     parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
     total = "1 task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
-    return f"Of {total}, pretraining {' and '.join(parts)}."
+    return f"Of {total}, {training} {' and '.join(parts)}."
 
 
 def _start(result: TaskResult) -> str:

@@ -18,7 +18,6 @@ from eval.verdict import TaskResult
 
 Facts = dict[str, Any]
 
-_STARTS = {"pretrained": "pretrained", "random": "random weights"}
 _LISTED_ERRORS = 10
 _ERROR_CHARACTERS = 400
 _CLASSES = 20
@@ -74,7 +73,8 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
-    both = ((_STARTS["pretrained"], result.pretrained), (_STARTS["random"], result.random))
+    start = "trained" if result.kind == "translation" else "pretrained"
+    both = ((start, result.pretrained), ("random weights", result.random))
     return [(name, choice) for name, choice in both if choice]
 
 

@@ -1,12 +1,19 @@
 """BLEU (Papineni et al. 2002) as sacrebleu computes it (Post 2018), and the sums over sentences that determine it."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ORDERS = 4
+
+
+def check_installed() -> None:
+    """Raises ValueError when sacrebleu is not installed, without importing it: before hours of training."""
+    if find_spec("sacrebleu") is None:
+        raise ValueError("BLEU needs sacrebleu, which is not installed; pip install 'multihop[translation]'")
 
 
 def statistics(translations: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
@@ -51,10 +58,9 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
 
 
 def _bleu(**options: Any) -> Any:
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise ValueError("BLEU needs sacrebleu, which is not installed; pip install 'multihop[translation]'") from None
+    check_installed()
+    from sacrebleu.metrics.bleu import BLEU
+
     return BLEU(**options)
 
 

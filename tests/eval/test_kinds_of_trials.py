@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_the_perplexity_of_ones_own_text(
     assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
     with pytest.raises(ValueError, match=r"letters\.yaml needs a causal model"):
         check_tasks(config, "bert")
+
+
+def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("the river\tel río\n")
+    task = tmp_path / "news.yaml"
+    task.write_text("kind: translation\ntest: pairs.tsv\n")
+    check_tasks(_config(str(task), tmp_path), "transformer")
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)  # as Python treats a package that is not there
+    with pytest.raises(ValueError, match=r"needs sacrebleu, which is not installed; pip install 'multihop\[transl"):
+        check_tasks(_config(str(task), tmp_path), "transformer")
 
 
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_run_without_trials_has_a_sound_report(tmp_path: Path, tasks: list[str
     write_report(run)
     parsed, html, _ = read_report(run)
     assert not {"results", "losses"} & set(parsed.tables) and not parsed.images and not (run / "loss.png").exists()
-    assert "No held-out loss was measured." in html and "nothing has been pretrained in it yet" in html
+    assert "No held-out loss was measured." in html and "nothing has been trained in it yet" in html
     assert ("No downstream trial has finished yet" if tasks else "The recipe has no downstream tasks") in html
 
 

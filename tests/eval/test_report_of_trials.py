@@ -35,6 +35,23 @@ def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
         assert "helped on 1, did not" not in text
 
 
+def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -> None:
+    section = {"tasks": ["news.yaml"], "seeds": [0]}
+    recipe = {**RECIPE, "model": {**RECIPE["model"], "family": "transformer"}, "eval": section}
+    changes = {"kind": "translation", "metric": "BLEU", "hyperparameters": {"beams": 4}, "dev_value": None}
+    rows = [report_row("news", init, 0, value) | changes for init, value in (("pretrained", 9.7), ("random", 0.1))]
+    run = reported_run(tmp_path / "run", rows, recipe)
+    for row, matches in zip(rows, (4, 1), strict=True):
+        predict(run, row["key"], {"statistics": [[5, 5, *[matches] * 4, 5, 4, 3, 2]] * 30})
+    write_report(run)
+    parsed, html, markdown = read_report(run)
+    assert parsed.tables["results"][0][3] == "trained" and "Transformer with 2 layers" in html
+    for text in (html, markdown):
+        assert "Did training help?" in text and "Of 1 task, training helped on 1." in text
+        assert "better with training by" in text and "pretrain" not in text.split("Hardware")[0]
+        assert "fine-tun" not in text and "trained for 2,000 steps" in text
+
+
 def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
     recipe = {**RECIPE, "eval": {**RECIPE["eval"], "starts": ["pretrained"]}}
     rows = [row for row in report_rows([0.5, 0.52, 0.51], []) if row["init"] == "pretrained"]
