@@ -11,7 +11,6 @@ from rank_pool import RankPool
 from s3_endpoint import bucket, s3, s3_server
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline.prepare import prepare
 
 __all__ = ["bucket", "s3", "s3_server"]
 pytest_plugins = ["exit_status", "groups_of_tests"]
@@ -73,6 +72,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _prepared(texts: Path, out: Path, special_tokens: str) -> Path:
+    from data_prep.pipeline.prepare import (
+        prepare,
+    )  # not above: on a GPU's machine the libraries for text may be missing
+
     prepare(
         DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.1),
         TokenizerConfig.model_validate({"vocab_size": 100, "special_tokens": special_tokens}),
@@ -96,6 +99,8 @@ def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pairs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared data set of 300 pairs."""
+    from data_prep.pipeline.prepare import prepare
+
     folder = tmp_path_factory.mktemp("pairs-data")
     source = write_jsonl(folder / "pairs.jsonl", map(pair, range(300)))
     prepare(recipe(source), TOKENS, folder / "set")

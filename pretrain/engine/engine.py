@@ -4,6 +4,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,7 +235,9 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
         deepspeed.get_accelerator().is_fp16_supported = lambda: True
     if config.engine.compile:
         for layer in model.layers:
-            layer.compile(dynamic=True)  # each batch has another number of tokens
+            # Each batch has another number of tokens. `forward` and not the layer is compiled, so that what recomputes
+            # activations calls compiled code; compiled from outside of it nothing would be, because attention is not.
+            layer.forward = torch.compile(layer.forward, dynamic=True)
     if config.engine.activation_checkpointing != "none":
         checkpoint_activations(model, config.engine.activation_checkpointing)
     assert isinstance(config.engine.deepspeed, dict)
@@ -252,15 +255,32 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
             if fill:
                 for name, parameter in model.named_parameters():
                     fill(name, parameter)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=build_optimizer(model, config.optimizer),
-        config=filled,
-        dist_init_required=False,
-    )
+    with _one_optimizer_for_stages_1_and_2(config.engine.zero_stage):
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=build_optimizer(model, config.optimizer),
+            config=filled,
+            dist_init_required=False,
+        )
     if config.engine.zero_stage == 0 and ranks.world_size == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients for nothing
     return engine
+
+
+@contextmanager
+def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
+    """Keep DeepSpeed's ZeRO optimizer in stage 1 of bf16 with fp32 gradients, which it can do: DeepSpeed would take
+    another one, whose gradients and slices lie elsewhere."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+
+    check: Any = DeepSpeedEngine._do_optimizer_sanity_check
+    if stage == 1:
+        DeepSpeedEngine._do_optimizer_sanity_check = lambda *_: ZERO_OPTIMIZATION
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._do_optimizer_sanity_check = check
 
 
 def _fill_and_partition(model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, fill: Fill | None) -> None:

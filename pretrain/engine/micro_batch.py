@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.config import MEMORY, part_deciding
 from common.files import read_json_object, sha256_json, write_atomically
+from data_prep.dataset.manifest import read_data_manifest
 from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker
 from pretrain.engine.activation_checkpointing import checkpoint_activations
@@ -24,6 +25,9 @@ from pretrain.objectives.batch import Batch
 
 REMEMBERED = "micro_batch.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PROBED_TOKENS = {"cpu": 256, "cuda": 16_384}
+"""Of the smaller of two micro-batches. What is measured on a CPU grows with every token; on a GPU memory comes in
+blocks, and kernels for few tokens take other amounts."""
 _SHARE_OF_GPU = 0.9
 """Of the free memory; the rest is for fragmentation and the reduction's buffers."""
 _SHARE_OF_HOST = 0.5
@@ -83,27 +87,61 @@ def _what_decides(config: TrainingConfig, ranks: Ranks, phase: int) -> dict[str,
 
 
 def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None) -> int:
-    """Samples that fit beside weights, gradients and state, from the memory that small micro-batches take."""
-    data, index = run_dir / "data", run_dir / "index"
-    inputs = []
-    for size in (2, 4):
-        maker = BatchMaker.open(config, data, index, 0, 1, [size] * len(config.phases), arriving)
-        manifest = maker.data.manifest
-        first = sum(earlier.steps for earlier in config.phases[:phase])
-        step = maker.step(first)
-        inputs.append(max(step.micro_batches, key=lambda batch: batch.tokens))
+    """Samples that fit beside weights, gradients and state, from the memory that two micro-batches take."""
+    parameters, a_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
+    # The model that was tried out is gone: what is free is asked now.
+    room = _room(config, ranks) - _resident_bytes(config, ranks, parameters) - alone
+    return int(room / a_sample)
+
+
+def _try_out(
+    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
+) -> tuple[int, float, float]:
+    """The model's parameters, and the `memory_line` of its micro-batches."""
+    manifest = read_data_manifest(run_dir / "data")
     model = build_model(config.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
     initialise(model, config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if config.engine.activation_checkpointing != "none":
         checkpoint_activations(model, config.engine.activation_checkpointing)
     model = model.to(ranks.device, DTYPES[config.engine.precision])
-    needs = _peak_on_gpu if ranks.device.type == "cuda" else _saved_on_cpu
-    small, large = (needs(model, batch, ranks.device) for batch in inputs)
-    del model
-    a_sample = max(1.0, (large - small) / 2)
-    room = _room(config, ranks) - _resident_bytes(config, ranks, parameters) - max(0.0, small - 2 * a_sample)
-    return int(room / a_sample)
+    takes = _peak_on_gpu if ranks.device.type == "cuda" else _saved_on_cpu
+
+    def bytes_of(size: int) -> float:
+        sizes = [size] * len(config.phases)
+        maker = BatchMaker.open(config, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
+        step = maker.step(sum(earlier.steps for earlier in config.phases[:phase]))
+        return takes(model, max(step.micro_batches, key=lambda batch: batch.tokens), ranks.device)
+
+    share = math.ceil(config.phases[phase].batch_size / ranks.world_size)
+    return parameters, *memory_line(bytes_of, config.phases[phase].seq_len, share, ranks.device.type)
+
+
+def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, device_type: str) -> tuple[float, float]:
+    """Bytes that each sample of a micro-batch takes, and bytes that the first takes besides.
+
+    Two micro-batches are measured. They are large enough for the activations to be more than rounding beside what
+    does not grow with the samples, and no larger than a rank's share of a step; after an out-of-memory error smaller
+    ones are.
+
+    Args:
+        bytes_of: measures a micro-batch of so many samples.
+        share: of a step, in samples.
+
+    Returns:
+        Infinite bytes a sample if a single one is out of memory.
+    """
+    large = min(2 * max(2, _PROBED_TOKENS[device_type] // seq_len), share)
+    while large > 0:
+        small = large // 2
+        try:
+            most, least = bytes_of(large), bytes_of(small) if small else 0.0
+        except torch.OutOfMemoryError:
+            large //= 2
+            continue
+        a_sample = max(1.0, (most - least) / (large - small))
+        return a_sample, max(0.0, most - large * a_sample)
+    return math.inf, 0.0
 
 
 def _room(config: TrainingConfig, ranks: Ranks) -> float:
@@ -121,7 +159,7 @@ def _resident_bytes(config: TrainingConfig, ranks: Ranks, parameters: int) -> fl
     engine, share = config.engine, 1 / ranks.world_size
     wide = 4 if engine.precision == "fp32" else 2
     weights = wide * (share if engine.zero_stage == 3 else 1)
-    gradients = wide * (share if engine.zero_stage >= 2 else 1)
+    gradients = 4 * (share if engine.zero_stage >= 2 else 1)  # narrow ones are added up in fp32
     state = 12 * (share if engine.zero_stage >= 1 else 8 / 12)
     on_host = ranks.device.type == "cuda"
     weights *= 0 if engine.offload == "optimizer+weights" and on_host else 1
@@ -132,16 +170,22 @@ def _resident_bytes(config: TrainingConfig, ranks: Ranks, parameters: int) -> fl
 def _run(model: Model, batch: Batch, device: torch.device) -> None:
     sums = model(**on_device(batch.inputs, device))
     torch.stack([sums[name].float() for name in batch.counts]).sum().backward()
-    model.zero_grad(set_to_none=True)
 
 
 def _peak_on_gpu(model: Model, batch: Batch, device: torch.device) -> float:
-    """Bytes above the weights' that a forward and backward pass takes, gradients left out."""
+    """Bytes above those of weights and gradients that a forward and backward pass takes.
+
+    The gradients of a pass before stay in memory meanwhile: without them a small micro-batch would have its peak at the
+    end of the backward pass, where all gradients exist and no activations, and a second one of twice the samples would
+    have the same.
+    """
     _run(model, batch, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     _run(model, batch, device)
-    return float(torch.cuda.max_memory_allocated(device) - before)
+    peak = torch.cuda.max_memory_allocated(device)
+    model.zero_grad(set_to_none=True)
+    return float(peak - before)
 
 
 @dataclass
@@ -161,5 +205,6 @@ def _saved_on_cpu(model: Model, batch: Batch, device: torch.device) -> float:
     unpack: Callable[[Tensor], Tensor] = lambda tensor: tensor  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
         _run(model, batch, device)
+    model.zero_grad(set_to_none=True)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     return 2.0 * sum(size for where, size in saved.storages.items() if where not in weights)

@@ -1,5 +1,6 @@
 """The optimizers and their parameter groups."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,7 +9,10 @@ from torch import nn
 from pretrain.config import OptimizerConfig
 from pretrain.models.build import decays
 from pretrain.optim.lamb import Lamb
+from pretrain.optim.slices import whole_shape
 
+_ALIGNED = 8
+"""Elements: 16 bytes of bf16, what a GPU loads at once."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """The state of both optimizers for each element of a weight, beside the number of updates, "step"."""
 
@@ -18,6 +22,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     named = list(model.named_parameters())
     matrices = [p for name, p in named if decays(name)]
     others = [p for name, p in named if not decays(name)]
+    # ZeRO lays a group's weights one after another: behind a vocabulary's bias of odd size all would lie at addresses
+    # that vectorised kernels cannot read.
+    others.sort(key=lambda p: math.prod(whole_shape(p)) % _ALIGNED != 0)
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},

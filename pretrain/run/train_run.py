@@ -72,6 +72,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     if config.engine.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # It would fill all new memory with NaN, to show what reads it before writing: twice the kernels of a step.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     stop_requested = stop_requests(run_dir, ranks.rank)
     streams = HOME in os.environ and config.data is not None and config.data.shuffle_shards is not None
     arriving = run_dir if streams else None

@@ -14,6 +14,7 @@ from pretrain.data.phases import share_of_rank
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import build_model, first_weights, outline_model
+from pretrain.models.common.softmax_gradient import softmax_gradient_
 from pretrain.objectives.batch import Batch, Inputs, layout
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.schedule import learning_rate
@@ -138,6 +139,34 @@ def train_on_batches(
         engine.step(learning_rate(config.phases, step))
     engine.destroy()
     return losses
+
+
+def norm_of_equal_passes(ranks: Ranks, settings: dict[str, Any], passes: int) -> dict[str, Any]:
+    """The norm of the gradient of one batch that is given `passes` times with a weight of 1 / `passes`, and how far
+    each weight's address is from a multiple of 16 bytes."""
+    config = TrainingConfig.model_validate(settings)
+    engine = Engine(config, outline_model(config.model, VOCABULARY), ranks, 1, first_weights(config.model, config.seed))
+    (pair,) = some_batches(config.seed, 0, 1, 16)
+    batch = batch_of(pair)
+    totals = {name: float(count * passes * ranks.world_size) for name, count in batch.counts.items()}
+    for _ in range(passes):
+        engine.forward_backward(batch, totals)
+    weights = engine.module.named_parameters()
+    offsets = {name: parameter.data_ptr() % 16 for name, parameter in weights}
+    norm = engine.step(1e-3).grad_norm
+    engine.destroy()
+    return {"norm": norm, "offsets": offsets}
+
+
+def gradients_in_one_pass(
+    ranks: Ranks, cases: list[tuple[torch.Tensor, torch.Tensor, int]], label_smoothing: float
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Loss, and gradient in place of the logits. Here and not in the tests' process, where the compiler's threads
+    would stay."""
+    return [
+        (softmax_gradient_(logits, targets[:, None], vocabulary, label_smoothing), logits)
+        for logits, targets, vocabulary in cases
+    ]
 
 
 def run_worker(ranks: Ranks, run_dir: Path) -> int:

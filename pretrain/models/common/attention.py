@@ -1,7 +1,7 @@
 """Attention within packed sequences of any lengths (Vaswani et al. 2017, section 3.2.1)."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from pretrain.models.common.blocked_attention import blocked_attention
 from pretrain.models.common.key_value_cache import KeyValueCache
+from pretrain.models.common.variable_length import Bounds, attend_by_lengths
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be."""
@@ -31,6 +32,11 @@ class Sequences:
     def equal(self) -> bool:
         """Whether all sequences have the same length."""
         return self.tokens == (len(self.cu_seqlens) - 1) * self.max_seqlen
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """For devices with variable-length kernels."""
+        return Bounds(self.cu_seqlens, self.max_seqlen)
 
     @cached_property
     def buckets(self) -> "list[_Bucket]":
@@ -109,7 +115,7 @@ def attend(
         if sequences.cache.is_decoding:
             return sequences.cache.attend(query, relative)
     if query.device.type == "cuda" and not sequences.equal and relative is None:
-        return _variable_length(query, key, value, sequences, causal, dropout)
+        return attend_by_lengths(query, key, value, sequences.bounds, sequences.bounds, causal, dropout)
     parts = [query, key, value] if relative is None else [query, key, value, relative]
     if sequences.equal:
         shape = (len(sequences.cu_seqlens) - 1, sequences.max_seqlen)
@@ -141,19 +147,3 @@ def _dense(
     if relative is not None or (dropout > 0 and query.device.type == "cpu"):
         return blocked_attention(query, key, value, relative, mask, causal, dropout)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
-
-
-def _variable_length(
-    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, causal: bool, dropout: float
-) -> Tensor:
-    """FlashAttention's variable-length kernels (Dao 2023), which torch reaches through jagged tensors."""
-    # torch wants to know that no sequence is empty, and would read the smallest length from the device in each call.
-    jagged = partial(
-        torch.nested.nested_tensor_from_jagged,
-        offsets=sequences.cu_seqlens,
-        min_seqlen=1,
-        max_seqlen=sequences.max_seqlen,
-    )
-    q, k, v = (jagged(part).transpose(1, 2) for part in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-    return out.transpose(1, 2).values()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
 from pretrain.models.common.rectangles import Places, Rectangle, places_of
+from pretrain.models.common.variable_length import attend_by_lengths
 from pretrain.models.config import ModelConfig
 
 _PADDED = 1 / 8
@@ -119,7 +120,7 @@ def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale
     """
     heads = query.shape[1]
     if query.device.type == "cuda" and not pairs.equal:
-        return _variable_length(query, key, value, pairs, scale)
+        return attend_by_lengths(query, key, value, pairs.queries.bounds, pairs.keys.bounds, scale=scale)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (q, k, v))
@@ -127,20 +128,6 @@ def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
 
     return by_buckets(query.flatten(1), key.flatten(1), value.flatten(1), pairs, attend).view(query.shape)
-
-
-def _variable_length(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None) -> Tensor:
-    """FlashAttention's variable-length kernels, through jagged tensors of different offsets."""
-    q, k, v = (
-        partial(
-            torch.nested.nested_tensor_from_jagged,
-            offsets=side.cu_seqlens,
-            min_seqlen=1,
-            max_seqlen=side.max_seqlen,
-        )(part).transpose(1, 2)
-        for part, side in ((query, pairs.queries), (key, pairs.keys), (value, pairs.keys))
-    )
-    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).values()
 
 
 @dataclass(frozen=True)

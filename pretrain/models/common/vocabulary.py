@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.models.common.softmax_gradient import softmax_gradient_
+
 _LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 """Elements of a chunk of logits: 128 MiB and 1 GiB of fp32. Each chunk adds to the whole gradient of the weight, so
 smaller chunks are slower: on CPU 2**23 by a tenth. On a GPU that sum would take a quarter of the products' time at
@@ -47,7 +49,7 @@ class _VocabularyLoss(torch.autograd.Function):
         # Sums over many rows: in fp32, whatever the dtype of the weights.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_gradient else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_gradient and bias is not None else None
-        vocabulary = len(weight)
+        vocabulary, on_gpu = len(weight), hidden.device.type == "cuda"
         rows = max(1, min(len(hidden), _LOGITS_AT_ONCE[hidden.device.type] // vocabulary))
         buffer = hidden.new_empty(rows, -(-vocabulary // _ROW) * _ROW)
         for start in range(0, len(hidden), rows):
@@ -58,6 +60,13 @@ class _VocabularyLoss(torch.autograd.Function):
                 torch.mm(chunk, weight.T, out=logits)
             else:
                 torch.addmm(bias, chunk, weight.T, out=logits)
+            if on_gpu and grad_hidden is not None and grad_weight is not None:
+                loss += softmax_gradient_(padded, wanted, vocabulary, label_smoothing)
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=torch.float32)
+                torch.mm(logits, weight, out=grad_hidden[start : start + rows])
+                _add_product_(grad_weight, logits, chunk)
+                continue
             padded[:, vocabulary:] = -torch.inf  # of probability 0
             in_place = padded if padded.dtype == torch.float32 else None
             grad_padded = torch.log_softmax(padded, -1, dtype=torch.float32, out=in_place)
@@ -76,10 +85,7 @@ class _VocabularyLoss(torch.autograd.Function):
                 padded.copy_(grad_padded)
             grad_logits = logits  # in the dtype of the weights
             torch.mm(grad_logits, weight, out=grad_hidden[start : start + rows])
-            if weight.dtype == torch.float32:
-                grad_weight.addmm_(grad_logits.T, chunk)
-            else:
-                grad_weight += grad_logits.T @ chunk
+            _add_product_(grad_weight, grad_logits, chunk)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
@@ -97,3 +103,13 @@ class _VocabularyLoss(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product_(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    """Add grad_logits.T @ hidden to `total`, in fp32."""
+    if hidden.dtype == total.dtype:
+        total.addmm_(grad_logits.T, hidden)
+    elif hidden.device.type == "cuda":
+        torch.addmm(total, grad_logits.T, hidden, out_dtype=total.dtype, out=total)
+    else:
+        total += grad_logits.T @ hidden

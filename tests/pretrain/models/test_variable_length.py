@@ -1,0 +1,56 @@
+"""Which kernels compute attention of variable lengths on a GPU, without one: tensors without numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC2701
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
+
+from pretrain.models.common.attention import Sequences, attend
+from pretrain.models.common.cross_attention import Pairs, attend_across
+
+
+class Called(TorchDispatchMode):
+    """The names of the operations that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(operation.name())
+        return operation(*args, **(kwargs or {}))
+
+
+def on_gpu(tokens: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.empty(tokens, 4, width, dtype=dtype, device="cuda") for _ in range(3)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_go_to_flash_attention_directly(
+    dtype: torch.dtype, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    with FakeTensorMode(), Called() as called:
+        query, key, value = on_gpu(103, 64, dtype)
+        sequences = Sequences(torch.empty(5, dtype=torch.int64, device="cuda"), 64, 103)
+        for _ in range(2):  # two layers
+            out = attend(query, key, value, sequences, causal, 0.1)
+    assert out.shape == (103, 4, 64) and out.dtype == dtype
+    assert called.names.count("aten::_flash_attention_forward") == 2
+    assert called.names.count("aten::_to_copy") == 1, "the bounds are made narrow once for all layers"
+    assert not [name for name in called.names if "item" in name or "nested" in name]
+
+
+def test_targets_attend_to_sources_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    with FakeTensorMode(), Called() as called:
+        query, (_, key, value) = on_gpu(30, 64, torch.bfloat16)[0], on_gpu(50, 64, torch.bfloat16)
+        queries, keys = (
+            Sequences(torch.empty(4, dtype=torch.int64, device="cuda"), longest, tokens)
+            for longest, tokens in ((16, 30), (20, 50))
+        )
+        out = attend_across(query, key, value, Pairs(queries, keys))
+    assert out.shape == (30, 4, 64) and "aten::_flash_attention_forward" in called.names
