@@ -78,7 +78,16 @@ def flops_of(case: Case) -> tuple[float, float]:
 
 
 def measure(case: Case, names: list[str], script: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Each peer's step times, wall-clock and of the processor, and its peak memory."""
+    """Each peer's step times, wall-clock and of the processor, its peak memory and its profile, by peer."""
+    groups = [[name] for name in names] if getattr(arguments, "one_at_a_time", False) else [names]
+    found: dict[str, Any] = {}
+    for group in groups:
+        for kind, of_peers in _interleaved(case, group, script, arguments).items():
+            found.setdefault(kind, {}).update(of_peers)
+    return found
+
+
+def _interleaved(case: Case, names: list[str], script: str, arguments: argparse.Namespace) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
     processes = {}
     for name in names:
@@ -174,6 +183,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours layer by layer, theirs as a whole")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="do not interleave peers: memory holds one of them"
+    )
     parser.add_argument("--profile", action="store_true", help="print each peer's most expensive operations")
     parser.add_argument("--verbose", action="store_true", help="show the peers' output")
     parser.add_argument("--json", type=Path, default=Path("bench/results/step.json"))

@@ -34,10 +34,10 @@ def ours(case: Case) -> Stepper:
     """A step of our engine on one rank."""
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
     model = {**sizes, "max_positions": max(512, case["length"])}
-    return engine_loop(case, model, VOCABULARY[case["family"]], _batch_of)
+    return engine_loop(case, model, VOCABULARY[case["family"]], batch_of)
 
 
-def _batch_of(case: Case) -> Any:
+def batch_of(case: Case) -> Any:
     from pretrain.objectives.batch import Batch, layout
 
     lengths, tokens, masked = texts_of(case)
@@ -232,14 +232,15 @@ def peer_process(name: str, peers: dict[str, Callable[[Case], Stepper]]) -> None
 
 
 def profile(step: Stepper) -> list[list[Any]]:
-    """The most expensive operations of three steps: name, share of the time."""
+    """The most expensive operations of three steps: name, share of the time, the device's where there is one."""
     from torch.profiler import profile as torch_profile
 
     with torch_profile() as found:
         for _ in range(3):
             step()
     averages = found.key_averages()
-    own = [(e.key, e.self_device_time_total or e.self_cpu_time_total) for e in averages]
+    on_device = any(e.self_device_time_total for e in averages)
+    own = [(e.key, e.self_device_time_total if on_device else e.self_cpu_time_total) for e in averages]
     total = sum(time for _, time in own)
     return [[name, time / total] for name, time in sorted(own, key=lambda each: -each[1])[:12]]
 

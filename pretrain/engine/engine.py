@@ -17,6 +17,7 @@ from pretrain.engine.deepspeed_config import fill_deepspeed_config
 from pretrain.engine.grad_norm import read_norm_once
 from pretrain.engine.inputs import on_device
 from pretrain.engine.ranks import Ranks
+from pretrain.engine.reduce_gradients import reduce_in_few_kernels
 from pretrain.models.build import Model
 from pretrain.objectives.batch import Batch
 from pretrain.optim.lamb import Lamb
@@ -69,6 +70,8 @@ class Engine:
         self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
         if self._stage > 0:
             read_norm_once(self._zero, self._stage, ranks.all_reduce_sum_)
+        if self._stage in (1, 2):
+            reduce_in_few_kernels(self._zero)
         self._last_of_stage_0 = StepResult(math.nan, True)
         if self._stage == 0:
             self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.clip_norm))
@@ -247,6 +250,8 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
     # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
     elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
     filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
+    # A buffer of its own for each bucket saves nothing but traffic between ranks.
+    filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
     if next(model.parameters()).is_meta:
         if config.engine.zero_stage == 3:
             _fill_and_partition(model, filled, ranks, fill)

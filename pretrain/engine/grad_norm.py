@@ -21,8 +21,9 @@ def read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], No
     def group_norm(gradients: Iterable[Tensor], parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         """The norm of a parameter group's gradients over all ranks, () on the device; to the bit DeepSpeed's."""
         assert norm_type == 2.0
-        real = (gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False))
-        norms = [torch.linalg.vector_norm(each.detach().double()) for each, _ in zip(real, parameters, strict=False)]
+        real = (gradient.detach() for gradient in gradients if not getattr(gradient, "_zero_padding", False))
+        each = [gradient for gradient, _ in zip(real, parameters, strict=False)]
+        norms = torch._foreach_norm(each, dtype=torch.float64) if each else []
         none = torch.zeros((), dtype=torch.float64, device=zero.device)
         square = torch.stack(norms).square().sum() if norms else none
         square = square if stage == 3 else square.float()
