@@ -23,7 +23,7 @@ def read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], No
         assert norm_type == 2.0
         real = (gradient.detach() for gradient in gradients if not getattr(gradient, "_zero_padding", False))
         each = [gradient for gradient, _ in zip(real, parameters, strict=False)]
-        norms = torch._foreach_norm(each, dtype=torch.float64) if each else []
+        norms = list(torch._foreach_norm(each, dtype=torch.float64)) if each else []
         none = torch.zeros((), dtype=torch.float64, device=zero.device)
         square = torch.stack(norms).square().sum() if norms else none
         square = square if stage == 3 else square.float()
