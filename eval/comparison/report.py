@@ -317,6 +317,7 @@ def _task_section(
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
         "lengths": lengths,
         "task": task,
+        "start": "trained" if translates else "pretrained",
         "metric": _metric(runs, task),
         "lines": [
             [
