@@ -94,6 +94,8 @@ def test_workers_that_are_killed_change_nothing(nodes: Any, data, expected, tmp_
 
 def test_nodes_that_die_change_nothing(nodes: Any, data, expected, tmp_path):
     died = []
+    while len(nodes.worker_nodes) < 2:  # tests run in two processes, and in any order
+        nodes.add_node(num_cpus=1)
 
     def lose_a_node(stage: str, done: int, total: int) -> None:
         if done == 1 and stage in ("read", "sign", "encode"):
