@@ -121,10 +121,8 @@ def fill_deepspeed_config(
         # pretrain.optim.slices expects one owner for each part of a weight, in the model's order.
         "zero_optimization.round_robin_gradients": False,
         "zero_optimization.zero_hpz_partition_size": 1,
-        # Narrow gradients of many micro-batches are added up in fp32. Stage 0 cannot: DeepSpeed refuses it there.
-        "data_types.grad_accum_dtype": "fp32"
-        if config.engine.precision != "fp32" and config.engine.zero_stage
-        else None,
+        # Narrow gradients of many micro-batches are added up in fp32.
+        "data_types.grad_accum_dtype": None if config.engine.precision == "fp32" else "fp32",
         # A non-finite gradient must never reach the weights.
         "bf16.check_grad_overflow": True,
         # DeepSpeed's throughput timer waits for the device twice a step.
