@@ -3,7 +3,7 @@
 #
 # Stages run one after another, the most valuable first, each in processes of its own and with its own limit of time;
 # none stops the others. OUT (bench/results/gpu) gets the output and JSON of each, and summary.md, which is written
-# after each stage. An hour at most.
+# after each stage. LIMIT is that of a stage in seconds (480).
 #
 # Requires torch for CUDA, numpy, pyarrow, safetensors, filelock, PyYAML, transformers (the peer) and DeepSpeed, but
 # neither Ray nor MLflow. On a machine without network WHEELS=FOLDER names a folder with wheels of deepspeed, hjson,

@@ -1,7 +1,7 @@
-"""The cross-entropy of a softmax and its gradient in one pass over the logits, in their memory, on a GPU.
+"""The cross-entropy of a softmax and its gradient, in the memory of the logits, on a GPU.
 
-Written in plain operations and compiled: the logits, which are much larger than anything else in a step, are read and
-written by one kernel, and no copy of them in fp32 exists.
+Written in plain operations and compiled, so that they are fused, and no copy of the logits in fp32, which are much
+larger than anything else in a step, is stored.
 """
 
 from functools import cache

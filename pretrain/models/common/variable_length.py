@@ -41,7 +41,7 @@ def attend_by_lengths(
     """Attention of each sequence of queries to the sequence of keys of the same number.
 
     In bf16 and fp16 FlashAttention 2 is called directly (Dao 2023). Other types and widths of heads go through torch's
-    jagged tensors, which choose a kernel and make the host wait for the device in each call.
+    jagged tensors, which choose a kernel.
 
     Args:
         query: (Nq, heads, width); key, value: (Nk, heads, width).
