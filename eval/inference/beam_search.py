@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eval.inference.largest import largest
 from pretrain.engine.inputs import on_device
 from pretrain.models.common.encoder_decoder import EncoderDecoder
 from pretrain.objectives.batch import layout
@@ -75,7 +76,8 @@ def beam_search(
         logits = model.lm_head(model.advance(state, tokens)).float()
         log_probabilities = torch.log_softmax(logits, -1, out=logits)
         log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
-        likeliest, token = log_probabilities.topk(min(2 * beams, log_probabilities.shape[1]))  # more cannot be needed
+        most = min(2 * beams, log_probabilities.shape[1])  # more cannot be needed
+        likeliest, token = largest(log_probabilities, most)
         extended = likeliest.view(len(there), beams, -1) + scores[..., None]
         scores_of, chosen = extended.flatten(1).topk(2 * beams)
         parent, token = chosen // extended.shape[2], token.view(len(there), -1).gather(1, chosen)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.common.attention import Sequences
+from pretrain.models.common.few_queries import attend_from_few
 from pretrain.models.common.rectangles import Places, Rectangle, places_of
 from pretrain.models.common.variable_length import attend_by_lengths
 from pretrain.models.config import ModelConfig
@@ -135,7 +136,7 @@ class PaddedSource:
     """What belongs to S sources while targets grow: kept once a source, whatever the number of its hypotheses."""
 
     parts: tuple[Tensor, ...]
-    """(S, T, ·) each, T the longest source: keys and values of cross-attention, for instance."""
+    """(S, …) each, padded to the longest source: keys and values of cross-attention, for instance."""
     real: Tensor | None
     """bool (S, T), false at the padding; None without padding."""
 
@@ -195,13 +196,15 @@ class CrossAttention(nn.Module):
         return (query @ key.transpose(1, 2) * query.shape[2] ** -0.5).softmax(-1).mean(0)
 
     def keep(self, source: Tensor, sequences: Sequences) -> PaddedSource:
-        """Keys and values of the encoder's states (Ns, H), for `advance`."""
-        return pad_source((self.key(source), self.value(source)), sequences)
+        """Keys and values of the encoder's states (Ns, H), for `advance`: (S, heads, T, width) each."""
+        padded = pad_source((self.key(source), self.value(source)), sequences)
+        parts = (part.unflatten(2, (self.heads, -1)).transpose(1, 2).contiguous() for part in padded.parts)
+        return PaddedSource(tuple(parts), padded.real)
 
     def advance(self, x: Tensor, source: PaddedSource) -> Tensor:
         """One token of each hypothesis: x and the result (S * beams, H). The beams of a source are rows of queries."""
-        key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in source.parts)
+        key, value = source.parts
         query = self.query(x).view(len(key), -1, self.heads, key.shape[-1]).transpose(1, 2)
         mask = None if source.real is None else source.real[:, None, None]
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        attended = attend_from_few(query, key, value, mask)
         return self.output(attended.transpose(1, 2).reshape(x.shape))

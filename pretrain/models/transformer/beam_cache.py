@@ -2,12 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pretrain.models.common.cross_attention import keep_rows
+from pretrain.models.common.few_queries import attend_from_few
 from pretrain.models.config import ModelConfig
 
-_TOKENS_AT_FIRST = 16
+_TOKENS_AT_FIRST = 32
 """For how many tokens of all hypotheses there is room at the beginning."""
 
 
@@ -23,8 +23,9 @@ class BeamCache:
         self, config: ModelConfig, sentences: int, beams: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         room = _TOKENS_AT_FIRST * beams
-        self._heads, self._beams = config.heads, beams
-        self._kept = torch.empty(config.layers, 2, sentences, room, config.hidden, device=device, dtype=dtype)
+        self._beams = beams
+        sizes = (config.layers, 2, sentences, config.heads, room, config.hidden // config.heads)
+        self._kept = torch.empty(sizes, device=device, dtype=dtype)
         self._seen = torch.zeros(sentences, beams, room, dtype=torch.bool, device=device)
         self._columns = self.length = 0
         """`length`: tokens of a hypothesis."""
@@ -38,15 +39,15 @@ class BeamCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention of the newest token of each hypothesis to it and those before it: (S * K, H) each -> (S * K, H)."""
-        rows = (len(self._seen), self._beams)
-        for kept, new in zip(self._kept[layer], (key, value), strict=True):
-            kept[:, self._columns - self._beams : self._columns] = new.view(*rows, -1)
-        q, k, v = (
-            part.unflatten(2, (self._heads, -1)).transpose(1, 2)
-            for part in (query.view(*rows, -1), *self._kept[layer, :, :, : self._columns])
+        query, key, value = (
+            part.view(len(self._seen), self._beams, self._kept.shape[3], -1).transpose(1, 2)
+            for part in (query, key, value)
         )
-        mask = self._seen[:, None, :, : self._columns]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(query.shape)
+        kept = self._kept[layer, ..., : self._columns, :]
+        for each, new in zip(kept, (key, value), strict=True):
+            each[..., -self._beams :, :] = new
+        attended = attend_from_few(query, *kept, self._seen[:, None, :, : self._columns])
+        return attended.transpose(1, 2).reshape(len(self._seen) * self._beams, -1)
 
     def reorder(self, hypotheses: Tensor) -> None:
         """As `DecoderState.reorder`."""
@@ -58,14 +59,21 @@ class BeamCache:
         self._seen = keep_rows(self._seen, sentences)
 
     def _make_room(self) -> None:
-        """The columns that are seen move to the front; beside them there is as much room again."""
+        """The columns that are seen move to the front; there is at least as much room for others as for them."""
         seen = self._seen.any(1)
         columns = int(seen.sum(1).max())
         order = seen.int().argsort(dim=1, descending=True, stable=True)[:, :columns]
         room = max(self._seen.shape[2], 2 * columns)
-        flat = (order + torch.arange(len(order), device=order.device)[:, None] * self._seen.shape[2]).flatten()
-        kept = self._kept.new_empty(*self._kept.shape[:3], room, self._kept.shape[4])
-        kept[..., :columns, :] = self._kept.flatten(2, 3).index_select(2, flat).view(*kept.shape[:3], columns, -1)
-        mask = self._seen.new_zeros(*self._seen.shape[:2], room)
+        sentences, heads, old_room, width = self._kept.shape[2:]
+        first = torch.arange(sentences * heads, device=order.device).view(sentences, heads, 1) * old_room
+        rows = (first + order[:, None]).flatten()
+        old, kept = self._kept, self._kept
+        if room > old_room:
+            kept = old.new_empty(*old.shape[:4], room, width)
+        each_old, each_kept = (of.view(-1, sentences, heads, of.shape[4], width) for of in (old, kept))
+        for before, after in zip(each_old, each_kept, strict=True):
+            left = before.view(-1, width).index_select(0, rows)
+            after[:, :, :columns] = left.view(sentences, heads, columns, width)
+        mask = self._seen.new_zeros(sentences, self._beams, room)
         mask[..., :columns] = self._seen.gather(2, order[:, None].expand(-1, self._beams, -1))
         self._kept, self._seen, self._columns = kept, mask, columns
