@@ -14,7 +14,8 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     blocks = values.shape[1] // _BLOCK
     if blocks <= count:
-        return tuple(values.topk(count))
+        found, where = values.topk(count)
+        return found, where
     whole = blocks * _BLOCK
     maxima = values[:, :whole].unflatten(1, (blocks, _BLOCK)).amax(-1)
     starts = maxima.topk(count, sorted=False).indices * _BLOCK

@@ -12,7 +12,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO
 
-import torch
 from filelock import FileLock, Timeout
 
 from common.exit_codes import DONE, STOPPED
@@ -31,6 +30,7 @@ from pretrain.data.batches import BatchMaker
 from pretrain.data.index import build_indexes
 from pretrain.data.shard_requests import await_shard
 from pretrain.data.word_vectors import build_word_vectors
+from pretrain.engine.deterministic import use_deterministic_kernels
 from pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from pretrain.engine.peak_flops import matmul_rate
 from pretrain.engine.ranks import Ranks
@@ -70,10 +70,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     """Train this rank's part of the run in `run_dir` until it is done or stopped on request; the exit code."""
     config = read_config(run_dir)
     if config.engine.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        # It would fill all new memory with NaN, to show what reads it before writing: twice the kernels of a step.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
     streams = HOME in os.environ and config.data is not None and config.data.shuffle_shards is not None
     arriving = run_dir if streams else None

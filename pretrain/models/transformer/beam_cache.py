@@ -43,10 +43,9 @@ class BeamCache:
             part.view(len(self._seen), self._beams, self._kept.shape[3], -1).transpose(1, 2)
             for part in (query, key, value)
         )
-        kept = self._kept[layer, ..., : self._columns, :]
-        for each, new in zip(kept, (key, value), strict=True):
-            each[..., -self._beams :, :] = new
-        attended = attend_from_few(query, *kept, self._seen[:, None, :, : self._columns])
+        keys, values = self._kept[layer, ..., : self._columns, :]
+        keys[..., -self._beams :, :], values[..., -self._beams :, :] = key, value
+        attended = attend_from_few(query, keys, values, self._seen[:, None, :, : self._columns])
         return attended.transpose(1, 2).reshape(len(self._seen) * self._beams, -1)
 
     def reorder(self, hypotheses: Tensor) -> None:
