@@ -10,7 +10,7 @@ class Published(NamedTuple):
     layers: int
     hidden: int
     score: float
-    """In points, as printed: 93.5."""
+    """As reports have it: 0.935; BLEU in points."""
     metric: str
     split: str
     source: str
@@ -21,6 +21,13 @@ _COMPACT = "google-research/bert, README"
 _ALBERT = "Lan et al. 2020, table 2"
 _GLUE_TEST = "GLUE test"
 _DEV = "development"
+
+_TRANSFORMER = "Vaswani et al. 2017, table 2"
+_TRANSFORMERS = [
+    Published(model, 6, hidden, score, "BLEU", f"WMT 2014, English to {language}", _TRANSFORMER)
+    for model, hidden, scores in (("Transformer-base", 512, (27.3, 38.1)), ("Transformer-big", 1024, (28.4, 41.8)))
+    for language, score in zip(("German", "French"), scores, strict=True)
+]
 
 _BERT_BASE = {
     "glue/mnli": (84.6, "accuracy"), "glue/qqp": (71.2, "F1"), "glue/qnli": (90.5, "accuracy"),
@@ -49,17 +56,17 @@ _ALBERT_ROWS = {
 def _table() -> dict[str, list[Published]]:
     table: dict[str, list[Published]] = {}
     for task, (score, metric) in _BERT_BASE.items():
-        table.setdefault(task, []).append(Published("BERT-base", 12, 768, score, metric, _GLUE_TEST, _BERT))
+        table.setdefault(task, []).append(Published("BERT-base", 12, 768, score / 100, metric, _GLUE_TEST, _BERT))
     squad = "Devlin et al. 2018, table 2"
     for metric, score in (("SQuAD F1", 88.5), ("exact match", 80.8)):
-        table.setdefault("squad1", []).append(Published("BERT-base", 12, 768, score, metric, _DEV, squad))
+        table.setdefault("squad1", []).append(Published("BERT-base", 12, 768, score / 100, metric, _DEV, squad))
     for size, compact in _COMPACT_ROWS.items():
         for task, score in zip(_COMPACT_COLUMNS, compact, strict=True):
             metric = "Matthews" if task == "glue/cola" else "accuracy"
-            table[task].append(Published(*size, score, metric, _GLUE_TEST, _COMPACT))
+            table[task].append(Published(*size, score / 100, metric, _GLUE_TEST, _COMPACT))
     for size, scores in _ALBERT_ROWS.items():
         for (task, metric), score in zip(_ALBERT_COLUMNS, scores, strict=True):
-            table.setdefault(task, []).append(Published(*size, score, metric, _DEV, _ALBERT))
+            table.setdefault(task, []).append(Published(*size, score / 100, metric, _DEV, _ALBERT))
     return table
 
 
@@ -67,6 +74,11 @@ PUBLISHED = _table()
 """By task. Of MNLI the matched set."""
 
 
-def published_beside(task: str, layers: object, hidden: object) -> list[Published]:
-    """The published scores on a task of models with this many layers of this width."""
+def published_beside(task: str, kind: str, layers: object, hidden: object) -> list[Published]:
+    """The published scores on a task of models with this many layers of this width.
+
+    Of translation those of the Transformer, whatever the test set and the model: something to compare with in kind.
+    """
+    if kind == "translation":
+        return _TRANSFORMERS
     return [entry for entry in PUBLISHED.get(task, []) if (entry.layers, entry.hidden) == (layers, hidden)]

@@ -50,6 +50,9 @@ def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -
         assert "Did training help?" in text and "Of 1 task, training helped on 1." in text
         assert "better with training by" in text and "pretrain" not in text.split("Hardware")[0]
         assert "fine-tun" not in text and "trained for 2,000 steps" in text
+        assert "Published, on another data set" in text and "of models of this size" not in text
+    scores = ["Transformer-base", "BLEU", "27.3", "WMT 2014, English to German", "Vaswani et al. 2017, table 2"]
+    assert parsed.tables["published"][1] == scores and f"| {' | '.join(scores)} |" in markdown
 
 
 def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
