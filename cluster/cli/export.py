@@ -26,7 +26,7 @@ from pretrain.checkpoint.writer import CheckpointWriter
 from pretrain.models.build import draw, outline_model
 from pretrain.models.config import ModelConfig
 from pretrain.models.families import FAMILIES
-from pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint
+from pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
 
 _IMPORT_SEED = 1
 """Of the weights that an imported model does not have."""
@@ -110,7 +110,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
 
 def average_checkpoints(place: str, last: int, out: Path) -> str:
     """Write the mean of the newest `last` checkpoints at `place` as a checkpoint of weights alone to the directory
-    `out`; its location.
+    `out`; its location. Outside the run's directory a link leads to the run's data, which has the tokenizer.
 
     Raises:
         ValueError: there are fewer, one is damaged, or `out` is not empty.
@@ -120,6 +120,9 @@ def average_checkpoints(place: str, last: int, out: Path) -> str:
         changed = {"world_size": 1, "zero_stage": 0, "parent": newest.content_hash(), "mlflow_run_id": None}
         manifest = newest.model_copy(update={**changed, "files": [], "kinds": [], "stripes": None})
         _save_weights(temporary, means, manifest, "average")
+        run_dir = run_of(place)
+        if (run_dir / "data").exists() and run_of(str(out)) != run_dir:
+            (temporary / "data").symlink_to((run_dir / "data").resolve(), target_is_directory=True)
     return folder_of_step(str(out), newest.step)
 
 

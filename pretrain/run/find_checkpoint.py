@@ -36,9 +36,15 @@ def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
         ValueError: there is no such checkpoint, or no data with its tokenizer beside it.
     """
     location, saved, skipped = locate_checkpoint(place, step)
-    run_dir = _run_of(place)
+    run_dir = run_of(place)
     data = _data_of(run_dir, saved)
     return FoundCheckpoint(location, saved, _model_of(run_dir, saved), data, run_dir / "data", skipped)
+
+
+def run_of(place: str) -> Path:
+    """The run's directory, which has its data: `place` itself, or above its checkpoints."""
+    folder = Path(place).absolute()
+    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
 
 
 def checkpoints_at(place: str) -> str:
@@ -79,12 +85,6 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
     if saved is None:
         raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
     return folder_of_step(checkpoints, saved.step), saved, skipped
-
-
-def _run_of(place: str) -> Path:
-    """The run's directory: `place` itself, or above its checkpoints."""
-    folder = Path(place).absolute()
-    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
 
 
 def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:

@@ -22,25 +22,36 @@ def softmax_gradient_(logits: Tensor, targets: Tensor, vocabulary: int, label_sm
     Returns:
         Sum of the cross-entropies, fp32 ().
     """
-    loss: Tensor = _compiled()(logits, targets, vocabulary, label_smoothing)
-    return loss
+    log_sum, loss = _compiled(_losses)(logits, targets, vocabulary, label_smoothing)
+    _compiled(_replace_by_gradient)(logits, targets, log_sum, vocabulary, label_smoothing)
+    total: Tensor = loss
+    return total
 
 
 @cache
-def _compiled() -> Any:
-    """Compiled at its first call, for all numbers of rows."""
-    return torch.compile(_replace_by_gradient, dynamic=True)
+def _compiled(function: Any) -> Any:
+    """Compiled at its first call, for all numbers of rows.
+
+    What reads the logits and what replaces them are compiled apart: of both in one, torch 2.11 makes code that reads
+    some of them after they were replaced, and returns other losses.
+    """
+    return torch.compile(function, dynamic=True)
 
 
-def _replace_by_gradient(logits: Tensor, targets: Tensor, vocabulary: int, label_smoothing: float) -> Tensor:
-    column = torch.arange(logits.shape[1], device=logits.device)
-    real, spread = column < vocabulary, label_smoothing / vocabulary
-    wide = torch.where(real, logits.float(), -torch.inf)
-    log_sum = wide.logsumexp(1, keepdim=True)
-    at_target = logits.gather(1, targets).float()
-    loss = log_sum - (1 - label_smoothing) * at_target
+def _losses(logits: Tensor, targets: Tensor, vocabulary: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """The logarithm of each row's sum of exponentials, fp32 (M, 1), and the sum of the cross-entropies."""
+    real = torch.arange(logits.shape[1], device=logits.device) < vocabulary
+    wide = logits.float()
+    log_sum = torch.where(real, wide, -torch.inf).logsumexp(1, keepdim=True)
+    loss = log_sum - (1 - label_smoothing) * logits.gather(1, targets).float()
     if label_smoothing:
-        loss -= spread * torch.where(real, wide, 0.0).sum(1, keepdim=True)
-    gradient = (wide - log_sum).exp() - (column == targets) * (1 - label_smoothing)
-    logits.copy_(torch.where(real, gradient - spread, 0.0))
-    return loss.sum()
+        loss -= label_smoothing / vocabulary * torch.where(real, wide, 0.0).sum(1, keepdim=True)
+    return log_sum, loss.sum()
+
+
+def _replace_by_gradient(
+    logits: Tensor, targets: Tensor, log_sum: Tensor, vocabulary: int, label_smoothing: float
+) -> None:
+    column = torch.arange(logits.shape[1], device=logits.device)
+    gradient = (logits.float() - log_sum).exp() - (column == targets) * (1 - label_smoothing)
+    logits.copy_(torch.where(column < vocabulary, gradient - label_smoothing / vocabulary, 0.0))

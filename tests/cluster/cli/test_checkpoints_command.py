@@ -13,6 +13,7 @@ from cluster.cli.main import app
 from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import load_weights
 from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.run.find_checkpoint import run_of
 
 
 def save(checkpoints: Path, step: int, value: float = 1.0) -> Path:
@@ -144,6 +145,19 @@ def test_average(tmp_path: Path) -> None:
     )
     assert after.run != before.run and after.parent == before.content_hash() and after.kinds == ["weight"]
     assert invoke("verify", str(out)).exit_code == 0
+
+
+def test_an_average_finds_the_data_of_its_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "data").mkdir(parents=True)
+    for step in (1, 2):
+        save(run / "checkpoints", step)
+    for out in (run / "averaged", tmp_path / "elsewhere" / "averaged"):
+        made = invoke("average", str(run / "checkpoints"), "--last", "2", "--out", str(out))
+        assert made.exit_code == 0, made.output
+        assert (run_of(str(out)) / "data").resolve() == run / "data"
+        assert invoke("verify", str(out)).exit_code == 0
+    assert not (run / "averaged" / "data").exists()
 
 
 def test_average_refuses(tmp_path: Path) -> None:
