@@ -284,10 +284,12 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
         for task in tasks
     ]
     names = [run.name for run in runs]
+    hollow = any(values for task in scores for values in task.random)
     yield _Picture(
         "scores.png",
         "Scores of each run on each task",
-        "Scores over the seeds: median, minimum and maximum. Hollow: from random weights, without their perplexities.",
+        "Scores over the seeds: median, minimum and maximum."
+        f"{' Hollow: from random weights, without their perplexities.' if hollow else ''}",
         lambda colours: draw_scores(colours, names, scores),
     )
 
@@ -312,17 +314,20 @@ def _task_section(
 ) -> Facts:
     numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
+    starts = {"pretrained": "trained" if translates else "pretrained"}
+    if any(_values(run, task, "random") for run in runs):
+        starts["random"] = "random weights"
     return {
         "others": other_metrics(runs, task) if translates else None,
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
         "lengths": lengths,
         "task": task,
-        "start": "trained" if translates else "pretrained",
+        "starts": list(starts.values()),
         "metric": _metric(runs, task),
         "lines": [
             [
                 run.name,
-                *(spread(_values(run, task, init)) for init in ("pretrained", "random")),
+                *(spread(_values(run, task, init)) for init in starts),
                 numbers.get(run.name, ""),
             ]
             for run in runs

@@ -70,8 +70,9 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
         ["two", "done", "20", "2,000", "20.0 s", "100", "4.900", "6.500"],
     ]
     [one, two, _] = found["difference to one"]
-    assert one == ["one", "0.610 [0.600 to 0.620]", "none", ""]
-    assert two[1] == "0.910 [0.900 to 0.920]" and two[3].startswith("30.0 points [2")
+    assert one == ["one", "0.610 [0.600 to 0.620]", ""]
+    assert two[1] == "0.910 [0.900 to 0.920]" and two[2].startswith("30.0 points [2")
+    assert "random weights" not in markdown
     for text in (markdown, html):
         assert "All held-out losses are of the same tokens" in text
         assert "better on 1 of 1 (topics by 30.0 points" in text and "not told apart on 1 of 1 (topics)" in text
@@ -85,6 +86,7 @@ def test_losses_of_other_tokens_are_not_called_comparable(tmp_path: Path) -> Non
         _trained(run, 10.0, unigram)
     _, markdown, _ = _report(runs, tmp_path / "out")
     assert "comparable only where the same tokens are predicted. Comparable are those of a, b." in markdown
+    assert "| run | pretrained | random weights | difference to a |" in markdown and "Hollow: from random" in markdown
     _, markdown, _ = _report(runs[1:], tmp_path / "other")
     assert "None of these are comparable." in markdown
 
@@ -95,7 +97,7 @@ def test_runs_that_have_only_begun_have_a_sound_report(tmp_path: Path) -> None:
         (runs[1] / path).unlink()
     found, _, _ = _report(runs, tmp_path / "out")
     assert found["unigram"][1] == ["b", "not started", "0", "0", "", "", "", ""]
-    assert found["difference to a"][1] == ["b", "none", "none", ""]
+    assert found["difference to a"][1] == ["b", "none", ""]
     for path in ("metrics.jsonl", "eval/results.jsonl"):
         (runs[0] / path).unlink()
     found, markdown, _ = _report(runs, tmp_path / "nothing")
