@@ -158,7 +158,7 @@ def norm_of_equal_passes(ranks: Ranks, settings: dict[str, Any], passes: int) ->
     return {"norm": norm, "offsets": offsets}
 
 
-def gradients_in_one_pass(
+def compiled_gradients(
     ranks: Ranks, cases: list[tuple[torch.Tensor, torch.Tensor, int]], label_smoothing: float
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Loss, and gradient in place of the logits. Here and not in the tests' process, where the compiler's threads

@@ -1,10 +1,10 @@
-"""The one pass over the logits that a GPU makes, compiled for a CPU, is the cross-entropy and its gradient."""
+"""The passes over the logits that a GPU makes, compiled for a CPU, are the cross-entropy and its gradient."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from rank_jobs import gradients_in_one_pass
+from rank_jobs import compiled_gradients
 from rank_pool import RankPool
 from torch.nn import functional as F
 
@@ -23,7 +23,7 @@ def test_it_is_torchs(pool: Callable[[int], RankPool], dtype: torch.dtype, label
         wide = logits[:, :vocabulary].float().requires_grad_()
         loss = F.cross_entropy(wide, targets, reduction="sum", label_smoothing=label_smoothing)
         expected.append((loss.detach(), *torch.autograd.grad(loss, wide)))
-    (found,) = pool(1).run(gradients_in_one_pass, cases, label_smoothing)
+    (found,) = pool(1).run(compiled_gradients, cases, label_smoothing)
     tolerance = 2**-8 if dtype == torch.bfloat16 else 1e-5
     for (loss, gradient), (true_loss, true_gradient) in zip(found, expected, strict=True):
         assert loss.dtype == torch.float32 and gradient.dtype == dtype
