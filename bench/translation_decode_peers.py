@@ -61,9 +61,11 @@ def ours(case: Case) -> Decoder:
     """Our search."""
     import torch
 
+    from common.malloc import keep_all_freed_memory
     from eval.inference.beam_search import Search, beam_search
     from eval.inference.packed_weights import PackedWeights
 
+    keep_all_freed_memory()  # as `translate` does
     model = model_of(case).to("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedWeights(model)  # as `translate` does
     sources, specials = sources_of(case), {"pad": PAD, "end": END, "unk": UNKNOWN}

@@ -11,7 +11,7 @@ _NEVER = -1
 
 
 def keep_all_freed_memory() -> None:
-    """Make glibc keep all freed memory for later allocations; for a training process, which allocates the same again.
+    """Make glibc keep all freed memory for later allocations; for a process that trains or generates text.
 
     Each step frees and allocates the same large blocks; fresh pages are zeroed at their first touch, which takes 5 to
     7 % of a step on a CPU (bench/README.md).

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.console import progress_line
 from common.files import make_folder, write_atomically
+from common.malloc import keep_all_freed_memory
 from common.redaction import shown
 from eval.config import Pooling
 from eval.inference.attention_map import attending
@@ -121,6 +122,7 @@ def _open(name: str, runs: Path, step: int | None) -> TrainedModel:
     Raises:
         ValueError: there is neither, or as `load_model`.
     """
+    keep_all_freed_memory()
     if (runs / name / "recipe.json").is_file():
         return load_model(str(runs / name), step)
     if "://" not in name and not Path(name).exists():
