@@ -300,11 +300,6 @@ class TrainingConfig(Section):
                     f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
                     f"{phase.seq_len} tokens; raise it"
                 )
-        if FAMILIES[self.model.family].whole_weights and self.engine.zero_stage == 3:
-            raise ValueError(
-                f"engine.zero_stage=3 partitions weights, and those of model.family={self.model.family} must be whole; "
-                "set engine.zero_stage to 0, 1 or 2"
-            )
         together = self.data.shuffle_shards if self.data else None
         if together is not None and self.objective.name in ("mlm+nsp", "translation"):
             why = "draws second segments from all documents" if self.objective.name == "mlm+nsp" else "sorts all pairs"

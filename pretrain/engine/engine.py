@@ -19,6 +19,7 @@ from pretrain.engine.inputs import on_device
 from pretrain.engine.ranks import Ranks
 from pretrain.engine.reduce_gradients import reduce_in_few_kernels
 from pretrain.models.build import Model
+from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import Batch
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.optimizers import MOMENTS, build_optimizer
@@ -252,6 +253,9 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
     filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
     # A buffer of its own for each bucket saves nothing but traffic between ranks.
     filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
+    if FAMILIES[config.model.family].gathers_layers:
+        for layer in model.layers:
+            deepspeed.utils.set_z3_leaf_module(layer, True)
     if next(model.parameters()).is_meta:
         if config.engine.zero_stage == 3:
             _fill_and_partition(model, filled, ranks, fill)

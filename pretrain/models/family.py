@@ -38,9 +38,9 @@ class Family:
     """Initial weights are cut off at two standard deviations."""
     scaled_residual: bool = False
     """Initial weights of the projections into the residual stream are divided by sqrt(2 * layers)."""
-    whole_weights: bool = False
-    """Whether its weights cannot be partitioned over the ranks (ZeRO stage 3): how often a forward pass reads them
-    depends on a rank's batch, and DeepSpeed gathers them by a trace that must be the same on all ranks."""
+    gathers_layers: bool = False
+    """Whether a layer's weights must be gathered together where they are partitioned over the ranks (ZeRO stage 3): how
+    often its forward pass reads them depends on a rank's batch, and all ranks must gather alike."""
     xavier: bool = False
     """Initial matrices are uniform within sqrt(6 / (rows + columns)) (Glorot and Bengio 2010, equation 16), and
     embeddings normal with a standard deviation of hidden**-0.5."""

@@ -16,7 +16,7 @@ FAMILY = Family(
         "input_feeding": (False, True),
     },
     lacks=("heads", "intermediate"),
-    whole_weights=True,
+    gathers_layers=True,
     has_output_bias=True,
     uniform=0.1,  # Luong et al. 2015, section 4.1
     presets={

@@ -187,11 +187,3 @@ def test_impossible_combinations(phase: dict[str, Any], engine: dict[str, Any], 
 def test_tokens_are_for_pairs_alone() -> None:
     with pytest.raises(ValueError, match=r"batch_tokens=300 is for objective\.name=translation, not clm"):
         TrainingConfig.model_validate({"model": {"preset": "gpt2"}, "phases": [{"batch_tokens": 300, "steps": 3}]})
-
-
-def test_weights_that_must_be_whole_are_not_partitioned() -> None:
-    content = {"model": {"preset": "seq2seq-mini"}, "phases": [{"steps": 3}], "engine": {"zero_stage": 3}}
-    with pytest.raises(ValueError, match=r"those of model\.family=seq2seq must be whole; set engine\.zero_stage to 0"):
-        TrainingConfig.model_validate(content)
-    content["engine"] = {"zero_stage": 2}
-    assert TrainingConfig.model_validate(content).engine.zero_stage == 2

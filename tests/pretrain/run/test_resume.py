@@ -270,3 +270,33 @@ def test_skipped_steps_use_up_their_samples_and_their_rate(pool: Pool, prepared:
     assert all(rows[step]["samples"] == all_rows[step]["samples"] for step in rows)
     assert read_checkpoint_manifest(str(step_of(some, STEPS))).updates == STEPS - 2
     assert rows[1]["loss"] == all_rows[1]["loss"] and rows[3]["loss"] != all_rows[3]["loss"]
+
+
+TRANSLATING = {
+    "transformer": {"family": "transformer", "heads": 2},
+    "additive": {"family": "seq2seq", "attention": "additive"},
+    "fed": {"family": "seq2seq", "cell": "gru", "attention": "general", "input_feeding": True},
+    "none": {"family": "seq2seq", "attention": "none"},
+}
+
+
+@pytest.mark.parametrize("name", TRANSLATING)
+def test_in_every_stage_a_model_that_translates_is_the_unsharded_one(
+    pool: Pool, prepared: Prepared, tmp_path: Path, table: list[str], name: str
+) -> None:
+    """How often the recurrent ones read their weights differs between the ranks, whose pairs have other lengths."""
+    model = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **TRANSLATING[name]}
+    found: dict[int, dict[int, float]] = {}
+    for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2)):
+        content = recipe("translation", model=model, engine__zero_stage=stage, engine__data_workers=0)
+        run_dir = begin(tmp_path / str(stage), prepared("translation"), content)
+        assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
+        found[stage] = losses(run_dir)
+        furthest = max(abs(found[stage][step] - found[0][step]) / found[0][step] for step in range(1, STEPS + 1))
+        table.append(f"{name:11} stage {stage} on {ranks} ranks beside the unsharded model: {furthest:.1e} (relative)")
+        assert furthest < CLOSE
+    k = 2
+    resumed = begin(tmp_path / "resumed", prepared("translation"), content, step_of(run_dir, k))
+    assert pool(2).run(run_worker, resumed) == [0] * 2
+    assert losses(resumed) == {step: loss for step, loss in found[3].items() if step > k}
+    assert same_files(step_of(resumed, STEPS), step_of(run_dir, STEPS))
