@@ -51,14 +51,15 @@ TASK_NAMES: tuple[str, ...] = tuple(_TASKS)
 
 
 def check_tasks(config: EvalConfig, family: str) -> None:
-    """Refuse tasks that cannot be run, without reading their examples.
+    """Refuse tasks that cannot be run. Of their examples only pairs to be translated are read, which takes no time
+    beside a training that would be for nothing.
 
     Args:
         family: of the model that is evaluated.
 
     Raises:
-        ValueError: a task is unknown, its files or a package it needs are missing, or it does not suit the
-            model.
+        ValueError: a task is unknown, its files or a package it needs are missing, pairs are not in order, or it does
+            not suit the model.
     """
     seen: set[str] = set()
     declared = FAMILIES[family]
@@ -83,6 +84,7 @@ def check_tasks(config: EvalConfig, family: str) -> None:
             )
         if own_kind == "translation":
             bleu.check_installed()
+            load_task(name, config.data_dir)
         if name == HELDOUT and config.checkpoint is not None:
             raise ValueError(
                 f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_evaluation(recipe: Recipe) -> None:
-    """Refuse tasks, settings and examples that cannot be run, reading examples for document context alone.
+    """Refuse tasks, settings and examples that cannot be run, reading examples where that tells it in no time.
 
     Raises:
         ValueError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.

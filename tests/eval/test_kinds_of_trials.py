@@ -143,6 +143,14 @@ def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
         check_tasks(_config(str(task), tmp_path), "transformer")
 
 
+def test_pairs_out_of_step_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.es").write_text("uno\n")
+    (tmp_path / "news.yaml").write_text("kind: translation\ntest: [a.en, a.es]\n")
+    with pytest.raises(ValueError, match=r"a\.en has 2 lines and .*a\.es 1; line i of the one must translate"):
+        check_tasks(_config(str(tmp_path / "news.yaml"), tmp_path), "transformer")
+
+
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "the river and the stone"}\n')
