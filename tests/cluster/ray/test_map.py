@@ -107,7 +107,7 @@ def test_tasks_that_nobody_waits_for_remove_their_temporary_files(
 ) -> None:
     monkeypatch.setattr("cluster.ray.map._ENDS_S", 60.0)  # on a busy machine an interruption may arrive late
     ended_early(write_slowly, [(tmp_path, "a"), (tmp_path, "b")], lambda: len(list(tmp_path.glob(".*.tmp"))) == 2)
-    wait_for(lambda: not list(tmp_path.iterdir()))  # Ray may call a task cancelled before its worker has been interrupted
+    wait_for(lambda: not list(tmp_path.iterdir()))  # Ray may call a task cancelled before its worker is interrupted
 
 
 def test_tasks_that_nobody_waits_for_and_that_do_not_end_are_killed(tmp_path: Path) -> None:
