@@ -51,15 +51,14 @@ TASK_NAMES: tuple[str, ...] = tuple(_TASKS)
 
 
 def check_tasks(config: EvalConfig, family: str) -> None:
-    """Refuse tasks that cannot be run. Of their examples only pairs to be translated are read, which takes no time
-    beside a training that would be for nothing.
+    """Refuse tasks that cannot be run, reading the examples of translation tasks alone.
 
     Args:
         family: of the model that is evaluated.
 
     Raises:
-        ValueError: a task is unknown, its files or a package it needs are missing, pairs are not in order, or it does
-            not suit the model.
+        ValueError: a task is unknown, its files or a package it needs are missing, its pairs cannot be read, or it
+            does not suit the model.
     """
     seen: set[str] = set()
     declared = FAMILIES[family]

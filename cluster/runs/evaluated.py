@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def check_evaluation(recipe: Recipe) -> None:
-    """Refuse tasks, settings and examples that cannot be run, reading examples where that tells it in no time.
+    """Refuse tasks, settings and examples that cannot be run, reading the examples of translation and of document
+    context alone.
 
     Raises:
         ValueError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.

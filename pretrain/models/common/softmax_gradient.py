@@ -32,8 +32,8 @@ def softmax_gradient_(logits: Tensor, targets: Tensor, vocabulary: int, label_sm
 def _compiled(function: Any) -> Any:
     """Compiled at its first call, for all numbers of rows.
 
-    What reads the logits and what replaces them are compiled apart: of both in one, torch 2.11 makes code that reads
-    some of them after they were replaced, and returns other losses.
+    What reads the logits and what replaces them are compiled apart: of both in one function, torch 2.11 makes code for
+    a CPU that returns wrong losses, with the right gradients.
     """
     return torch.compile(function, dynamic=True)
 

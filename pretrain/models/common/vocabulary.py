@@ -13,7 +13,7 @@ smaller chunks are slower: on CPU 2**23 by a tenth. On a GPU that sum would take
 2**25 and a thirtieth at 2**28: estimated from the datasheet, not measured."""
 _ROW = 64
 """The row stride of the logits, and the rows of a chunk, are multiples of this: the products are up to a third faster
-than at 50,257, and compiled code does not copy targets that begin at an odd address."""
+than at 50,257, and compiled code copies inputs that are not aligned to 16 bytes."""
 
 
 def vocabulary_loss(
