@@ -1,14 +1,16 @@
 """Trials as Ray tasks, and all that are left of a model's trials."""
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cluster.console import console, progress_line
 from cluster.ray.copy_of_run import RunHome, data_of
 from cluster.ray.map import Resources, WorkerDiedError, map_on_ray
+from common.files import make_folder, open_append
 from common.json_lines import Row, append_row, read_rows
 from eval.config import EvalConfig
 from eval.predictions import write_predictions
@@ -17,6 +19,21 @@ from eval.start_from import next_wave, remove_torn, remove_unneeded
 from eval.trial import Trial, trial_key, trial_name
 
 OnRow = Callable[[Row], None]
+
+FAILURES = "failures.log"
+"""The file beside results.jsonl with the tracebacks of trials that failed."""
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A trial that ended without a result, for a reason that a rerun may not meet again."""
+
+    trial: Trial
+    error: str
+    traceback: str
+    """Empty: its worker died."""
+    seconds: float
 
 
 def weights_dir(results: Path) -> Path:
@@ -42,19 +59,21 @@ def run_left(
     Returns:
         How many failed for a reason that a rerun may not meet again.
     """
-    done, total, to_retry, tried = 0, 0, 0, set[str]()
+    done, total, tried = 0, 0, set[str]()
+    to_retry: list[str] = []
     weights = weights_dir(results)
     remove_torn(weights)
     with progress_line("evaluate ") as line:
 
         def show(row: Row) -> None:
-            nonlocal done, to_retry
+            nonlocal done
             done += 1
-            to_retry += row.get("retry", False)
             on_row(row)
             name = trial_name(row)
             if row["status"] != "ok":
                 console.print(f"trial {name} failed: {row['error']}", markup=False)
+            if row.get("retry", False):
+                to_retry.append(f"  {name}: {row['error']}")
             value = f"{row['metric']} {row['value']:.3f}" if row["status"] == "ok" else "failed"
             line.update(done, total, f"{name}: {value}")
 
@@ -72,8 +91,11 @@ def run_left(
             run_trials(wave.trials, config, results, show, before_row, home)
             tried |= {trial_key(trial) for trial in wave.trials} | {row["key"] for row in wave.failed}
     if to_retry:
-        console.print(f"{to_retry} of {total} trials failed; rerun the same command to try them again")
-    return to_retry
+        log = results.parent / FAILURES
+        seen = f" (tracebacks in {log})" if log.exists() else ""
+        console.print(f"{len(to_retry)} of {total} trials failed{seen}; rerun the same command to try them again:")
+        console.print("\n".join(to_retry), markup=False)
+    return len(to_retry)
 
 
 def run_trials(
@@ -95,10 +117,14 @@ def run_trials(
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
     for outcome in map_on_ray(lambda trial: _attempt(trial, home), ordered, _name, resources, _died):
-        row = outcome.row
+        if isinstance(outcome, _Failure):
+            row, predictions = failed_row(outcome.trial, outcome.error, outcome.seconds, retry=True), None
+            _keep_traceback(results.parent / FAILURES, row, outcome.traceback)
+        else:
+            row, predictions = outcome.row, outcome.predictions
         before_row(row)
-        if outcome.predictions is not None:
-            write_predictions(results.parent / "predictions", row["key"], outcome.predictions)
+        if predictions is not None:
+            write_predictions(results.parent / "predictions", row["key"], predictions)
         # One that ran again for its weights alone keeps the result that it has.
         if not (row.get("retry", False) and row["key"] in succeeded):
             append_row(results, row)
@@ -110,7 +136,7 @@ def final(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.get("retry", False)]
 
 
-def _attempt(trial: Trial, home: RunHome | None) -> Outcome:
+def _attempt(trial: Trial, home: RunHome | None) -> Outcome | _Failure:
     started = time.monotonic()
     try:
         if home is None:
@@ -123,12 +149,26 @@ def _attempt(trial: Trial, home: RunHome | None) -> Outcome:
             if trial.target_tokenizer_path is not None:
                 here["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
             return run_trial(replace(trial, **here))
-    except (ValueError, OSError) as error:
-        return Outcome(failed_row(trial, str(error), time.monotonic() - started, retry=True), None)
+    except Exception as error:
+        return _Failure(trial, _in_words(error), traceback.format_exc(), time.monotonic() - started)
 
 
-def _died(trial: Trial, error: WorkerDiedError) -> Outcome:
-    return Outcome(failed_row(trial, str(error), 0.0, retry=True), None)
+def _in_words(error: Exception) -> str:
+    """A user's mistake is a sentence already; of anything else the type says most, and some messages are pages."""
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
+
+
+def _died(trial: Trial, error: WorkerDiedError) -> _Failure:
+    return _Failure(trial, str(error), "", 0.0)
+
+
+def _keep_traceback(path: Path, row: Row, text: str) -> None:
+    if text:
+        make_folder(path.parent)
+        with open_append(path) as file:
+            file.write(f"trial {trial_name(row)}, key {row['key']}\n{text}\n".encode(errors="replace"))
 
 
 def _name(trial: Trial) -> str:

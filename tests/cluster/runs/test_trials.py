@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runs.trials import run_left, run_trials, weights_dir
+from cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
 from common.json_lines import read_rows
 from data_prep.dataset.shards import open_dataset
 from eval.config import EvalConfig
@@ -64,6 +64,24 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
     assert [trial_key(trial) for trial in left.trials] == [trial_key(elsewhere)] and not left.failed
     assert not next_wave([*planned, elsewhere], rows, {trial_key(elsewhere)}).trials
     assert max(trial.work for trial in planned) == planned[-1].work > planned[0].work
+
+
+def test_no_exception_of_a_trial_ends_the_others(
+    trials: tuple[EvalConfig, list[Trial]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, planned = trials
+    # Its embedding has four petabytes: torch raises a RuntimeError, as where a GPU has no room.
+    too_large = replace(planned[0], vocab_size=2**45, seed=7)
+    results = tmp_path / "eval" / "results.jsonl"
+    assert run_left([too_large, planned[0]], config, results, lambda row: None) == 1
+    status = {row["seed"]: row for row in read_rows(results)}
+    assert status[0]["status"] == "ok"
+    assert (status[7]["status"], status[7]["retry"]) == ("failed", True)
+    assert status[7]["error"].startswith("RuntimeError: ") and "\n" not in status[7]["error"]
+    log = (results.parent / FAILURES).read_text()
+    assert status[7]["key"] in log and "Traceback" in log and status[0]["key"] not in log
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 trials failed" in said and "seed 7" in said.partition("1 of 2 trials failed")[2]
 
 
 def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(
