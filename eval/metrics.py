@@ -18,6 +18,8 @@ predictions are [the metric of the example, 0 to 1]; for "perplexity" they are [
 targets [tokens]."""
 Float = NDArray[np.float64]
 
+NO_LABEL = -1
+"""The prediction for a word that the model has not read, where no label is "O": wrong whatever the target is."""
 _NEARLY_CONSTANT = 1e-12
 """Variance over second moment at which all values are equal but for rounding."""
 _MEANS = ("SQuAD F1", "exact match")
@@ -196,4 +198,4 @@ def _entity_counts(predicted: list[list[str]], targets: list[list[str]]) -> Floa
 
 
 def _names(task: Task, lines: Predictions) -> list[list[str]]:
-    return [[task.labels[int(label)] for label in line] for line in lines]
+    return [["O" if label == NO_LABEL else task.labels[int(label)] for label in line] for line in lines]

@@ -13,7 +13,7 @@ from eval.config import TrialSettings
 from eval.finetune import History, finetune
 from eval.heads import TaskModel
 from eval.inputs import Encoded, batches_of_tokens
-from eval.metrics import score
+from eval.metrics import NO_LABEL, score
 from eval.tasks.task import Task
 from pretrain.engine.inputs import on_device
 
@@ -61,16 +61,16 @@ def finetune_labelled(
         model,
         train.lengths,
         lambda batch: loss_of(model, train, batch, scale),
-        lambda: score_of(task, dev, predict(model, dev, scale))[0],
+        lambda: score_of(task, dev, predict(model, task, dev, scale))[0],
         settings,
         seed,
     )
-    predicted = predict(model, test, scale)
+    predicted = predict(model, task, test, scale)
     value, other_metrics = score_of(task, test, predicted)
     for name in task.other_sets:
-        other_value, more = score_of(task, sets[name], predict(model, sets[name], scale))
+        other_value, more = score_of(task, sets[name], predict(model, task, sets[name], scale))
         other_metrics |= {f"{name} {metric}": number for metric, number in {task.metric: other_value, **more}.items()}
-    unlabelled = {name: predict(model, sets[name], scale) for name in task.unlabelled}
+    unlabelled = {name: predict(model, task, sets[name], scale) for name in task.unlabelled}
     return FineTuned(value, other_metrics, history, predicted, unlabelled)
 
 
@@ -98,10 +98,11 @@ def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale
 
 
 @torch.inference_mode()
-def predict(model: TaskModel, examples: Encoded, scale: TargetScale) -> Predicted:
-    """The answers for all examples. A word that was cut off gets the first label, which is outside any entity."""
+def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale) -> Predicted:
+    """The answers for all examples. A word that was cut off gets "O"; where no label is "O" it gets `NO_LABEL`."""
     device = next(model.parameters()).device
     model.eval()
+    unread = task.labels.index("O") if "O" in task.labels else NO_LABEL
     answers: list[NDArray[np.float64]] = [np.empty(0)] * len(examples)
     probabilities = [np.empty(0)] * len(examples)
     for batch in batches_of_tokens(examples.lengths, _PREDICT_TOKENS):
@@ -111,7 +112,7 @@ def predict(model: TaskModel, examples: Encoded, scale: TargetScale) -> Predicte
             for i in batch:
                 first, last = examples.cu_examples[i], examples.cu_examples[i + 1]
                 kept = int(examples.cu_words[last] - examples.cu_words[first])
-                answers[i] = np.zeros(examples.cu_targets[i + 1] - examples.cu_targets[i])
+                answers[i] = np.full(examples.cu_targets[i + 1] - examples.cu_targets[i], float(unread))
                 answers[i][:kept] = labels[at : at + kept]
                 at += kept
         elif model.kind == "regression":

@@ -83,7 +83,7 @@ def test_scores_are_learnt_on_their_own_scale(
     assert result.value > 0.6 and result.other_metrics["Spearman"] > 0.6
     sets = _encoded(task, bert_data)
     scale = TargetScale.of(sets["train"])
-    answers = np.concatenate(predict(model, sets["test"], scale).answers)
+    answers = np.concatenate(predict(model, task, sets["test"], scale).answers)
     assert np.abs(answers - sets["test"].targets).mean() < scale.std
 
 
@@ -109,7 +109,7 @@ def test_the_best_epochs_weights_are_those_that_are_scored(
     result, model = _run(bert, bert_data, task, quick, 1)
     sets = _encoded(task, bert_data)
     for name, value in (("dev", result.history.dev_value), ("test", result.value)):
-        predicted = predict(model, sets[name], TargetScale.of(sets["train"]))
+        predicted = predict(model, task, sets[name], TargetScale.of(sets["train"]))
         assert score_of(task, sets[name], predicted)[0] == value
     assert (
         max(score for _, score in result.history.dev_curve) == result.history.dev_value
@@ -136,7 +136,7 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
     with torch.no_grad():
         model.head.bias[0] = -9.0  # never "outside", unless nothing was asked
     test = _encoded(task, bert_data, seq_len=12)["test"]
-    together = predict(model, test, TargetScale(0, 1)).answers
+    together = predict(model, task, test, TargetScale(0, 1)).answers
     device, kept = torch.device("cpu"), np.diff(test.cu_words[test.cu_examples])
     with torch.no_grad():
         outputs = model(**on_device(test.collate(range(len(test))), device)).split(kept.tolist())
@@ -147,6 +147,31 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
             assert len(answers) == len(test.targets_of(example)) and (answers[kept[example] :] == 0).all()
             assert (answers[: kept[example]] > 0).all()
     assert any(kept < np.diff(test.cu_targets))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("labels", [("O", "B-LOC"), ("B-LOC", "I-LOC", "O"), ("ADJ", "NOUN")])
+def test_cut_words_are_outside_wherever_that_label_is_and_wrong_without_it(
+    labels: tuple[str, ...], bert: ModelConfig, bert_data: Path
+) -> None:
+    words, entities = ("Paris", *["river"] * 99), "O" in labels
+    targets = (float(labels.index("B-LOC")), *[float(labels.index("O"))] * 99) if entities else (0.0,) * 100
+    examples, metric = (Example(words, targets),) * 3, "entity F1" if entities else "accuracy"
+    task = Task("own", "tagging", metric, True, "", labels, examples, examples, examples)
+    model = _model(bert, bert_data, task, 0).eval()
+    with torch.no_grad():  # a model that always says the second word's label
+        model.head.weight.zero_()
+        model.head.bias[int(targets[1])] = 9.0
+    test = _encoded(task, bert_data, seq_len=16)["test"]
+    read = int(np.diff(test.cu_words)[0])
+    predicted = predict(model, task, test, TargetScale(0, 1))
+    value, others = score_of(task, test, predicted)
+    assert 0 < read < 20
+    if entities:
+        assert all((answers == labels.index("O")).all() for answers in predicted.answers)
+        assert (value, others) == (0.0, {"precision": 0.0, "recall": 0.0})
+    else:
+        assert value == read / 100
 
 
 def _pairs(name: str, count: int) -> tuple[Example, ...]:
