@@ -28,6 +28,7 @@ from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.data.word_vectors import build_word_vectors
 from pretrain.environment import MLFLOW_RUN_ID
+from pretrain.run.check_resume import check_not_lost
 
 if TYPE_CHECKING:
     from cluster.tracking.tracker import Tracker
@@ -75,6 +76,8 @@ def run_stages(
     folder = runs / recipe.name
     with opened(folder, recipe, allowed):
         run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
+        if "train" in wanted and run.checkpoint is None:
+            check_not_lost(folder, run.checkpoints)
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
             raise ValueError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "

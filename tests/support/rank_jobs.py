@@ -175,6 +175,15 @@ def run_worker(ranks: Ranks, run_dir: Path) -> int:
         return train_run(run_dir, ranks, StartTimes(), console)
 
 
+def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:
+    """What a whole run says that this rank refuses; empty: it ran."""
+    try:
+        run_worker(ranks, run_dir)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     """What this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_runs import make_run
 
 from cluster.runs.compare import compare
 from cluster.runs.folder import held, opened, seems_held
@@ -79,6 +80,28 @@ def test_a_later_start_that_is_refused_removes_nothing(run_dir: Path, recipe: Re
         pass
     start_and_fail(run_dir, recipe, "summary.json")
     assert {"recipe.json", "summary.json", "data"} <= set(os.listdir(run_dir))
+
+
+def test_phases_cut_off_before_the_newest_checkpoint_change_nothing(
+    run_dir: Path, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with opened(run_dir, shorter(9), ()):
+        (make_run(tmp_path / "other", bert_data, "bert") / "checkpoints").rename(run_dir / "checkpoints")
+    before = (run_dir / "recipe.json").read_bytes()
+    allowed = ["phases[0].steps"]
+    with (
+        pytest.raises(ValueError, match=r"trained to step 7, and its phases now have 6"),
+        opened(run_dir, shorter(6), allowed),
+    ):
+        pass
+    assert (run_dir / "recipe.json").read_bytes() == before and not (run_dir / "changes.jsonl").exists()
+    with opened(run_dir, shorter(7), allowed):
+        pass
+
+
+def shorter(steps: int) -> Recipe:
+    return load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"phases[0].steps={steps}", "name=a"])
 
 
 def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> None:

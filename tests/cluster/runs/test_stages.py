@@ -6,6 +6,7 @@ import pytest
 
 from cluster.runs.recipe import Recipe
 from cluster.runs.stages import run_stages
+from common.json_lines import append_row
 
 
 def test_features_that_the_model_lacks_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -21,3 +22,18 @@ def test_features_that_the_model_lacks_are_refused_before_anything_starts(tmp_pa
     with pytest.raises(ValueError, match="the model has 2 layers and no hidden state 3"):
         run_stages(recipe, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(texts: Path, tmp_path: Path) -> None:
+    recipe = Recipe.model_validate(
+        {
+            "name": "run",
+            "data": {"sources": [{"path": str(texts)}]},
+            "model": {"preset": "bert-tiny"},
+            "phases": [{"steps": 10}],
+            "checkpoint": {"location": str(tmp_path / "volume")},
+        }
+    )
+    append_row(tmp_path / "runs" / "run" / "metrics.jsonl", {"step": 10, "loss": 1.0})
+    with pytest.raises(ValueError, match=r"volume/run holds no checkpoints of .*mount the volume"):
+        run_stages(recipe, tmp_path / "runs")
