@@ -13,10 +13,13 @@ from eval.tasks.task import Example
 Scheme = Literal["IOB1", "IOB2", "IOBES", "none"]
 Sentence = tuple[tuple[str, ...], tuple[str, ...], int]
 """The words, their labels, and the number of the document in the file."""
+_Line = tuple[int, str, list[str]]
+"""Its number, its text, and its columns."""
 
 _PREFIXES = {"IOB1": "IB", "IOB2": "IB", "IOBES": "IBES"}
 _COMMENT = re.compile(r"#\s*(new(doc|par)\b|\S+ = ).*")
-_RANGE = re.compile(r"\d+[-.]\d+")
+_NO_WORD = re.compile(r"\d+[-.]\d+")
+"""In the column of ids of CoNLL-U: a multiword token (3-4) or an empty node (8.1)."""
 
 
 def read_columns(
@@ -26,7 +29,8 @@ def read_columns(
 
     Columns are between tabs, or between blanks in lines without tabs. A line -DOCSTART- or a comment `# newdoc` starts
     a document; documents are numbered from 1, and sentences before any such line belong to document 0. Other comments
-    of CoNLL-U before a sentence are skipped, and so are its multiword tokens (3-4) and empty nodes (8.1).
+    of CoNLL-U before a sentence are skipped. So are its multiword tokens (3-4) and empty nodes (8.1), where the first
+    column of the sentence's other lines is 1, 2, 3 and so on: elsewhere such a line is a word, a score or a price.
 
     Args:
         word_column: from 0; negative ones count from the end.
@@ -40,39 +44,51 @@ def read_columns(
             scheme or not known; or the file is missing, not UTF-8 or has no sentence.
     """
     sentences: list[Sentence] = []
-    words: list[str] = []
-    labels: list[str] = []
-    document = columns_before = 0
+    lines: list[_Line] = []
+    document = 0
     needed = max(at + 1 if at >= 0 else -at for at in (word_column, label_column))
     needed += word_column % needed == label_column % needed  # one column would be both
 
     def end_sentence() -> None:
-        if words:
-            kept = tuple(labels) if scheme == "none" else as_iob2(labels)
-            sentences.append((tuple(words), kept, document))
-            words.clear()
-            labels.clear()
+        if not lines:
+            return
+        kept = _words_of(lines)
+        _check_columns(path, kept, needed)
+        labels: list[str] = []
+        for number, _, columns in kept:
+            labels.append(columns[label_column])
+            _check(path, number, labels, scheme, known)
+        words = tuple(columns[word_column] for _, _, columns in kept)
+        sentences.append((words, tuple(labels) if scheme == "none" else as_iob2(labels), document))
+        lines.clear()
 
     for number, line in text_lines(path):
         columns = [part.strip() for part in line.split("\t")] if "\t" in line else re.findall(r"[^ ]+", line)
-        is_comment = not words and _COMMENT.fullmatch(line)
+        is_comment = not lines and _COMMENT.fullmatch(line)
         if not line.strip() or columns[0] == "-DOCSTART-" or is_comment:
             end_sentence()
             document += columns[:1] == ["-DOCSTART-"] or bool(is_comment and is_comment[2] == "doc")
             continue
-        if word_column != 0 and _RANGE.fullmatch(columns[0]):
-            continue
-        if len(columns) < needed or (words and len(columns) != columns_before):
-            expected = f"{columns_before} columns as in the line before" if words else f"at least {needed} columns"
-            raise ValueError(f"{path}, line {number}: expected {expected}, got {len(columns)}: {line[:80]!r}")
-        columns_before = len(columns)
-        words.append(columns[word_column])
-        labels.append(columns[label_column])
-        _check(path, number, labels, scheme, known)
+        lines.append((number, line, columns))
     end_sentence()
     if not sentences:
         raise ValueError(f"{path} has no sentences; expected a word and its labels on each line")
     return tuple(sentences)
+
+
+def _words_of(lines: list[_Line]) -> list[_Line]:
+    """The lines of a sentence without those of CoNLL-U that are no words."""
+    kept = [line for line in lines if not _NO_WORD.fullmatch(line[2][0])]
+    numbered = [columns[0] for _, _, columns in kept] == [str(at) for at in range(1, len(kept) + 1)]
+    return kept if kept and numbered else list(lines)
+
+
+def _check_columns(path: Path, lines: list[_Line], needed: int) -> None:
+    before = len(lines[0][2])
+    for number, line, columns in lines:
+        if len(columns) < needed or len(columns) != before:
+            expected = f"at least {needed} columns" if before < needed else f"{before} columns as in the line before"
+            raise ValueError(f"{path}, line {number}: expected {expected}, got {len(columns)}: {line[:80]!r}")
 
 
 def as_iob2(labels: list[str]) -> tuple[str, ...]:

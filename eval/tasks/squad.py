@@ -62,7 +62,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
     examples = []
     try:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
-            context = paragraph["context"]
+            context = _text(paragraph, "context")
             for asked in paragraph["qas"]:
                 where = f"{path}, question {asked['id']}"
                 if not context.strip():
@@ -75,7 +75,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
                         f"{where}: expected {expected} and found {len(targets) // 2}; "
                         f"task {name} reads the files of SQuAD {_VERSIONS[name]}"
                     )
-                examples.append(Example((asked["question"], context), targets, str(asked["id"])))
+                examples.append(Example((_text(asked, "question"), context), targets, str(asked["id"])))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not in the format of SQuAD {_VERSIONS[name]} ({error!r}); download it again from {_SITE}"
@@ -89,11 +89,20 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
     return tuple(examples)
 
 
+def _text(part: dict[str, Any], name: str) -> str:
+    """A field of the file. Raises TypeError where it is no text: null, say, would be read as a word."""
+    if not isinstance(text := part[name], str):
+        raise TypeError(f"{name} is {text!r}")
+    return text
+
+
 def _spans(answers: list[dict[str, Any]], context: str, where: str) -> tuple[float, ...]:
     """The start and the end of each answer in characters of the context."""
     targets: list[float] = []
     for answer in answers:
-        text, start = answer["text"], answer["answer_start"]
+        text, start = _text(answer, "text"), answer["answer_start"]
+        if not text:
+            raise ValueError(f"{where}: one of its answers is empty; download the file again from {_SITE}")
         end = start + len(text)
         if start < 0 or context[start:end] != text:
             raise ValueError(

@@ -26,6 +26,12 @@ def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
     return path
 
 
+def test_a_text_may_be_as_long_as_it_likes(tmp_path: Path) -> None:
+    long = "river " * 60_000
+    task = read_own(_task(tmp_path, _CLASSES, train_csv=f"said,mood\n{long},good\n" + "a,good\nb,bad\nc,bad\n" * 20))
+    assert long in [example.texts[0] for part in (task.train, task.dev, task.test) for example in part]
+
+
 def test_classes_are_the_sorted_labels_of_the_training_file(tmp_path: Path) -> None:
     content = {**_CLASSES, "dev": "dev.jsonl", "test": "test.tsv"}
     path = _task(

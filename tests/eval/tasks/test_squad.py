@@ -89,6 +89,21 @@ def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
         squad.read_file("squad2", path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"question": None}, "not in the format .*question is None"),
+        ({"question": 7}, "not in the format .*question is 7"),
+        ({"answers": [{"text": 9, "answer_start": 46}]}, "not in the format .*text is 9"),
+        ({"answers": [{"text": "", "answer_start": 10}]}, "question 56be0001: one of its answers is empty"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = _write(tmp_path, "dev-v1.1.json", {**_question(1, ("🐙", 10)), **change})
+    with pytest.raises(ValueError, match=message):
+        squad.read_file("squad1", path)
+
+
 def test_a_missing_file_is_named_with_its_address(tmp_path: Path) -> None:
     _write(tmp_path, "train-v1.1.json", _question(1, ("🐙", 10)))
     with pytest.raises(ValueError, match=r"squad1 reads .*/dev-v1\.1\.json, .*download https://.*/dev-v1\.1\.json"):
