@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from cluster.console import progress_line
 from common.files import make_folder, write_atomically
@@ -14,7 +15,7 @@ from common.redaction import shown
 from eval.config import Pooling
 from eval.inference.attention_map import attending
 from eval.inference.beam_search import Search
-from eval.inference.embed import embed
+from eval.inference.embed import NoTokensError, embed
 from eval.inference.fill import fill
 from eval.inference.generate import generate, stream
 from eval.inference.sampling import Sampling
@@ -75,11 +76,11 @@ def show_translated(name: str, runs: Path, step: int | None, search: Search, map
         make_folder(maps)
     lines = _lines_of_file()
     with progress_line("translate") as line:
-        for texts in _batches((text.rstrip("\n") for text in sys.stdin), _LINES_AT_ONCE):
+        for texts in _batches(_given_lines(), _LINES_AT_ONCE):
             for found in translate(trained, texts, search):
                 done += 1
                 cut += found.is_cut
-                print(found.text)
+                print(" ".join(found.text.splitlines()))  # a vocabulary of bytes has line ends
                 if maps is not None and found.tokens:
                     write_atomically(maps / f"{done}.png", as_png(draw_map(trained, found)))
             sys.stdout.flush()
@@ -91,9 +92,15 @@ def show_translated(name: str, runs: Path, step: int | None, search: Search, map
 
 def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> None:
     """Print a line of JSON for each line of standard input."""
-    trained, cut = _open(name, runs, step), 0
-    for texts in _batches((line.rstrip("\n") for line in sys.stdin), _TEXTS_AT_ONCE):
-        for text, found in zip(texts, embed(trained, texts, pooling), strict=True):
+    trained, cut, done = _open(name, runs, step), 0, 0
+    for texts in _batches(_given_lines(), _TEXTS_AT_ONCE):
+        try:
+            vectors = embed(trained, texts, pooling)
+        except NoTokensError as error:
+            line, text = done + error.number, texts[error.number - 1]
+            raise ValueError(f"standard input, line {line}: {text!r} has no tokens; remove the line") from None
+        for text, found in zip(texts, vectors, strict=True):
+            done += 1
             cut += found.is_cut
             row = {"text": text, "tokens": found.tokens, "embedding": found.vector}
             print(json.dumps(row, ensure_ascii=False))
@@ -103,12 +110,36 @@ def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> 
 
 
 def _lines_of_file() -> int:
-    """Lines of standard input where that is a file; 0: it is not, and nobody knows how many will come."""
-    if not sys.stdin.seekable():
+    """Lines of standard input that are left, where that is a file; 0: nobody knows how many will come."""
+    given = _standard_input()
+    if not given.seekable():
         return 0
-    lines = sum(1 for _ in sys.stdin.buffer)
-    sys.stdin.seek(0)
+    begin = given.tell()  # a shell may have read some of it
+    lines = sum(1 for _ in given)
+    given.seek(begin)
     return lines
+
+
+def _given_lines() -> Iterator[str]:
+    """The lines of standard input.
+
+    Raises:
+        ValueError: one is not UTF-8, or standard input is closed.
+    """
+    for number, line in enumerate(_standard_input(), start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"standard input, line {number}: byte {error.start} of the line is not UTF-8; convert it to UTF-8"
+            ) from None
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:  # as of a shell's `<&-`
+        raise ValueError("standard input is closed; give a text on each line of it, as in `< texts.txt`")
+    return sys.stdin.buffer
 
 
 def _batches(texts: Iterator[str], size: int) -> Iterator[list[str]]:

@@ -25,6 +25,15 @@ class Embedding:
     """Whether the text had more tokens than the model has positions: the last ones were not read."""
 
 
+class NoTokensError(ValueError):
+    """A text that a vector cannot be made of."""
+
+    def __init__(self, number: int, text: str) -> None:
+        """Args: number: of the text among those given, from 1."""
+        super().__init__(f"text {number}, {text!r}, has no tokens; remove it")
+        self.number = number
+
+
 @torch.inference_mode()
 def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
     """The vector of each text, computed in one batch.
@@ -34,7 +43,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
             texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
-        ValueError: the model translates, a text has no tokens, or the model's files lack the pooler's weights.
+        ValueError: the model translates, or the model's files lack the pooler's weights.
+        NoTokensError: a text has no tokens.
     """
     if trained.family.translates:
         raise ValueError(
@@ -45,8 +55,9 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         trained.needs(model.pool, "its pooler; use mean pooling")
     limit = model.config.max_positions - len(trained.framed([]))
     encoded = [trained.tokenizer.encode([text])[0].tolist() for text in texts]
-    if empty := [text for text, ids in zip(texts, encoded, strict=True) if not ids]:
-        raise ValueError(f"the text {empty[0]!r} has no tokens; remove it")
+    for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), start=1):
+        if not ids:
+            raise NoTokensError(number, text)
     sequences = [trained.framed(ids[:limit]) for ids in encoded]
     lengths = [len(ids) for ids in sequences]
     inputs = on_device({"input_ids": np.concatenate(sequences).astype(np.int64), **layout(lengths)}, trained.device)

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_COLDEST = 1e-30
+"""Logits that are divided by less are no numbers in fp32."""
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; every text is drawn from (seed, its number among the prompts) alone."""
+    """How tokens are drawn: the draws of a text depend on the seed and on its number among the prompts alone."""
 
     temperature: float = 1.0
     """Logits are divided by it."""
@@ -20,8 +23,10 @@ class Sampling:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature} is not above 0; leave it out for the likeliest token")
+        if not self.temperature >= _COLDEST:
+            raise ValueError(
+                f"temperature={self.temperature} is less than {_COLDEST:g}; leave it out for the likeliest token"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} is less than 1; give the number of tokens to choose among")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -41,13 +43,13 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, bert_data: Path, gpt2_data:
     return of
 
 
-def answer(*arguments: str | Path, given: str = "") -> str:
+def answer(*arguments: str | Path, given: str | bytes = "") -> str:
     result = CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 
 
-def refusal(*arguments: str | Path, given: str = "") -> str:
+def refusal(*arguments: str | Path, given: str | bytes = "") -> str:
     """The sentence that main() prints before it ends with code 2."""
     with pytest.raises(ValueError) as found:
         CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
@@ -152,6 +154,29 @@ def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path:
     assert not (tmp_path / "none").exists()
 
 
+def test_only_line_feeds_end_lines_and_a_byte_order_mark_is_no_text(run_of: RunOf) -> None:
+    found = rows(answer("embed", run_of("gpt2"), given="\ufeffriver\nstone\rlight\r\nwinter"))
+    assert [row["text"] for row in found] == ["river", "stone\rlight", "winter"]
+
+
+def test_what_a_shell_has_read_of_a_file_is_not_read_again(pairs_data: Path, tmp_path: Path) -> None:
+    run, texts = make_run(tmp_path / "pairs", pairs_data, "transformer"), tmp_path / "texts.txt"
+    first, second = f"{pair(1)[0]}\n", f"{pair(2)[0]}\n"
+    texts.write_text(first + second)
+    with texts.open("rb", buffering=0) as file:
+        file.seek(len(first.encode()))
+        command = [sys.executable, "-m", "cluster.cli.main", "translate", str(run)]
+        made = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
+    assert made.stdout == answer("translate", run, given=second)
+
+
+def test_a_closed_standard_input_is_told_in_a_sentence(run_of: RunOf) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cluster.cli.main", "embed", run_of("gpt2")]
+    made = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert made.returncode == 2
+    assert made.stderr.splitlines()[-1].startswith("multihop: standard input is closed; give a text on each line")
+
+
 def test_answers_are_shown_as_text(run_of: RunOf) -> None:
     lines = answer("fill", run_of("bert"), TEXTS[1], "--top", "2").splitlines()
     assert lines[0] == TEXTS[1] and lines[1::3] == ["mask 1", "mask 2", "mask 3"] and len(lines) == 10
@@ -178,9 +203,14 @@ def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     assert "has no mask token; write [MASK]" in refusal("fill", bert, "The river")
     assert "max_positions=64" in refusal("fill", bert, "[MASK] river" * 60)
     assert "existing runs: albert" in refusal("fill", "ghost", TEXTS[0], "--runs", run_of("albert").parent)
-    assert "has no tokens; remove it" in refusal("embed", bert, given="river\n\nstone\n")
+    for before in (1, 70):
+        told = refusal("embed", bert, given="river\n" * before + "\nstone\n")
+        assert f"standard input, line {before + 1}: '' has no tokens; remove the line" in told
+    assert "standard input, line 2: byte 3 of the line is not UTF-8" in refusal(
+        "embed", bert, given=b"river\nsto\xffne\n"
+    )
     assert "leave --step out" in refusal("fill", bert / "exported", TEXTS[0], "--step", "3")
-    for option, value in (("--temperature", "0"), ("--top-k", "0"), ("--top-p", "1.5")):
+    for option, value in (("--temperature", "0"), ("--temperature", "1e-38"), ("--top-k", "0"), ("--top-p", "1.5")):
         assert option[2:].replace("-", "_") + "=" in refusal("generate", gpt2, "--prompt", "The", option, value)
 
 
