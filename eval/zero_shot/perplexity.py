@@ -5,14 +5,16 @@ by the official number of words, whatever the model's tokens are, and by the byt
 section 3.1).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.tokenizers.tokenizer import Tokenizer
 from eval.zero_shot.detokenize import detokenize
@@ -29,12 +31,15 @@ Convention = Literal["wikitext", "ptb", "text"]
 """How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between
 whitespace, and the end of each line, blank ones included. text: what stands between whitespace."""
 
+UNIT_WORDS = 128
+"""What is resampled as one: neighbouring words are hard together, so single lines would seem surer than they are."""
 _LARGEST_EXPONENT = 700
 
 
 @dataclass(frozen=True)
 class Text:
-    """Documents in blocks: each line that is not blank, with the line ends before it."""
+    """Documents in blocks: each line that is not blank, with the line ends before it; by convention text, long lines
+    are cut."""
 
     blocks: tuple[str, ...]
     """What the model reads. Together they are the text, and their tokens the text's: they end before whitespace."""
@@ -85,8 +90,9 @@ def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[
         natural = detokenize(line, convention) if detokenized and convention != "text" else line
         body = natural.rstrip(" \t\r")
         if body:
-            blocks.append(gap + body)
-            words.append(gap_words + len(line.split()))
+            pieces = _pieces(body) if convention == "text" else [body]
+            blocks += [gap + pieces[0], *pieces[1:]]
+            words += [gap_words + len(line.split())] if len(pieces) == 1 else [len(piece.split()) for piece in pieces]
             gap, gap_words = "", 0
         gap += natural[len(body) :]
         if number < len(lines):
@@ -95,6 +101,27 @@ def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[
     blocks[-1] += gap
     words[-1] += gap_words
     return blocks, words
+
+
+def _pieces(line: str) -> list[str]:
+    """A line cut before the whitespace after each so many words: a text may have one line, as text8 has."""
+    ends = [word.end() for word in re.finditer(r"\S+", line)]
+    return [line[start:stop] for start, stop in pairwise([0, *ends[UNIT_WORDS - 1 : -1 : UNIT_WORDS], len(line)])]
+
+
+def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
+    """The sums over neighbouring blocks of a document that have about `UNIT_WORDS` words together.
+
+    Args:
+        blocks: (blocks, 2), whose second column are words.
+        documents: the number of blocks of each.
+    """
+    first = np.cumsum([0, *documents[:-1]])
+    words = np.concatenate([[0.0], np.cumsum(blocks[:, 1])])
+    owner = np.repeat(np.arange(len(documents)), documents)
+    number = (words[:-1] - words[first[owner]]) // UNIT_WORDS
+    begins = np.flatnonzero(np.diff(owner, prepend=-1) | np.diff(number, prepend=-1).astype(bool))
+    return np.add.reduceat(blocks, begins, axis=0)
 
 
 def evaluate_perplexity(
@@ -116,7 +143,8 @@ def evaluate_perplexity(
         stride: tokens between the beginnings of two windows; None: half a window.
 
     Returns:
-        `statistics` has a row a block: its negative log-likelihood in nats, and its words.
+        `statistics` has a row for each `UNIT_WORDS` words or so of a document: their negative log-likelihood in nats,
+        and how many they are.
 
     Raises:
         ValueError: the stride exceeds the window, or the text has so few words that the perplexity per word is not a
@@ -137,7 +165,8 @@ def evaluate_perplexity(
     queries = chain.from_iterable(windows(ids, seq_len, stride) for ids in documents)
     answers = predict(model, queries, batch_tokens)
     losses = -np.concatenate([each.log_probabilities for each in answers])
-    statistics = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)
+    of_blocks = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)
+    statistics = _units(of_blocks, text.documents)
     total, words = statistics.sum(0).tolist()
     if total > _LARGEST_EXPONENT * words:
         raise ValueError(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer
 
-from eval.zero_shot.perplexity import Convention, evaluate_perplexity, read_perplexity_text, text_of
+from eval.zero_shot.perplexity import UNIT_WORDS, Convention, evaluate_perplexity, read_perplexity_text, text_of
 from eval.zero_shot.windows import windows
 
 WIKITEXT = """\x20
@@ -56,7 +56,7 @@ def test_a_text_within_one_window_by_the_definition(causal: Scorer, tmp_path: Pa
         assert other["bits per byte"] == pytest.approx(loss / len(content) / log(2), rel=1e-4)
         assert (other[counted], other["tokens"], other["bytes"]) == (words, tokens, len(content))
         total = result.statistics.sum(0)
-        assert result.statistics.shape == (2, 2) and exp(total[0] / total[1]) == pytest.approx(result.value)
+        assert result.statistics.shape == (1, 2) and exp(total[0] / total[1]) == pytest.approx(result.value)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
@@ -71,7 +71,7 @@ def test_a_long_text_is_read_in_windows_whatever_the_batches(causal: Scorer, tmp
         loss -= float(causal.log_probabilities(ids[first:target])[-1, ids[target]])
     assert result.other_metrics["tokens"] == len(ids) - 1
     assert result.statistics[:, 0].sum() == pytest.approx(loss, rel=1e-4)
-    assert result.statistics[:, 1].tolist() == [8] * 20
+    assert result.statistics[:, 1].tolist() == [UNIT_WORDS, 20 * 8 - UNIT_WORDS]
 
 
 def test_each_document_follows_an_end_token(causal: Scorer) -> None:
@@ -119,6 +119,20 @@ def test_blocks_are_the_text_cut_before_whitespace(
     for before, after in pairwise(text.blocks):
         assert after[0].isspace() and not before[-1].isspace()
     assert sum(text.words) == len(content.split()) + (content.count("\n") if convention != "text" else 0)
+
+
+@pytest.mark.parametrize("spaces", [" ", "  ", "\t", "\u3000"])
+def test_a_text_of_one_line_is_judged_by_many_units(causal: Scorer, spaces: str) -> None:
+    words = 12 * UNIT_WORDS + 5
+    line = "".join(f"{spaces}{('the', 'captain', 'river')[number % 3]}" for number in range(words))
+    text = text_of([line, "found her letter. " * 30], "text", False)
+    assert "".join(text.blocks) == line + "found her letter. " * 30
+    tokens = [causal.tokenizer.encode([document])[0].tolist() for document in (line, "found her letter. " * 30)]
+    assert causal.tokenizer.encode(text.blocks)[0].tolist() == tokens[0] + tokens[1]
+    result = evaluate_perplexity(*causal, text, 160)
+    assert result.statistics[:, 1].tolist() == [*[UNIT_WORDS] * 12, 5, 90]
+    broken = evaluate_perplexity(*causal, text_of([line.replace(spaces, "\n")], "text", False), 160)
+    assert broken.statistics[:, 1].tolist() == [*[UNIT_WORDS] * 12, 5]
 
 
 def test_the_tokens_of_the_blocks_are_the_tokens_of_the_text(causal: Scorer, tmp_path: Path) -> None:
