@@ -7,7 +7,14 @@ from statistics import median
 
 from common.json_lines import Row
 from eval.statistics.choose import Choice, Start, choose
-from eval.statistics.difference import SIGNIFICANT, Difference, difference_of_examples, difference_of_seeds, holm
+from eval.statistics.difference import (
+    FEWEST_EXAMPLES,
+    SIGNIFICANT,
+    Difference,
+    difference_of_examples,
+    difference_of_seeds,
+    holm,
+)
 from eval.statistics.predictions import Trial, read_statistics
 from eval.statistics.words import amount, basis, show
 from eval.tasks.task import UNTRAINED
@@ -130,15 +137,23 @@ def training_of(translates: bool) -> str:
 
 def verdicts(results: Sequence[TaskResult]) -> list[Verdict]:
     """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks."""
-    tested = [r for r in results if can_be_judged(r.kind, r.difference) and r.unigram is None]
+    tested = [r for r in results if not needed_for_a_verdict(r.kind, r.difference) and r.unigram is None]
     corrected = holm([result.difference.p for result in tested if result.difference])
     p_values = {result.task: p for result, p in zip(tested, corrected, strict=True)}
     return [_verdict(result, p_values.get(result.task)) for result in results]
 
 
-def can_be_judged(kind: str, found: Difference | None) -> bool:
-    """Whether there is enough for a verdict: one seed of a fine-tuning says nothing of the next; others have none."""
-    return found is not None and (min(found.seeds) > 1 or kind in UNTRAINED)
+def needed_for_a_verdict(kind: str, found: Difference | None) -> str:
+    """What is missing for one; empty if nothing is. One seed of a fine-tuning says nothing of the next; tasks without
+    training have none."""
+    if kind in UNTRAINED and found is None:
+        return "files of predictions"
+    if kind not in UNTRAINED and (found is None or min(found.seeds) < 2):
+        return "at least two seeds on each side"
+    assert found is not None
+    if found.examples is not None and found.examples < FEWEST_EXAMPLES:
+        return f"at least {FEWEST_EXAMPLES} test examples instead of {found.examples}"
+    return ""
 
 
 def _verdict(result: TaskResult, p: float | None) -> Verdict:
@@ -151,7 +166,7 @@ def _verdict(result: TaskResult, p: float | None) -> Verdict:
     if result.unigram is not None:
         return _beside_unigram(result, numbers)
     if p is None or found is None:
-        needed = "files of predictions" if result.kind in UNTRAINED else "at least two seeds on each side"
+        needed = needed_for_a_verdict(result.kind, found)
         return Verdict("inconclusive", f"Values: {numbers}; {needed} are needed for a verdict.")
     if p > SIGNIFICANT:
         return Verdict(

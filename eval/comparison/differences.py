@@ -8,8 +8,7 @@ from common.json_lines import Row
 from eval.comparison.run_files import ComparedRun
 from eval.statistics.difference import SIGNIFICANT, Difference, holm
 from eval.statistics.words import amount, sentence
-from eval.tasks.task import UNTRAINED
-from eval.verdict import can_be_judged, difference
+from eval.verdict import difference, needed_for_a_verdict
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
@@ -68,10 +67,8 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
     if why_not := _incomparable(row, others):
         return _Pair(names, row, None, why_not)
     found = difference(row["metric"], first.trials(*key), other.trials(*key))
-    if not can_be_judged(row["kind"], found):
-        untrained = row["kind"] in UNTRAINED
-        why_not = "a run has no files of predictions" if untrained else "a run has fewer than two seeds"
-    return _Pair(names, row, found, why_not)
+    needed = needed_for_a_verdict(row["kind"], found)
+    return _Pair(names, row, found, f"{needed} are needed" if needed else "")
 
 
 def _incomparable(one: Row, other: Row) -> str:

@@ -1,19 +1,26 @@
 """Whether two sets of trials of one task differ, or only seem to.
 
-A score has two sources of chance. The test set is a sample of examples: the paired bootstrap (Berg-Kirkpatrick et al.
-2012, section 2.2) resamples them, the same ones for both sides, since examples that are hard for both say nothing of
-the difference. Seeds are the other level, and there are 3 of them rather than 3,000: drawn with replacement they make
-only 10 different sets, and their spread is too small by a factor of 2/3, so that an interval of such draws excludes
-the truth far more often than it claims. Their level is therefore computed instead of drawn: the variance of a mean of
-seeds by the unbiased formula, and the interval with Student's t with the degrees of freedom of Welch 1947 and
-Satterthwaite 1946, where the examples' part counts as known. What seeds disagree on in single examples is in both
-parts, which makes the interval slightly too wide and never too narrow.
+A score has two sources of chance, and both have to be judged together.
 
+- The test set is a sample of examples. The paired bootstrap (Berg-Kirkpatrick et al. 2012, section 2.2) resamples them,
+  the same ones for all trials of both sides, since examples that are hard for all say nothing of the difference. The
+  covariances between different seeds' scores are the examples' part: what single seeds make of single examples is
+  independent from seed to seed, and is already in the spread over the seeds (as in Owen 2007, section 3).
+- Seeds are few. Drawn with replacement, three of them make ten different sets, whose spread is too small by a factor of
+  2/3. So their part is the unbiased variance of a mean, with the degrees of freedom of Welch 1947.
+
+The sum of the two parts has no exact test. Satterthwaite's approximation takes the variances as they were estimated;
+two seeds that happen to agree then make it far too confident. Here the estimates' own uncertainty is kept, as in the
+solution of Behrens and Fisher, which is never too confident (Robinson 1976): the difference is compared with the sum of
+two independent Student's t, each times its part's standard error. And it is never called surer than the examples alone
+would make it, which matters where all seeds happen to score the same.
+
+docs/evaluation.md has how often a difference is found where there is none and where there is one.
 Both sides stand on one pretrained model each: what another seed of the pretraining would give is not covered.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +32,12 @@ from eval.metrics import from_sums
 Float = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
+FEWEST_EXAMPLES = 10
+"""With fewer, no verdict is given: how they vary says little of how others would."""
 RESAMPLES = 10_000
 _CELLS_AT_ONCE = 2**22
+_POINTS = 1001
+_LARGEST_MARGIN = 1e9
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Difference:
     """Mean over the second's seeds less mean over the first's."""
     low: float
     high: float
-    """The 95 % interval."""
+    """The 95 % interval; infinite where there is too little to tell."""
     p: float
     """Two-sided, of no difference."""
     examples: int | None
@@ -50,8 +61,12 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
     """By the scores alone (Welch 1947); None where a side has fewer than two seeds."""
     if min(len(first), len(second)) < 2:
         return None
-    one, other = np.array(first, np.float64), np.array(second, np.float64)
-    return _judged(one, other, 0.0, None)
+    sides = np.array(first, np.float64), np.array(second, np.float64)
+    seeds, freedom = _of_seeds(sides)
+    # Of seeds without any spread, no order of the sides is rarer than one in as many as there are.
+    least = 2 / math.comb(len(first) + len(second), len(first)) if not seeds else 0.0
+    tail = _tail(seeds, freedom)
+    return _judged(sides, lambda size: max(least, tail(size)), None)
 
 
 def difference_of_examples(metric: str, first: Float, second: Float, key: str) -> Difference:
@@ -67,28 +82,86 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     # Examples with equal statistics are drawn as one: the same distribution, and with accuracies 100 times faster.
     kinds, counts = np.unique(stacked.transpose(1, 0, 2).reshape(examples, -1), axis=0, return_counts=True)
     random = np.random.default_rng(key_of("paired bootstrap", key))
-    differences = []
+    drawn_values = []
     chunk = max(1, _CELLS_AT_ONCE // len(kinds))
     for start in range(0, RESAMPLES, chunk):
         drawn = random.multinomial(examples, counts / examples, min(chunk, RESAMPLES - start))
-        values = from_sums(metric, (drawn @ kinds).reshape(-1, trials, k))
-        differences.append(values[:, len(first) :].mean(-1) - values[:, : len(first)].mean(-1))
-    one, other = (from_sums(metric, side.sum(1)) for side in (first, second))
-    return _judged(one, other, float(np.concatenate(differences).var(ddof=1)), examples)
+        drawn_values.append(from_sums(metric, (drawn @ kinds).reshape(-1, trials, k)))
+    sides = from_sums(metric, first.sum(1)), from_sums(metric, second.sum(1))
+    if examples < 2:
+        return _judged(sides, lambda size: 1.0, examples)
+    # The variance of a resampled mean is too small by (N - 1) / N.
+    covariance = np.cov(np.concatenate(drawn_values), rowvar=False) * examples / (examples - 1)
+    alone, shared = _of_examples(covariance, len(first))
+    least = 2.0 ** (1 - examples)  # of all ways to exchange the two sides' answers to each example
+    by_examples = _tail(alone, examples - 1)
+    by_both = _tail_of_sum((shared, examples - 1), _of_seeds(sides))
+    return _judged(sides, lambda size: max(least, by_examples(size), by_both(size)), examples)
 
 
-def _judged(first: Float, second: Float, of_examples: float, examples: int | None) -> Difference:
-    """Args: of_examples: the variance of the difference of the means that the choice of the examples makes."""
-    from scipy.stats import t
+def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
+    """The standard error of the difference by the choice of the examples: for these very seeds, and what of it is
+    shared by all seeds.
 
-    of_seeds = [side.var(ddof=1) / len(side) if len(side) > 1 else 0.0 for side in (first, second)]
-    variance = of_examples + sum(of_seeds)
-    spread = sum(part**2 / (len(side) - 1) for part, side in zip(of_seeds, (first, second), strict=True) if part)
-    freedom = variance**2 / spread if spread else math.inf
-    estimate, error = float(second.mean() - first.mean()), math.sqrt(variance)
-    margin = error * float(t.ppf(1 - SIGNIFICANT / 2, freedom))
-    p = 2 * float(t.sf(abs(estimate) / error, freedom)) if error else float(estimate == 0)
-    return Difference(estimate, estimate - margin, estimate + margin, p, examples, (len(first), len(second)))
+    Args:
+        covariance: (trials, trials), of the scores, the first side's before the second's.
+        firsts: the first side's trials.
+    """
+    blocks = covariance[:firsts, :firsts], covariance[firsts:, firsts:]
+    between = 2 * float(covariance[:firsts, firsts:].mean())
+    alone = sum(float(block.mean()) for block in blocks) - between
+    shared = sum(_off_diagonal_mean(block) for block in blocks) - between
+    return math.sqrt(max(0.0, alone)), math.sqrt(max(0.0, shared))
+
+
+def _off_diagonal_mean(block: Float) -> float:
+    """The mean covariance of two different seeds; of one seed, its variance."""
+    n = len(block)
+    return float((block.sum() - np.trace(block)) / (n * (n - 1))) if n > 1 else float(block[0, 0])
+
+
+def _of_seeds(sides: tuple[Float, Float]) -> tuple[float, float]:
+    """The standard error of the difference by the spread over the seeds, and its degrees of freedom (Welch 1947)."""
+    parts = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+    variance, spread = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
+    return math.sqrt(variance), variance**2 / spread if spread else math.inf
+
+
+def _tail(error: float, freedom: float) -> Callable[[float], float]:
+    """How probable it is that Student's t, times a standard error, is as far from 0 as a difference of a size."""
+    from scipy.special import stdtr
+
+    return lambda size: 2 * float(stdtr(freedom, -size / error)) if error else float(not size)
+
+
+def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callable[[float], float]:
+    """The same of the sum of two independent ones, each with its standard error and its degrees of freedom."""
+    from scipy.special import expit, stdtr, stdtrit
+
+    if not one[0] or not other[0]:
+        return _tail(*(one if one[0] else other))
+    # Over the quantiles of the other, evenly in their log odds: tails of any heaviness get their share of the points.
+    odds = np.linspace(-30, 30, _POINTS)
+    weights = 2 * expit(odds) * expit(-odds) * (odds[1] - odds[0])
+    quantiles = np.sign(odds) * stdtrit(other[1], expit(-abs(odds)))
+    return lambda size: float(weights @ stdtr(one[1], (other[0] * quantiles - size) / one[0]))
+
+
+def _judged(sides: tuple[Float, Float], p_value: Callable[[float], float], examples: int | None) -> Difference:
+    """Args: p_value: of a difference of a size, which falls as it grows."""
+    from scipy.optimize import brentq
+
+    first, second = sides
+    estimate = float(second.mean() - first.mean())
+    # The interval has every difference from which the one that was seen does not differ significantly.
+    within, beyond = 0.0, float(np.abs(np.concatenate(sides)).max()) or 1.0
+    while p_value(beyond) > SIGNIFICANT and beyond < _LARGEST_MARGIN:
+        within, beyond = beyond, 2 * beyond
+    margin = math.inf
+    if beyond < _LARGEST_MARGIN:
+        margin = float(brentq(lambda size: p_value(size) - SIGNIFICANT, within, beyond, xtol=1e-9 * beyond))
+    sizes = (len(first), len(second))
+    return Difference(estimate, estimate - margin, estimate + margin, p_value(abs(estimate)), examples, sizes)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

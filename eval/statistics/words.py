@@ -1,5 +1,7 @@
 """Numbers and differences as text."""
 
+import math
+
 from eval.statistics.difference import SIGNIFICANT, Difference
 
 _AS_THEY_ARE = ("perplexity", "BLEU")
@@ -25,6 +27,7 @@ def spread(values: list[float]) -> str:
 
 def amount(found: Difference, metric: str, sign: int = 1) -> str:
     """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a metric from 0 to 1.
+    Without one that has no ends.
 
     Args:
         sign: -1 to tell the first less the second.
@@ -35,7 +38,7 @@ def amount(found: Difference, metric: str, sign: int = 1) -> str:
         texts, unit = [show(number) for number in numbers], ""
     else:
         texts, unit = [f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers], " points"
-    return f"{texts[0]}{unit} [{texts[1]} to {texts[2]}]"
+    return f"{texts[0]}{unit}" + (f" [{texts[1]} to {texts[2]}]" if math.isfinite(high) else "")
 
 
 def sentence(

@@ -84,7 +84,25 @@ def test_files_of_predictions_bring_the_test_examples_in(tmp_path: Path) -> None
     few = judged([20 / 24] * 2, [18 / 24] * 2, tmp_path)
     assert few.outcome == "inconclusive" and "judged by 24 test examples and 2 + 2 seeds" in few.sentence
     assert "(difference 8.3 points [-" in few.sentence
-    assert judged([20 / 24] * 2, [18 / 24] * 2).outcome == "helped", "the seeds do not know how few examples there are"
+    alone = judged([0.83, 0.835, 0.825], [0.75, 0.755, 0.745])
+    assert alone.outcome == "helped", "the seeds do not know how few examples there are"
+    none = judged([20 / 24] * 2, [18 / 24] * 2)
+    assert none.outcome == "inconclusive" and "(difference 8.3 points)" in none.sentence, (
+        "two seeds that agree by chance"
+    )
+
+
+@pytest.mark.parametrize("examples", [1, 2, 5, 9])
+def test_a_handful_of_test_examples_gives_no_verdict(examples: int, tmp_path: Path) -> None:
+    folder = tmp_path / "eval" / "predictions"
+    folder.mkdir(parents=True)
+    for init, right in (("pretrained", 1.0), ("random", 0.0)):
+        for seed in range(3):
+            content = {"statistics": [[right, 1.0]] * examples, "targets": [0] * examples}
+            (folder / f"{init}{seed}.json").write_text(json.dumps(content))
+    found = judged([1.0] * 3, [0.0] * 3, tmp_path)
+    assert found.outcome == "inconclusive"
+    assert f"at least 10 test examples instead of {examples} are needed" in found.sentence
 
 
 def test_many_tasks_need_more_than_one() -> None:

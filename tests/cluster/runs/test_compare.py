@@ -52,7 +52,7 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     one_seed = with_predictions(tmp_path, "b", [0.9])
     [told] = compare([run, one_seed]).differences
     assert told.startswith("b against a: topics is not judged (difference 29.0 points [")
-    assert told.endswith("a run has fewer than two seeds")
+    assert told.endswith("at least two seeds on each side are needed")
     others = {
         "c": ({"metric": "F1"}, "the metrics are accuracy and F1"),
         "d": ({"reported_on": "dev"}, "the scores are of different examples"),

@@ -49,7 +49,7 @@ def test_seeds_alone_of_one_distribution_are_rarely_called_different() -> None:
 def test_a_clear_difference_is_found_and_the_interval_has_it() -> None:
     rng = np.random.default_rng(3)
     hardness = rng.normal(size=400)
-    first, second = (trials(rng, skill, hardness, of_seeds=0.02) for skill in (0.5, 1.2))
+    first, second = (trials(rng, skill, hardness, seeds=5, of_seeds=0.02) for skill in (0.5, 1.2))
     found = difference_of_examples("accuracy", first, second, "x")
     assert found.p < 0.001 and found.low > 0
     values = first[..., 0].mean(1), second[..., 0].mean(1)
@@ -85,6 +85,26 @@ def test_the_same_trials_do_not_differ() -> None:
     found = difference_of_examples("accuracy", table, table, "x")
     assert found.estimate == 0 and found.p == 1.0
     assert difference_of_examples("accuracy", table[:1], table[:1], "x").p == 1.0
+
+
+@pytest.mark.parametrize("examples", [1, 2, 4, 12])
+def test_nothing_is_surer_than_so_few_examples_can_make_it(examples: int) -> None:
+    right = np.stack([np.ones((2, examples)), np.ones((2, examples))], -1)
+    found = difference_of_examples("accuracy", right * [0, 1], right, "x")
+    # Of all ways to exchange the two sides' answers, two are as extreme.
+    assert found.estimate == 1 and found.p == 2.0 ** (1 - examples)
+    assert math.isfinite(found.high) == (examples == 12)
+    assert amount(found, "accuracy").startswith("100.0 points") and "inf" not in amount(found, "accuracy")
+
+
+@pytest.mark.parametrize("size", [0.01, 0.02, 0.03])
+def test_what_examples_and_seeds_make_uncertain_is_added(size: float) -> None:
+    # Two examples and two seeds: each part is Cauchy's distribution, and their sum is one of the sum of their scales.
+    of_examples, of_seeds = 0.02, 0.04
+    scores = [[0.5 - sign * of_seeds - of_examples, 0.5 - sign * of_seeds + of_examples] for sign in (1, -1)]
+    tables = [np.stack([np.array(side), np.ones((2, 2))], -1) for side in (scores, np.full((2, 2), 0.5 + size))]
+    found = difference_of_examples("SQuAD F1", *tables, key="x")
+    assert found.p == pytest.approx(2 / math.pi * math.atan((of_examples + of_seeds) / size), rel=0.02)
 
 
 def test_welch_by_hand_and_too_few_seeds() -> None:
