@@ -37,6 +37,9 @@ class JournalWriter:
         self._place, self._start, self._folder = place, start, folder
         self._offsets = {name: _end(folder / name) for name in names}
         self._number = 0
+        self._unanswered: tuple[_Part, int] | None = None
+        """A part that may or may not be in the store, and where it ends. A reader may have taken it: it is written
+        again as it was."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="journal")
@@ -49,19 +52,22 @@ class JournalWriter:
             OSError: the store cannot be written to; they are written with the next flush.
         """
         with self._lock:
+            if self._unanswered:
+                self._write(*self._unanswered)
             for name, offset in self._offsets.items():
-                path = self._folder / name
-                if not path.exists():
-                    continue
-                with open_regular(path) as file:
-                    end = end_of_lines(file)
-                    file.seek(offset)
-                    data = file.read(max(0, end - offset))
-                if data:
-                    part = _Part(self._start, self._number, self._number, name)
-                    self._place.write_atomically(part.name, data)
-                    self._number += 1
-                    self._offsets[name] = end
+                end = _end(self._folder / name)
+                if end > offset:
+                    self._write(_Part(self._start, self._number, self._number, name), end)
+
+    def _write(self, part: "_Part", end: int) -> None:
+        offset = self._offsets[part.file]
+        with open_regular(self._folder / part.file) as file:
+            file.seek(offset)
+            data = file.read(end - offset)
+        self._unanswered = part, end
+        self._place.write_atomically(part.name, data)
+        self._unanswered = None
+        self._number, self._offsets[part.file] = part.first + 1, end
 
     def close(self) -> None:
         """Flush for the last time, and end the thread; raises as `flush`."""
@@ -129,8 +135,8 @@ class JournalReader:
             for part in parts:
                 file.seek(part.offset)
                 chunks.append(file.read(part.length))
+        self._seen.add(whole.name)  # before it is written: the answer may be lost, and its rows were read
         self._place.write_atomically(whole.name, b"".join(chunks))
-        self._seen.add(whole.name)
         for part in parts:
             self._place.remove(part.name)
         parts.clear()

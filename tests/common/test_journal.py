@@ -2,7 +2,10 @@
 
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,13 +15,34 @@ from s3_endpoint import S3
 
 from common import journal
 from common.journal import JournalReader, JournalWriter
-from common.storage import open_folder
+from common.storage import Folder, open_folder
 
 NAMES = ("metrics.jsonl", "starts.jsonl")
-STEPS = st.lists(st.sampled_from([*NAMES, "flush", "read", "new writer", "new reader", "torn"]))
+FATES = ("lost", "failed")
+STEPS = st.lists(
+    st.sampled_from([*NAMES, *NAMES, "flush", "read", "new writer", "new reader", "torn", *FATES]), min_size=20
+)
 
 
-@settings(max_examples=60)
+@dataclass
+class Unreliable:
+    """A folder of which the next write fails, or takes effect and its answer is lost."""
+
+    folder: Folder
+    fate: str = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.folder, name)
+
+    def write_atomically(self, name: str, data: bytes) -> None:
+        fate, self.fate = self.fate, ""
+        if fate != "failed":
+            self.folder.write_atomically(name, data)
+        if fate:
+            raise OSError("connection reset")
+
+
+@settings(max_examples=100)
 @given(STEPS, st.sampled_from([2, 3, 1000]))
 def test_each_row_arrives_once_and_in_order(steps: list[str], merged: int) -> None:
     with tempfile.TemporaryDirectory() as place, mock.patch.object(journal, "_MERGED", merged):
@@ -26,8 +50,9 @@ def test_each_row_arrives_once_and_in_order(steps: list[str], merged: int) -> No
         here.mkdir()
         place_of_rows.mkdir()
         start, written = 1, {name: "" for name in NAMES}
-        writer = JournalWriter(open_folder(str(there)), start, place_of_rows, NAMES)
-        reader = JournalReader(open_folder(str(there)), here, NAMES)
+        store: Any = Unreliable(open_folder(str(there)))
+        writer = JournalWriter(store, start, place_of_rows, NAMES)
+        reader = JournalReader(store, here, NAMES)
         for number, step in enumerate(steps):
             if step in NAMES:
                 with open(place_of_rows / step, "a") as file:
@@ -37,19 +62,25 @@ def test_each_row_arrives_once_and_in_order(steps: list[str], merged: int) -> No
                 with open(place_of_rows / NAMES[0], "a") as file:
                     file.write("x")
                 written[NAMES[0]] += "x"
+            elif step in FATES:
+                store.fate = step
             elif step == "flush":
-                writer.flush()
+                with suppress(OSError):
+                    writer.flush()
             elif step == "read":
-                reader.read()
+                with suppress(OSError):
+                    reader.read()
             elif step == "new reader":
-                reader = JournalReader(open_folder(str(there)), here, NAMES)
+                reader = JournalReader(store, here, NAMES)
             else:
+                store.fate = ""
                 writer.close()
                 start = reader.newest_start() + 1
-                writer = JournalWriter(open_folder(str(there)), start, place_of_rows, NAMES)
+                writer = JournalWriter(store, start, place_of_rows, NAMES)
         with open(place_of_rows / NAMES[0], "a") as file:
             file.write("\n")
         written[NAMES[0]] += "\n"
+        store.fate = ""
         writer.close()
         reader.read()
         for name in NAMES:
