@@ -50,7 +50,10 @@ def leased(place: Folder, lost: Callable[[], object]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        place.write_atomically(_proof(number), _ENDED.encode())
+        try:
+            place.write_atomically(_proof(number), _ENDED.encode())
+        except OSError as error:  # what was done is done, and the next holder waits for a minute
+            log.warning("%s: could not say that this process has ended (%s)", place.location, error)
 
 
 def _take(place: Folder) -> int:

@@ -175,6 +175,10 @@ class Folder:
             _write_synced(temporary, data, "wb")
             try:
                 os.link(temporary, path)
+            except FileExistsError:
+                # NFS repeats a request whose answer was lost, and finds what it made itself (open(2), O_EXCL).
+                if os.stat(temporary).st_nlink == 1:
+                    raise
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise

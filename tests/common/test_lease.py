@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from s3_endpoint import S3
 
 from common import lease
 from common.lease import HeldError, leased
@@ -65,3 +66,16 @@ def test_a_silent_holder_loses_it_and_is_told(tmp_path: Path) -> None:
         assert "00000003" in there.names()
         there.create("00000004", b"{}", "other")  # somebody else, after a minute in which the store was not reached
         assert lost.wait(5)
+
+
+def test_a_store_that_is_away_at_the_end_does_not_undo_what_was_done(bucket: str, s3: S3) -> None:
+    there = open_folder(f"{bucket}/lease")
+    s3.failure = "400 Bad Request"  # which is not tried again by the library
+    with leased(there, refuse):
+        s3.failures = 1_000
+    s3.failures = 0
+    with leased(there, refuse):  # after a silence
+        pass
+    with pytest.raises(RuntimeError, match="the block's own"), leased(there, refuse):
+        s3.failures = 1_000
+        raise RuntimeError("the block's own")

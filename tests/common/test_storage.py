@@ -109,6 +109,20 @@ def test_a_file_system_without_links_creates_too(tmp_path: Path, monkeypatch: py
     assert folder.names() == ["a"] and folder.read_bytes("a") == b"first"
 
 
+def test_a_link_whose_answer_was_lost_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def repeated(source: Any, target: Any) -> None:
+        """As NFS does."""
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr("os.link", repeated)
+    folder = open_folder(str(tmp_path))
+    assert folder.create("a", b"first", "x") and not folder.create("a", b"second", "x")
+    assert folder.names() == ["a"] and folder.read_bytes("a") == b"first"
+
+
 def test_in_a_bucket_too_a_file_is_created_once(bucket: str) -> None:
     folder = open_folder(f"{bucket}/run")
     assert folder.create("a", b"first", "x") and not folder.create("a", b"second", "x")
