@@ -31,6 +31,9 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     difference in nats does: 0 on the plateau, 1 at most, negative before the token frequencies are learned.
 
     A collective call.
+
+    Raises:
+        ValueError: the held-out samples have nothing to predict; on all ranks.
     """
     mine = batches.heldout()
     manifest = batches.data.manifest
@@ -39,6 +42,8 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     references = {"unigram": unigram_sum, "targets": float(len(targets))}
     sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, alive)), **references})
     counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
+    if not sums["targets"]:
+        raise ValueError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")
     losses = means(sums, counts)
     language_model = next(losses[f"{name}_loss"] for name in _LANGUAGE_MODELS if name in counts)
@@ -49,6 +54,17 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
         "unigram_gain": 1 - language_model / unigram,
         **health(engine, batches, alive),
     }
+
+
+def _nothing_to_predict(batches: BatchMaker) -> str:
+    objective, seq_len = batches.config.objective, batches.config.phases[0].seq_len
+    return (
+        f"none of the held-out samples ({min(batches.config.engine.heldout_samples, batches.heldout_index.size)} of "
+        f"phases[0].seq_len={seq_len} tokens) has a token to predict: under objective.masking={objective.masking} a "
+        f"word is predicted if all its tokens are at most objective.mask_rate={objective.mask_rate} of a sample's, and "
+        "no word is so short; set objective.masking=tokens, which suits scripts without spaces, a longer seq_len, or "
+        "more engine.heldout_samples"
+    )
 
 
 def _resetting(batches: Iterable[Batch], alive: Callable[[], None]) -> Iterator[Batch]:

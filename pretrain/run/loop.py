@@ -42,7 +42,8 @@ class Hooks:
     save: Callable[[TrainState], None]
     """Saves a checkpoint; called on every rank."""
     note_skipped: Callable[[int, Row], None]
-    """Takes the number and the losses of a skipped non-finite step; called on every rank."""
+    """Takes the number and the losses of a step that changed no weight: it was not finite, or had nothing to predict.
+    Called on every rank."""
     alive: Callable[[], None]
     """Resets the watchdog."""
     stop_requested: Callable[[], bool]
@@ -59,7 +60,17 @@ class _Share:
 
     mine: RankStep
     totals: dict[str, float]
-    """Over all ranks: the counts to divide the losses by, `tokens`, `flops`, and the requests `stop` and `trace`."""
+    """Over all ranks: what each loss is a sum of, `tokens`, `flops`, and the requests `stop` and `trace`."""
+
+    @property
+    def divisors(self) -> dict[str, float]:
+        """What the losses are divided by. One that is the sum of nothing is 0, and so is its gradient."""
+        return {name: max(1.0, self.totals[name]) for name in self.mine.counts}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rank has anything to predict, as where no whole word of the samples fits the masks."""
+        return not any(self.totals[name] for name in self.mine.counts)
 
 
 @dataclass
@@ -115,16 +126,18 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
         if not is_skipped(config.phases, step):
             assert share is not None
             hooks.trace(int(share.totals["trace"]))
-            sums = _forward_backward(engine, config, share, hooks.alive)
+            empty = share.is_empty
+            sums = {} if empty else _forward_backward(engine, config, share, hooks.alive)
             start_next = _start_next(engine, batches, clock.wait_for(coming), hooks)
             lr = learning_rate(config.phases, step)
-            result = engine.step(lr)
+            result = StepResult(0.0, False) if empty else engine.step(lr)
             applied = result.applied
             if log_due or not applied:
                 row = _losses(engine, sums, share) | _numbers(engine, lr, result)
             progress.tokens += int(share.totals["tokens"])
             progress.skipped += not applied
-            progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
+            if not empty:  # which says nothing of how finite the others are
+                progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
             clock.count(share)
             share = start_next()
             stopping = share is not None and share.totals["stop"] > 0
@@ -173,14 +186,15 @@ def _forward_backward(
     for number, batch in enumerate(share.mine.micro_batches):
         alive()
         torch.manual_seed(key_of("dropout", config.seed, share.mine.step, number, engine.ranks.rank) >> 1)
-        for name, value in engine.forward_backward(batch, share.totals).items():
+        for name, value in engine.forward_backward(batch, share.divisors).items():
             sums[name] = sums[name] + value if number else value
     return sums
 
 
 def _losses(engine: Engine, sums: dict[str, Tensor], share: _Share) -> dict[str, float]:
     """A step's losses over all ranks. Waits for the device."""
-    return means(engine.ranks.all_reduce_sum(read_scalars(sums)), share.totals)
+    scalars = read_scalars(sums) if sums else dict.fromkeys(share.divisors, 0.0)
+    return means(engine.ranks.all_reduce_sum(scalars), share.divisors)
 
 
 def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:

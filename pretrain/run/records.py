@@ -48,7 +48,10 @@ def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None
         row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
         loss, norm = losses["loss"], losses["grad_norm"]
-        log.warning("skipped step %d: non-finite loss or gradient: loss %s, gradient norm %s", step, loss, norm)
+        if loss == norm == 0.0:
+            log.warning("skipped step %d: its samples have nothing to predict", step)
+        else:
+            log.warning("skipped step %d: non-finite loss or gradient: loss %s, gradient norm %s", step, loss, norm)
         append_row(path, row)
 
     return note
