@@ -22,7 +22,7 @@ class ObjectiveConfig(Section):
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
     """Maximum of predicted tokens per sequence; null: as many as mask_rate gives."""
-    masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER] = "tokens"
+    masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER | MEMORY] = "tokens"
     """The unit of masking: tokens (Devlin et al. 2018), whole words, spans of words of geometric length (Joshi et al.
     2020), or n-grams of up to three words (Lan et al. 2020)."""
     static_masks: Annotated[int | None, ORDER] = Field(default=None, ge=1)
@@ -168,7 +168,7 @@ class OptimizerConfig(Section):
 class EngineConfig(Section):
     """How DeepSpeed runs the training. All keys but `precision` may change when a run is resumed."""
 
-    deepspeed: Annotated[str | dict[str, Any], SPEED] = "ds_config.json"
+    deepspeed: Annotated[str | dict[str, Any], SPEED | MEMORY] = "ds_config.json"
     """A DeepSpeed configuration file. "auto" is replaced by the recipe's value; a contradiction is an error."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], SPEED | MEMORY] = 1
     """What is partitioned over the ranks: 1 the optimizer state, 2 also gradients, 3 also weights."""
@@ -186,7 +186,7 @@ class EngineConfig(Section):
     (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
     compile: Annotated[bool, SPEED | MEMORY] = False
     """Compile each layer with torch.compile."""
-    deterministic: Annotated[bool, SPEED] = False
+    deterministic: Annotated[bool, SPEED | MEMORY] = False
     """On a GPU: use deterministic kernels only. On a CPU all kernels are."""
     data_workers: Annotated[int, SPEED] = Field(default=1, ge=0)
     """Data loader processes per rank; 0: batches are made in the training process."""

@@ -30,6 +30,8 @@ _PROBED_TOKENS = {"cpu": 256, "cuda": 16_384}
 blocks, and kernels for few tokens take other amounts."""
 _SHARE_OF_GPU = 0.9
 """Of the free memory; the rest is for fragmentation and the reduction's buffers."""
+_NOT_MEASURED = -1
+"""In place of a number of samples."""
 _SHARE_OF_HOST = 0.5
 """Of the free memory of a host, which other processes share."""
 
@@ -57,11 +59,17 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
         known = read_json_object(path, advice="remove it: what fits is then measured again")
     sizes = []
     for number, phase in enumerate(config.phases):
-        decides = _what_decides(config, ranks, number)
+        decides = _what_decides(config, run_dir, ranks, number)
         key = sha256_json(decides)[:16]
         fitting = ranks.broadcast(known.get(key, {}).get("fitting", 0))
         if fitting == 0:
-            fitting = ranks.all_reduce_min(_measure(config, run_dir, ranks, number, arriving))
+            mine, a_sample = _measure(config, run_dir, ranks, number, arriving)
+            fitting = ranks.all_reduce_min(mine)
+            if fitting == _NOT_MEASURED:
+                raise ValueError(
+                    f"engine.micro_batch=auto: two micro-batches of phases[{number}], one of twice the samples, took "
+                    "the same memory, which does not say how many fit; set engine.micro_batch to a number"
+                )
             if fitting < 1:
                 raise ValueError(
                     f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
@@ -69,7 +77,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
                     "a smaller model"
                 )
             log.info("engine.micro_batch: %d samples of %d tokens fit", fitting, phase.seq_len)
-            known[key] = {"fitting": fitting, **decides}
+            known[key] = {"fitting": fitting, "bytes_a_sample": a_sample, **decides}
         share = math.ceil(phase.batch_size / ranks.world_size)
         sizes.append(math.ceil(share / math.ceil(share / min(fitting, share))))
     if ranks.rank == 0:
@@ -77,21 +85,30 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
     return sizes
 
 
-def _what_decides(config: TrainingConfig, ranks: Ranks, phase: int) -> dict[str, Any]:
-    """All that how many samples fit depends on."""
+def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> dict[str, Any]:
+    """All that how many samples fit depends on, the smallest memory of all ranks included. A collective call."""
+    data = read_data_manifest(run_dir / "data")
     return {
         "world_size": ranks.world_size,
         "device": torch.cuda.get_device_name() if ranks.device.type == "cuda" else "cpu",
+        "memory": ranks.all_reduce_min(_memory(ranks)),
+        "torch": torch.__version__,
+        "vocabularies": [data.output_tokenizer.vocab_size, data.source_vocab_size],
+        "share": math.ceil(config.phases[phase].batch_size / ranks.world_size),
         **{key: part[phase] if key == "phases" else part for key, part in part_deciding(config, MEMORY).items()},
     }
 
 
-def _measure(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None) -> int:
-    """Samples that fit beside weights, gradients and state, from the memory that two micro-batches take."""
+def _measure(
+    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
+) -> tuple[int, float]:
+    """Samples that fit beside weights, gradients and state, and bytes of each, from the memory of two micro-batches."""
     parameters, a_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
+    if a_sample <= 0:
+        return _NOT_MEASURED, a_sample
     # The model that was tried out is gone: what is free is asked now.
     room = _room(config, ranks) - _resident_bytes(config, ranks, parameters) - alone
-    return int(room / a_sample)
+    return max(0, int(room / a_sample)), a_sample
 
 
 def _try_out(
@@ -106,10 +123,13 @@ def _try_out(
         checkpoint_activations(model, config.engine.activation_checkpointing)
     model = model.to(ranks.device, DTYPES[config.engine.precision])
     takes = _peak_on_gpu if ranks.device.type == "cuda" else _saved_on_cpu
+    # Steps of a ramp may have fewer samples than a micro-batch of the phase.
+    phases = [each.model_copy(update={"batch_ramp": []}) for each in config.phases]
+    without_ramps = config.model_copy(update={"phases": phases})
 
     def bytes_of(size: int) -> float:
         sizes = [size] * len(config.phases)
-        maker = BatchMaker.open(config, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
+        maker = BatchMaker.open(without_ramps, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
         step = maker.step(sum(earlier.steps for earlier in config.phases[:phase]))
         return takes(model, max(step.micro_batches, key=lambda batch: batch.tokens), ranks.device)
 
@@ -129,7 +149,7 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
         share: of a step, in samples.
 
     Returns:
-        Infinite bytes a sample if a single one is out of memory.
+        Infinite bytes a sample if a single one is out of memory; not more than 0 if the larger one took no more.
     """
     large = min(2 * max(2, _PROBED_TOKENS[device_type] // seq_len), share)
     while large > 0:
@@ -139,9 +159,22 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
         except torch.OutOfMemoryError:
             large //= 2
             continue
-        a_sample = max(1.0, (most - least) / (large - small))
+        a_sample = (most - least) / (large - small)
         return a_sample, max(0.0, most - large * a_sample)
     return math.inf, 0.0
+
+
+def _memory(ranks: Ranks) -> int:
+    """Bytes of this rank's device, or its part of the host's."""
+    if ranks.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(ranks.device)[1])
+    import psutil
+
+    return int(psutil.virtual_memory().total) // _ranks_on_host(ranks)
+
+
+def _ranks_on_host(ranks: Ranks) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
 
 
 def _room(config: TrainingConfig, ranks: Ranks) -> float:
@@ -150,8 +183,7 @@ def _room(config: TrainingConfig, ranks: Ranks) -> float:
         return _SHARE_OF_GPU * torch.cuda.mem_get_info(ranks.device)[0]
     import psutil
 
-    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
-    return _SHARE_OF_HOST * psutil.virtual_memory().available / on_this_host
+    return _SHARE_OF_HOST * psutil.virtual_memory().available / _ranks_on_host(ranks)
 
 
 def _resident_bytes(config: TrainingConfig, ranks: Ranks, parameters: int) -> float:

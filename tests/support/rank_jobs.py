@@ -10,8 +10,10 @@ from common.keyed import key_of
 from data_prep.dataset.shards import open_dataset
 from pretrain.config import TrainingConfig
 from pretrain.data.batches import BatchMaker
+from pretrain.data.index import build_indexes
 from pretrain.data.phases import share_of_rank
 from pretrain.engine.engine import Engine
+from pretrain.engine.micro_batch import micro_batch_sizes
 from pretrain.engine.ranks import Ranks
 from pretrain.models.build import build_model, first_weights, outline_model
 from pretrain.models.common.softmax_gradient import softmax_gradient_
@@ -184,6 +186,16 @@ def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:
     return ""
 
 
+def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
+    """The sizes that `engine.micro_batch: auto` finds, or why it finds none."""
+    config = read_config(run_dir)
+    build_indexes(run_dir / "index", open_dataset(run_dir / "data"), config)
+    try:
+        return micro_batch_sizes(config, run_dir, ranks)
+    except ValueError as error:
+        return str(error)
+
+
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     """What this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest
@@ -229,6 +241,15 @@ def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     state = {name: tensor.numpy().copy() for name, tensor in engine.state()[0].items()}
     engine.destroy()
     return {"most": most, "shapes": engine.parameters, "state": state}
+
+
+def refusal_at_start(ranks: Ranks, run_dir: Path) -> str:
+    """What a new run says that this rank refuses."""
+    try:
+        weights_at_start(ranks, run_dir)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray], str | None]:

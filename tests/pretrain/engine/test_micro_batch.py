@@ -1,13 +1,19 @@
 """engine.micro_batch=auto: how much memory a sample takes, from two micro-batches."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_jobs import found_micro_batches
+from rank_pool import RankPool
+from worker_runs import recipe
 
-from pretrain.engine.micro_batch import memory_line
+from pretrain.engine.micro_batch import REMEMBERED, memory_line
 
 
 def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int], float], list[int]]:
@@ -48,3 +54,44 @@ def test_a_sample_that_does_not_fit_takes_more_than_all_memory() -> None:
     bytes_of, tried = measured(1.0, 0.0, 0)
     assert memory_line(bytes_of, 512, 100, "cuda") == (float("inf"), 0.0)
     assert tried == [64, 32, 16, 8, 4, 2, 1]
+
+
+def test_two_micro_batches_that_take_the_same_say_nothing() -> None:
+    bytes_of, _ = measured(0.0, 2e6, 1_000)
+    assert memory_line(bytes_of, 128, 100, "cuda")[0] == 0.0
+
+
+@pytest.mark.ranks
+def test_a_ramp_does_not_change_what_a_sample_takes_and_what_decides_it_is_in_the_key(
+    pool: Callable[[int], RankPool], bert_data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "data").symlink_to(bert_data)
+    phase = {"seq_len": 16, "batch_size": 64, "steps": 9}
+
+    def found(**changes: Any) -> list[dict[str, Any]]:
+        """What is remembered after a start with this recipe; the newest measurement is the last."""
+        content = recipe(engine__micro_batch="auto", objective__name="mlm", **changes)
+        (run_dir / "recipe.json").write_text(json.dumps(content))
+        (sizes,) = pool(1).run(found_micro_batches, run_dir)
+        assert all(1 <= size <= 64 for size in sizes)
+        return list(json.loads((run_dir / REMEMBERED).read_text()).values())
+
+    (ramped,) = found(phases=[{**phase, "batch_ramp": [{"steps": 2, "batch_size": 8}]}])
+    (run_dir / REMEMBERED).unlink()
+    (plain,) = found(phases=[phase])
+    assert plain["bytes_a_sample"] == ramped["bytes_a_sample"] > 16 * 100
+    for number, changes in enumerate(
+        (
+            {"phases": [{**phase, "seq_len": 48}]},
+            {"phases": [phase], "engine__precision": "bf16"},
+            {"phases": [phase], "engine__zero_stage": 2},
+            {"phases": [phase], "engine__activation_checkpointing": "full"},
+            {"phases": [phase], "model__layers": 3},
+            {"phases": [phase], "objective__mask_rate": 0.5},
+        )
+    ):
+        assert len(found(**changes)) == 2 + number
+        assert len(found(**changes)) == 2 + number
+    assert {"memory", "torch", "vocabularies", "device", "world_size"} < set(plain)
