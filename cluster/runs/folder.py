@@ -21,7 +21,7 @@ from common.json_lines import append_row
 from common.lease import HeldError
 from pretrain.checkpoint.verify import newest_step
 from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
-from pretrain.run.check_resume import check_steps_left
+from pretrain.run.check_start import check_steps_left
 from pretrain.run.files import checkpoints_of
 
 _Result = TypeVar("_Result")

@@ -24,11 +24,12 @@ from common.json_lines import read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
 from eval.health import diagnosis
+from pretrain.checkpoint.huggingface_import import is_huggingface
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.data.word_vectors import build_word_vectors
 from pretrain.environment import MLFLOW_RUN_ID
-from pretrain.run.check_resume import check_not_lost
+from pretrain.run.check_start import check_first_weights, check_not_lost
 
 if TYPE_CHECKING:
     from cluster.tracking.tracker import Tracker
@@ -78,6 +79,9 @@ def run_stages(
         run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
         if "train" in wanted and run.checkpoint is None:
             check_not_lost(folder, run.checkpoints)
+            # Which heads a Hugging Face model lacks is known when its weights are read.
+            parent = recipe.model.init_from
+            check_first_weights(recipe.model, ["word_bias"] if parent and is_huggingface(Path(parent)) else [])
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
             raise ValueError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "

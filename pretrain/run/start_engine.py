@@ -16,11 +16,12 @@ from pretrain.checkpoint.restore import check_fits, restore
 from pretrain.checkpoint.train_state import TrainState
 from pretrain.config import TrainingConfig
 from pretrain.data.word_vectors import open_word_vectors
-from pretrain.engine.engine import Engine
+from pretrain.engine.engine import Engine, Fill
 from pretrain.engine.ranks import Ranks
-from pretrain.models.build import Model, draw, first_weights, outline_model
+from pretrain.models.build import Model, first_weights, outline_model
 from pretrain.models.families import FAMILIES
 from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
+from pretrain.run.check_start import check_first_weights
 from pretrain.run.files import checkpoints_of, read_config
 from pretrain.run.reference_losses import unigram_log_probabilities
 
@@ -51,18 +52,13 @@ def start_engine(
     """
     model = outline_model(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        unigram = None
-        if config.model.output_bias == "unigram":
-            unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
-        vectors = None
-        if config.model.word_init == "cooccurrences":
-            vectors = open_word_vectors(run_dir / "index", data.fingerprint, config.model.embedding)
-        fill = first_weights(config.model, config.seed, unigram, vectors)
-        engine = Engine(config, model, ranks, micro_batch, fill)
+        engine = Engine(config, model, ranks, micro_batch, _fill(config, run_dir, data))
         return Start(engine, TrainState(), None)
     own = resume_from >= 0
     if not own and is_huggingface(Path(config.model.init_from or "")):
-        return _begin_with_huggingface(config, model, data, ranks, micro_batch)
+        return _begin_with_huggingface(config, run_dir, model, data, ranks, micro_batch)
+    if not own:
+        check_first_weights(config.model)
     folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
     with CheckpointReader(folder) as reader:
         saved = reader.manifest
@@ -85,8 +81,18 @@ def start_engine(
     return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
 
 
+def _fill(config: TrainingConfig, run_dir: Path, data: Manifest) -> Fill:
+    """The first weights of a new model, with what it takes from the text."""
+    unigram = vectors = None
+    if config.model.output_bias == "unigram":
+        unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
+    if config.model.word_init == "cooccurrences":
+        vectors = open_word_vectors(run_dir / "index", data.fingerprint, config.model.embedding)
+    return first_weights(config.model, config.seed, unigram, vectors)
+
+
 def _begin_with_huggingface(
-    config: TrainingConfig, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
+    config: TrainingConfig, run_dir: Path, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
 ) -> Start:
     """With the weights of a Hugging Face model; heads that it does not have are initialised as in any new run."""
     source = Path(config.model.init_from or "")
@@ -104,11 +110,13 @@ def _begin_with_huggingface(
             "data with its tokenizer"
         )
     lacking = [name for name, _ in model.named_parameters() if name not in weights]
+    check_first_weights(config.model, lacking)
     if lacking:
         log.info("%s has no %s: initialised at random with seed %d", source, ", ".join(lacking), config.seed)
+    fill = _fill(config, run_dir, data)
     for name in lacking:
         weights[name] = torch.empty(model.get_parameter(name).shape)
-        draw(config.model, name, weights[name], config.seed)
+        fill(name, weights[name])
     engine = Engine(config, model, ranks, micro_batch)
     wanted = [(name, slice(start, start + numel)) for _, name, start, numel in engine.wanted(with_state=False)]
     engine.restore((weights[name].reshape(-1)[part] for name, part in wanted), None, {})

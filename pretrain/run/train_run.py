@@ -36,7 +36,7 @@ from pretrain.engine.peak_flops import matmul_rate
 from pretrain.engine.ranks import Ranks
 from pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
 from pretrain.run.changes import training_part
-from pretrain.run.check_resume import check_not_lost, check_steps_left
+from pretrain.run.check_start import check_not_lost, check_steps_left
 from pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
 from pretrain.run.loop import Hooks, train
 from pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start

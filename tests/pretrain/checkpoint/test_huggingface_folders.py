@@ -18,17 +18,18 @@ from huggingface import (
     theirs_of,
 )
 from kinds_of_families import TEXT_FAMILIES
-from rank_jobs import weights_at_start
+from rank_jobs import refusal_at_start, weights_at_start
 from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
 from worker_runs import recipe
 
-from data_prep.dataset.manifest import read_data_manifest
+from data_prep.dataset.manifest import read_data_manifest, read_token_counts
 from pretrain.checkpoint.huggingface_export import export_model
 from pretrain.checkpoint.huggingface_import import content_hash, import_model
 from pretrain.models.build import build_model, initialise, outline_model
 from pretrain.models.config import ModelConfig
 from pretrain.models.huggingface_weights import from_huggingface, to_huggingface
+from pretrain.run.reference_losses import unigram_log_probabilities
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -273,16 +274,19 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
     config = config_of("bert", 2, 32, 2, 64)
     vocab_size = read_data_manifest(bert_data).tokenizer.vocab_size
 
-    def begin(size: int, **model: Any) -> tuple[dict[str, Any], str | None]:
+    def begin(
+        size: int, job: Callable[..., Any] = weights_at_start, name: str = "BertForMaskedLM", **model: Any
+    ) -> Any:
         source, run_dir = tmp_path / f"model-{size}", tmp_path / "run"
-        theirs_of(config, name="BertForMaskedLM", vocab_size=size).save_pretrained(source)
+        shutil.rmtree(source, ignore_errors=True)
+        theirs_of(config, name=name, vocab_size=size).save_pretrained(source)
         run_dir.mkdir(exist_ok=True)
         if not (run_dir / "data").exists():
             (run_dir / "data").symlink_to(bert_data)
         sizes = {"family": "bert", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
         content = recipe(model={**sizes, "init_from": str(source), **model})
         (run_dir / "recipe.json").write_text(json.dumps(content))
-        (result,) = pool(1).run(weights_at_start, run_dir)
+        (result,) = pool(1).run(job, run_dir)
         return result
 
     found, parent = begin(vocab_size)
@@ -296,7 +300,16 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
             lacking.add(name.split(".")[0])
         assert (torch.from_numpy(found[name]) == expected.get(name, parameter.detach()).flatten()).all(), name
     assert lacking == {"pooler", "next_sentence"}
-    with pytest.raises(AssertionError, match=rf"vocab_size={vocab_size + 1}, and this run vocab_size={vocab_size};"):
-        begin(vocab_size + 1)
-    with pytest.raises(AssertionError, match="layers=2, max_positions=64, and this run layers=3, max_positions=80;"):
-        begin(vocab_size, layers=3, max_positions=80)
+    assert f"vocab_size={vocab_size + 1}, and this run vocab_size={vocab_size};" in begin(
+        vocab_size + 1, refusal_at_start
+    )
+    assert "layers=2, max_positions=64, and this run layers=3, max_positions=80;" in begin(
+        vocab_size, refusal_at_start, layers=3, max_positions=80
+    )
+    for key, value, default in (("output_bias", "unigram", "zeros"), ("word_init", "cooccurrences", "random")):
+        said = begin(vocab_size, refusal_at_start, **{key: value})
+        assert f"model.{key}={value} is for weights that begin at random" in said
+        assert f"set model.{key}={default}, or remove init_from" in said
+    found, _ = begin(vocab_size, name="BertModel", output_bias="unigram")  # without the head that has the bias
+    data = read_data_manifest(bert_data)
+    assert found["word_bias"] == pytest.approx(unigram_log_probabilities(read_token_counts(bert_data, data)))

@@ -1,5 +1,7 @@
-"""What a start must not do without a word: begin anew where checkpoints are missing, or go on behind the last step."""
+"""What a start must not do without a word: begin anew where checkpoints are missing, go on behind the last step, or
+ignore first values for weights that it takes from elsewhere."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from common.json_lines import read_rows
@@ -7,6 +9,7 @@ from common.storage import open_folder
 from pretrain.checkpoint.owner import read_owner
 from pretrain.config import TrainingConfig
 from pretrain.data.phases import total_steps
+from pretrain.models.config import ModelConfig
 
 _STEP = "step-"
 
@@ -50,3 +53,20 @@ def check_steps_left(run_dir: Path, config: TrainingConfig, step: int) -> None:
             f"{run_dir} is trained to step {step}, and its phases now have {last} steps; raise phases[].steps to "
             f"{step} or more in all, or set name=… for a new run"
         )
+
+
+def check_first_weights(model: ModelConfig, lacking: Collection[str] = ()) -> None:
+    """Refuse first values for weights that `model.init_from` has, where they would be ignored.
+
+    Args:
+        lacking: the parameters that it does not have.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key, default, parameter in (("output_bias", "zeros", "word_bias"), ("word_init", "random", "word.weight")):
+        if model.init_from is not None and getattr(model, key) != default and parameter not in lacking:
+            raise ValueError(
+                f"model.{key}={getattr(model, key)} is for weights that begin at random, and model.init_from="
+                f"{model.init_from} has these weights; set model.{key}={default}, or remove init_from"
+            )

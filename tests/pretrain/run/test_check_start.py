@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rank_jobs import refusal_of_worker, run_worker
+from rank_jobs import refusal_at_start, refusal_of_worker, run_worker
 from rank_pool import RankPool
+from tiny_runs import SIZES, make_run
 from worker_runs import newest, recipe, rows
 
 from common.json_lines import append_row
 from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.run.check_resume import check_not_lost
+from pretrain.run.check_start import check_not_lost
 
 STEPS = 4
 
@@ -42,6 +43,19 @@ def test_a_volume_that_is_not_mounted_is_no_reason_to_begin_anew(
     volume.rmdir()
     away.rename(volume)
     assert pool(1).run(run_worker, run_dir) == [0] and rows(run_dir) == before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("key", "value"), [("output_bias", "unigram"), ("word_init", "cooccurrences")])
+def test_first_values_for_weights_that_the_parent_has_are_refused(
+    pool: Callable[[int], RankPool], bert_data: Path, tmp_path: Path, key: str, value: str
+) -> None:
+    parent, child = make_run(tmp_path / "parent", bert_data, "bert"), begin(tmp_path / "child", bert_data, None)
+    content = json.loads((child / "recipe.json").read_text())
+    content["model"] |= {**SIZES, "init_from": str(parent), key: value}
+    (child / "recipe.json").write_text(json.dumps(content))
+    (said,) = pool(1).run(refusal_at_start, child)
+    assert f"model.{key}={value} is for weights that begin at random, and model.init_from={parent} has these" in said
 
 
 @pytest.mark.ranks
