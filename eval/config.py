@@ -73,7 +73,8 @@ class TrialSettings(Section):
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
     stride: Annotated[_Count, FINE_TUNING] = 128
-    """Answer spans: tokens from the start of a window of a long context to the start of the next one."""
+    """Answer spans: tokens from the start of a window of a long context to the start of the next one; at most half of
+    the context's tokens in a window."""
     document_context: Annotated[bool, FINE_TUNING] = False
     """Tagging: fill a sentence's sequence with the neighbouring sentences of its document."""
     features: Annotated[Features | None, FINE_TUNING] = None

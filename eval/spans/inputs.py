@@ -23,7 +23,7 @@ from eval.inputs import Encoded
 from eval.spans.windows import Window, windows
 from eval.tasks.task import Example, Task
 
-_FORMAT = 1
+_FORMAT = 2
 _TASK = "task.json"
 _QUESTIONS = "questions.json"
 _ANSWERED = ("dev", "test")

@@ -58,7 +58,8 @@ def windows(
     Args:
         causal: the null position is the last token, which sees all others; otherwise it is the first one.
         seq_len: maximum length of a window in tokens, with the frame.
-        stride: tokens of the context from the start of a window to the start of the next one.
+        stride: tokens of the context from the start of a window to the start of the next one; at most half of the
+            context's tokens in a window, so that answers of up to as many lie within one.
         max_question: maximum length of a question in tokens; longer ones are cut.
 
     Raises:
@@ -109,7 +110,7 @@ def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """The first token of each window of a context, and the one behind its last."""
     parts = [(0, min(room, tokens))]
     while parts[-1][1] < tokens:
-        begin = parts[-1][0] + min(stride, room)
+        begin = parts[-1][0] + min(stride, max(1, room // 2))
         parts.append((begin, min(begin + room, tokens)))
     return parts
 

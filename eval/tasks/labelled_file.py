@@ -305,21 +305,22 @@ def _examples(
 
 
 def _rows(path: Path, own: _OwnTask) -> Rows:
-    """Each row's texts, then its label."""
+    """Each row's texts, then its label, without the space around it: "good " is no other label than "good"."""
     texts = [own.fields.text] if isinstance(own.fields.text, str) else own.fields.text
     assert texts and own.fields.label
     names = [*texts, *(own.fields.choices or []), own.fields.label]
     match _format(path, own):
         case "csv":
-            return columns_of(path, csv_rows(path), names)
+            rows = columns_of(path, csv_rows(path), names)
         case "tsv":
-            return columns_of(path, tsv_rows(path), names)
+            rows = columns_of(path, tsv_rows(path), names)
         case "jsonl":
-            return json_rows(path, names)
+            rows = json_rows(path, names)
         case "conll":
             raise ValueError(
                 f"{path}: a column file is for tagging, and kind is {own.kind}; set format: csv, tsv or jsonl"
             )
+    return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
 
 
 def _format(path: Path, own: _OwnTask) -> _Format:

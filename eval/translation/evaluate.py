@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from data_prep.rules.pairs import clean_side
 from eval.inference.beam_search import Search
 from eval.inference.trained_model import TrainedModel
 from eval.inference.translate import translate
@@ -24,7 +25,8 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
     Raises:
         ValueError: the model does not translate, or sacrebleu is not installed.
     """
-    sources, references = ([example.texts[side] for example in task.test] for side in (0, 1))
+    # As the pairs were that the model has learned its spelling from.
+    sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))
     floors: dict[str, float] = {}
     for name, answers in (("the source", sources), ("frequent words", [frequent_words(references)] * len(references))):
         floor, more, _ = scores(answers, references)

@@ -9,7 +9,7 @@ from common.files import open_regular
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, line ends as they are.
+    """The text of a file, line ends as they are, without a byte-order mark.
 
     Raises:
         ValueError: it is missing, not a regular file, not UTF-8, or has nothing but whitespace.
@@ -17,7 +17,7 @@ def read_text(path: Path) -> str:
     try:
         with open_regular(path) as file:
             content = file.read()
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}, line {line}: expected UTF-8; get the official file again") from None

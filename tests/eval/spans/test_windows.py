@@ -120,11 +120,20 @@ def test_windows_cover_the_context_and_each_token_has_most_context_in_one(
         for i, (start, end) in enumerate(zip(window.starts, window.ends, strict=True)):
             assert _PIECES[window.ids[window.second_starts + i]] == example.texts[1][start:end]
     room += 3 - cut
-    assert [start for start, _ in spans] == [i * min(stride, room) for i in range(len(spans))]
+    assert [start for start, _ in spans] == [i * min(stride, max(1, room // 2)) for i in range(len(spans))]
     assert all(length == room for _, length in spans[:-1]) and sum(spans[-1]) == words
     for number, (window, (start, _)) in enumerate(zip(found, spans, strict=True)):
         wanted = [_max_context(spans, start + i) == number for i in range(len(window.starts))]
         assert window.has_max_context.tolist() == wanted
+
+
+@given(st.integers(2, 12), st.integers(1, 200), st.integers(0, 39), st.integers(1, 12))
+def test_no_answer_of_half_a_window_is_in_none(room: int, stride: int, first: int, length: int) -> None:
+    context, last = " ".join("ab"[i % 2] for i in range(40)), min(39, first + min(length, room // 2) - 1)
+    example = Example(("n", context), (2 * first, 2 * last + 1))
+    assert any(
+        window.start for window in windows([example], _WORDPIECE, _BERT, False, 4 + room, stride, max_question=1)
+    )
 
 
 def _learned(window: Window, context: str) -> str:

@@ -1,5 +1,6 @@
 """200 pairs learned by heart, from the texts to BLEU: a model that cannot do that has a part that is broken."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,6 @@ def test_they_are_learned(family: dict[str, Any], steps: int, lr: float, tmp_pat
     row, predictions = evaluate_translation(trained, task)
     assert len(predictions["predicted"]) == len(learned)
     assert row["value"] > 90 > 5 > row["other_metrics"]["BLEU of the source"]
+    # What the pairs were cleaned of before training is no difference between a translation and its reference.
+    dirty = tuple(Example((f" {source}\t", target.replace(" ", "  \ufeff"))) for source, target in learned)
+    assert evaluate_translation(trained, replace(task, test=dirty)) == (row, predictions)

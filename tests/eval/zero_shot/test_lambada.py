@@ -75,6 +75,10 @@ def test_both_official_formats_are_read(tmp_path: Path) -> None:
     plain.write_text("\n".join(text.replace("\n", " ") for text in passages) + "\n")
     assert read_lambada(lines) == passages
     assert read_lambada(plain) == tuple(text.replace("\n", " ") for text in passages)
+    for path in (lines, plain):  # as editors of Windows save a file
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_lambada(lines) == passages
+    assert read_lambada(plain) == tuple(text.replace("\n", " ") for text in passages)
 
 
 @pytest.mark.parametrize(
