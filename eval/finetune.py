@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from common.keyed import key_of
 from eval.config import TrialSettings
 from eval.inputs import batches
+from pretrain.optim.norms import clip_grad_norm_
 
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50

@@ -22,6 +22,7 @@ from pretrain.models.build import Model
 from pretrain.models.families import FAMILIES
 from pretrain.objectives.batch import Batch
 from pretrain.optim.lamb import Lamb
+from pretrain.optim.norms import clip_grad_norm_
 from pretrain.optim.optimizers import MOMENTS, build_optimizer
 from pretrain.optim.slices import held_slices, owned_slices, whole_shape
 
@@ -208,7 +209,7 @@ class Engine:
         DeepSpeed's all-reduce and the update. Without gradients an optimizer changes nothing."""
 
         def guard(*_: object) -> None:
-            norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf))
+            norm = float(clip_grad_norm_(self.module.parameters(), clip_norm))
             self._last_of_stage_0 = StepResult(norm, math.isfinite(norm))
             if not math.isfinite(norm):
                 self.module.zero_grad(set_to_none=True)

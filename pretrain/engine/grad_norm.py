@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.optim.norms import squared_norms
+
 
 def read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], None]) -> None:
     """Make DeepSpeed's ZeRO optimizer of stage 1, 2 or 3 copy the gradient's norm to the host and read nothing else.
@@ -19,14 +21,12 @@ def read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], No
     """
 
     def group_norm(gradients: Iterable[Tensor], parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-        """The norm of a parameter group's gradients over all ranks, () on the device; to the bit DeepSpeed's."""
+        """The norm of a parameter group's gradients over all ranks, float64 () on the device."""
         assert norm_type == 2.0
         real = (gradient.detach() for gradient in gradients if not getattr(gradient, "_zero_padding", False))
         each = [gradient for gradient, _ in zip(real, parameters, strict=False)]
-        norms = list(torch._foreach_norm(each, dtype=torch.float64)) if each else []
         none = torch.zeros((), dtype=torch.float64, device=zero.device)
-        square = torch.stack(norms).square().sum() if norms else none
-        square = square if stage == 3 else square.float()
+        square = squared_norms(each).sum() if each else none
         all_reduce_sum_(square)
         return square.sqrt()
 

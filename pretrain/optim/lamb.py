@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.optim.norms import squared_norms
 from pretrain.optim.slices import Slice
 
 # On a CPU, runs of this many elements stay in the cache during all operations, which is faster than whole buffers.
@@ -37,8 +38,8 @@ class _Pending:
     owners: Tensor
     weights: list[Tensor]
     updates: list[Tensor]
-    weight_norms: list[Tensor]
-    update_norms: list[Tensor]
+    squares: list[Tensor]
+    """Of each run, float64 (2, slices): the squared norms of weights and updates."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -131,8 +132,7 @@ class Lamb(torch.optim.Optimizer):
 
         squares = torch.zeros(2, len(self._names), dtype=torch.float64, device=device)
         for update in pending:
-            norms = torch.stack([*update.weight_norms, *update.update_norms]).view(2, -1)
-            squares.index_add_(1, update.owners, norms.double().square())
+            squares.index_add_(1, update.owners, torch.cat(update.squares, 1))
         self._all_reduce(squares)
         weight_norms, update_norms = squares.sqrt()
         ratios = (weight_norms / update_norms).clamp(max=self._max_trust)
@@ -150,7 +150,7 @@ class Lamb(torch.optim.Optimizer):
         exp_avg, exp_avg_sq, step = self._advance(flat)
         buffers = flat.view(-1), flat.grad.reshape(-1), exp_avg.view(-1), exp_avg_sq.view(-1), room
         layout = self._layouts[flat]
-        pending = _Pending(group["lr"], layout.owners, [], [], [], [])
+        pending = _Pending(group["lr"], layout.owners, [], [], [])
         for run in layout.runs:
             weight, grad, mean, square, update = (buffer[run[0].start : run[-1].stop] for buffer in buffers)
             torch.mul(weight, group["weight_decay"], out=update)
@@ -159,8 +159,7 @@ class Lamb(torch.optim.Optimizer):
             weights, updates = [buffers[0][piece] for piece in run], [room[piece] for piece in run]
             pending.weights.extend(weights)
             pending.updates.extend(updates)
-            pending.weight_norms.extend(torch._foreach_norm(weights))
-            pending.update_norms.extend(torch._foreach_norm(updates))
+            pending.squares.append(squared_norms([*weights, *updates]).view(2, -1))
         return pending
 
     def _advance(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
