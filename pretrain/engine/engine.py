@@ -121,7 +121,11 @@ class Engine:
         self._deepspeed.step()
         if self._stage == 0:
             return self._last_of_stage_0
-        return StepResult(float(self._deepspeed.get_global_grad_norm()), self._deepspeed.was_step_applied())
+        applied: bool = self._deepspeed.was_step_applied()
+        if self._stage < 3 and not applied:
+            # With an offloaded optimizer DeepSpeed keeps the gradient, NaN included, and would add the next one to it.
+            self._zero.averaged_gradients.clear()
+        return StepResult(float(self._deepspeed.get_global_grad_norm()), applied)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -139,7 +143,7 @@ class Engine:
 
     def state(self) -> tuple[dict[str, Tensor], int, dict[str, float]]:
         """What a checkpoint holds: views of the slices that this rank owns as "KIND/NAME@START" -> float32 (numel,),
-        the number of updates so far, and under fp16 the loss scaler's counters."""
+        the number of updates so far, and the counters of a dynamic loss scale."""
         tensors = {}
         for piece in self.slices:
             state = self._optimizer.state[piece.flat]
@@ -147,8 +151,7 @@ class Engine:
             for kind in MOMENTS:
                 tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.of(state[kind])
         updates = int(self._optimizer.state[self.slices[-1].flat]["step"]) if self.slices else 0
-        counters = {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE if hasattr(self._scaler, key)}
-        return tensors, updates, counters
+        return tensors, updates, self._scaler_state()
 
     def wanted(self, with_state: bool) -> list[tuple[str, str, int, int]]:
         """The slices that `restore` takes, as (kind, parameter, start, elements)."""
@@ -162,7 +165,7 @@ class Engine:
         Args:
             values: float32, one for each of `wanted`, in that order.
             updates: the number of updates behind the moments; None leaves moments and `counters` as they are.
-            counters: from `state`.
+            counters: from `state`; used where the loss scale is dynamic here and was there.
         """
         for piece in self._held:
             piece.of(piece.flat.detach()).copy_(next(values))
@@ -172,8 +175,8 @@ class Engine:
                 for kind in MOMENTS:
                     piece.of(state[kind]).copy_(next(values))
         self._spread_weights()
-        for key, value in counters.items() if updates is not None else ():
-            if hasattr(self._scaler, key):
+        if updates is not None and self._scaler_state().keys() == counters.keys():
+            for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
 
     def numbers(self) -> dict[str, float]:
@@ -183,6 +186,11 @@ class Engine:
     def destroy(self) -> None:
         """Free the memory."""
         self._deepspeed.destroy()
+
+    def _scaler_state(self) -> dict[str, float]:
+        """Empty where the loss scale is not adapted: a scale that ds_config.json fixes is a setting, and no state."""
+        adapted = self._scaler is not None and self._scaler.dynamic
+        return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if adapted else {}
 
     def _allocate_state(self, flat: Tensor) -> None:
         """As the optimizers do in their first step: it may be a skipped one, and a checkpoint needs the state."""

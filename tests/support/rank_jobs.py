@@ -29,7 +29,7 @@ from pretrain.run.train_run import train_run
 VOCABULARY = 61
 
 
-def some_batches(seed: int, step: int, sequences: int, max_seqlen: int) -> list[Inputs]:
+def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Inputs]:
     """One masked sentence pair a sequence, with different numbers of masked pieces."""
     pairs = []
     for number in range(sequences):
@@ -38,11 +38,11 @@ def some_batches(seed: int, step: int, sequences: int, max_seqlen: int) -> list[
         masked = np.sort(rng.choice(length, size=int(rng.integers(1, length // 2)), replace=False))
         pairs.append(
             {
-                "input_ids": rng.integers(0, VOCABULARY, length),
+                "input_ids": rng.integers(0, vocab_size, length),
                 "segments": rng.integers(0, 2, length),
                 **layout([length]),
                 "masked_at": masked,
-                "masked_ids": rng.integers(0, VOCABULARY, masked.size),
+                "masked_ids": rng.integers(0, vocab_size, masked.size),
                 "is_random_next": rng.integers(0, 2, 1),
             }
         )
@@ -158,6 +158,27 @@ def norm_of_equal_passes(ranks: Ranks, settings: dict[str, Any], passes: int) ->
     norm = engine.step(1e-3).grad_norm
     engine.destroy()
     return {"norm": norm, "offsets": offsets}
+
+
+def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> tuple[float, float]:
+    """The loss scale after five steps, and after its checkpoint is resumed from with other settings, on one rank."""
+    engines = []
+    for settings in (first, second):
+        config = TrainingConfig.model_validate(settings)
+        fill = first_weights(config.model, config.seed)
+        engines.append(Engine(config, outline_model(config.model, VOCABULARY), ranks, 1, fill))
+    before, after = engines
+    for step in range(5):
+        batch = batch_of(some_batches(config.seed, step, 1, 16)[0])
+        before.forward_backward(batch, {name: float(count) for name, count in batch.counts.items()})
+        before.step(1e-3)
+    state, updates, counters = before.state()
+    values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.wanted(with_state=True))
+    after.restore(values, updates, counters)
+    scales = before.numbers()["loss_scale"], after.numbers()["loss_scale"]
+    for engine in engines:
+        engine.destroy()
+    return scales
 
 
 def compiled_gradients(

@@ -1,6 +1,8 @@
 """What training means, without ranks, shards, micro-batches or DeepSpeed: a plain loop over whole tensors."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +16,27 @@ from pretrain.models.build import build_model, decays, initialise
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 
 
-def train_plainly(settings: dict[str, Any], steps: int, sequences: int) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses and final weights of the same training as `rank_jobs.train_on_pairs`."""
+@dataclass
+class PlainTraining:
+    """What was seen of each step, and the final weights."""
+
+    weights: dict[str, Tensor]
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+
+def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped: tuple[int, ...] = ()) -> PlainTraining:
+    """The same training as `rank_jobs.train_on_pairs`.
+
+    Args:
+        skipped: steps whose gradient is thrown away.
+    """
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, VOCABULARY)
     initialise(model, config.seed)
     update: Update = {"adamw": adamw, "lamb": lamb}[config.optimizer.name]
     state: dict[str, dict[str, Any]] = {}
-    losses = []
+    seen = PlainTraining({name: weight.detach() for name, weight in model.named_parameters()})
     for step in range(steps):
         batches = [batch_of(pair) for pair in some_batches(config.seed, step, sequences, 16)]
         model.zero_grad()
@@ -31,17 +46,27 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int) -> tuple
             for name in batch.counts:
                 loss = loss + sums[name] / sum(other.counts[name] for other in batches)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        global_norm = math.hypot(*map(norm, gradients))
+        seen.losses.append(float(loss.detach()))
+        seen.norms.append(global_norm)
+        if step in skipped:
+            continue
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 assert weight.grad is not None
+                weight.grad.mul_(min(1.0, config.optimizer.clip_norm / (global_norm + 1e-6)))
                 excluded = not decays(name)
                 decay = 0.0 if excluded else config.optimizer.weight_decay
                 settings_ = config.optimizer.model_copy(update={"weight_decay": decay})
                 moments = state.setdefault(name, {"excluded": excluded, "t": 0})
                 update(name, weight, weight.grad, settings_, config.phases[0].lr, moments)
-        losses.append(float(loss.detach()))
-    return losses, {name: weight.detach() for name, weight in model.named_parameters()}
+    return seen
+
+
+def norm(tensor: Tensor) -> float:
+    """In float64: torch's float32 norm of a large tensor is too small."""
+    return float(tensor.detach().double().norm())
 
 
 def adamw(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
@@ -53,10 +78,9 @@ def adamw(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: 
 def lamb(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
     """You et al. 2020, algorithm 2, line by line; phi is a cut-off of the ratio."""
     update = _adam_direction(weight, grad, config, state) + config.weight_decay * weight
-    ratio = weight.norm() / update.norm()
-    if state["excluded"] or weight.norm() == 0 or update.norm() == 0:
-        ratio = torch.tensor(1.0)
-    weight.sub_(lr * min(float(ratio), config.max_trust) * update)
+    of_weight, of_update = norm(weight), norm(update)
+    plain = state["excluded"] or of_weight == 0 or of_update == 0
+    weight.sub_(lr * (1.0 if plain else min(of_weight / of_update, config.max_trust)) * update)
 
 
 def _adam_direction(weight: Tensor, grad: Tensor, config: OptimizerConfig, state: dict[str, Any]) -> Tensor:

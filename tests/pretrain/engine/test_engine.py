@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rank_jobs import begin_training, norm_of_equal_passes, train_on_pairs
+from rank_jobs import begin_training, loss_scales, norm_of_equal_passes, train_on_pairs
 from rank_pool import RankPool
-from reference import train_plainly
+from reference import PlainTraining, train_plainly
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
@@ -20,6 +20,8 @@ LR = {"lamb": 2e-2, "adamw": 2e-3}
 PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 8e-2), "fp16": (5e-4, 6e-3)}
 """How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32. In bf16 an
 element whose gradient is about zero has the sign of its rounding, and Adam makes a whole step of it."""
+NORMS = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 5e-3}
+"""How far norms of gradients (relative) may be."""
 PLACES = [
     (stage, offload)
     for stage in (0, 1, 2, 3)
@@ -52,6 +54,14 @@ SHORT = {
 }
 
 
+SHORT_OFFLOADED = (
+    ("fp32", 3, "optimizer+weights"),
+    ("bf16", 1, "optimizer"),
+    ("fp16", 2, "optimizer"),
+    ("bf16", 3, "optimizer"),
+)
+
+
 def case(*parts: Any) -> Any:
     marks = [] if parts in SHORT else [pytest.mark.long]
     return pytest.param(*parts, marks=marks, id="-".join(map(str, parts)))
@@ -75,9 +85,8 @@ def settings(optimizer: str, precision: str = "fp32", stage: int = 1, offload: s
 
 
 @cache
-def plainly(optimizer: str) -> tuple[list[float], dict[str, NDArray[np.float32]]]:
-    losses, weights = train_plainly(settings(optimizer), STEPS, SEQUENCES)
-    return losses, {name: weight.numpy() for name, weight in weights.items()}
+def plainly(optimizer: str, steps: int = STEPS, skipped: tuple[int, ...] = ()) -> PlainTraining:
+    return train_plainly(settings(optimizer), steps, SEQUENCES, skipped)
 
 
 def gathered(results: list[dict[str, Any]], kind: str) -> dict[str, NDArray[np.float32]]:
@@ -96,17 +105,21 @@ def gathered(results: list[dict[str, Any]], kind: str) -> dict[str, NDArray[np.f
     return whole
 
 
-def deviations(results: list[dict[str, Any]], optimizer: str) -> tuple[float, float]:
+def deviations(results: list[dict[str, Any]], expected: PlainTraining) -> tuple[float, float]:
     """The largest of losses (relative) and of weights (absolute) from the plain loop.
 
     Attention's key bias is left out: it has no influence on the loss, so that its gradient is nothing but rounding,
     which Adam's division makes as large as any other.
     """
-    losses, weights = plainly(optimizer)
     found = gathered(results, "weight")
-    of_losses = max(abs(ours - theirs) / theirs for ours, theirs in zip(results[0]["losses"], losses, strict=True))
-    compared = [name for name in weights if not name.endswith("attention.key.bias")]
-    return of_losses, max(float(np.abs(found[name] - weights[name]).max()) for name in compared)
+    compared = [name for name in expected.weights if not name.endswith("attention.key.bias")]
+    of_weights = max(float(np.abs(found[name] - expected.weights[name].numpy()).max()) for name in compared)
+    return largest(results[0]["losses"], expected.losses), of_weights
+
+
+def largest(ours: list[float], theirs: list[float]) -> float:
+    """The largest relative deviation."""
+    return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -123,26 +136,27 @@ def test_thirty_steps_are_those_of_a_plain_loop(
     pool: Pool, table: list[str], optimizer: str, precision: str, ranks: int, stage: int, offload: str
 ) -> None:
     results = pool(ranks).run(train_on_pairs, settings(optimizer, precision, stage, offload), STEPS, SEQUENCES)
-    of_losses, of_weights = deviations(results, optimizer)
+    expected = plainly(optimizer)
+    of_losses, of_weights = deviations(results, expected)
     table.append(
         f"{optimizer:9}  {precision:9}  {ranks:5}  {stage:5}  {offload:17}  {of_losses:25.1e}  {of_weights:10.1e}"
     )
     loss_bound, weight_bound = PRECISIONS[precision]
     assert of_losses < loss_bound and of_weights < weight_bound
+    assert largest(results[0]["norms"], expected.norms) < NORMS[precision]
     for other in results[1:]:
         assert other["losses"] == results[0]["losses"]
         assert all(np.array_equal(values, results[0]["module"][name]) for name, values in other["module"].items())
     assert results[0]["updates"] == STEPS
-    _, weights = plainly(optimizer)
-    first = train_plainly(settings(optimizer), 0, SEQUENCES)[1]
-    moved = max(float(np.abs(weights[name] - first[name].numpy()).max()) for name in weights)
+    first = plainly(optimizer, 0).weights
+    moved = max(float((weight - first[name]).abs().max()) for name, weight in expected.weights.items())
     assert moved > 0.01, "a training that moves nothing would agree with anything"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int) -> None:
     results = pool(2).run(train_on_pairs, settings("lamb", stage=stage), STEPS, SEQUENCES, (), True)
-    _, of_weights = deviations(results, "lamb")
+    _, of_weights = deviations(results, plainly("lamb"))
     assert of_weights > 100 * PRECISIONS["fp32"][1]
 
 
@@ -153,19 +167,48 @@ def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int)
         for precision in PRECISIONS
         for stage, offload in PLACES
         if precision == "fp32" or stage > 0
-        for short in [offload == "none" or (precision, stage, offload) == ("fp32", 3, "optimizer+weights")]
+        for short in [offload == "none" or (precision, stage, offload) in SHORT_OFFLOADED]
     ],
 )
-def test_a_loss_that_is_not_finite_on_one_rank_touches_nothing_on_any(
+def test_a_step_that_is_not_finite_on_one_rank_is_as_if_it_had_not_been_on_any(
     pool: Pool, precision: str, stage: int, offload: str
 ) -> None:
     spoilt = (2, 3)
-    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 6, SEQUENCES, spoilt)
+    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 8, SEQUENCES, spoilt)
     for result in results:
-        assert result["applied"] == [True, True, False, False, True, True]
+        assert result["applied"] == [True, True, False, False, True, True, True, True]
         assert result["untouched"] == [True, True]
-        assert result["updates"] == 4
-        assert math.isfinite(result["losses"][-1]) and math.isfinite(result["norms"][-1])
+        assert result["updates"] == 6
+    expected = plainly("lamb", 8, spoilt)
+    of_losses, of_weights = deviations(results, expected)
+    loss_bound, weight_bound = PRECISIONS[precision]
+    assert of_losses < loss_bound and of_weights < weight_bound
+    assert largest(results[0]["norms"][4:], expected.norms[4:]) < NORMS[precision]
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(1, "none"), (1, "optimizer"), (2, "optimizer"), (3, "optimizer")])
+def test_a_loss_scale_that_begins_too_high_comes_down_and_the_training_begins(
+    pool: Pool, stage: int, offload: str
+) -> None:
+    started = settings("adamw", "fp16", stage, offload)
+    started["engine"]["deepspeed"] = {"fp16": {"initial_scale_power": 24, "hysteresis": 1}}
+    applied = pool(2).run(train_on_pairs, started, 16, SEQUENCES)[0]["applied"]
+    assert 3 <= applied.index(True) <= 12 and all(applied[applied.index(True) :])
+
+
+def test_a_loss_scale_is_resumed_where_it_is_adapted_and_the_recipes_where_it_is_fixed(pool: Pool) -> None:
+    fixed, adapted = {"loss_scale": 128}, {"initial_scale_power": 20, "hysteresis": 1}
+    for before, after, expected in (
+        (adapted, adapted, lambda scale: scale),
+        (adapted, fixed, lambda _: 128.0),
+        (fixed, adapted, lambda _: 2.0**20),
+        (fixed, {"loss_scale": 64}, lambda _: 64.0),
+    ):
+        first, second = settings("adamw", "fp16"), settings("adamw", "fp16")
+        first["engine"]["deepspeed"], second["engine"]["deepspeed"] = {"fp16": before}, {"fp16": after}
+        reached, resumed = pool(1).run(loss_scales, first, second)[0]
+        assert resumed == expected(reached)
+        assert before is fixed or reached < 2.0**20
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(1, "none"), (2, "optimizer"), (3, "none")])
