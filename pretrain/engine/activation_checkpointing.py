@@ -1,5 +1,6 @@
 """Selective and full activation checkpointing, applied to a model from outside."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -35,6 +36,25 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
         checkpointed = partial(checkpointed, context_fn=partial(create_selective_checkpoint_contexts, _save_products))
     for layer in model.layers:
         layer.forward = partial(checkpointed, layer.forward)
+
+
+def hide_gathers(zero: Any) -> None:
+    """Keep the gathers of DeepSpeed's ZeRO optimizer of stage 3 out of selective checkpointing's sight.
+
+    It counts a layer's operations, which must be the same when they are repeated in the backward pass. Which weights
+    are gathered and released meanwhile differs: what was fetched ahead, or is still held, is not fetched again.
+    """
+    hooks = zero.parameter_offload
+    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
+        setattr(hooks, name, _unseen(getattr(hooks, name)))
+
+
+def _unseen(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(module: Any) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            hook(module)
+
+    return call
 
 
 def _save_products(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pretrain.config import TrainingConfig
-from pretrain.engine.activation_checkpointing import checkpoint_activations
+from pretrain.engine.activation_checkpointing import checkpoint_activations, hide_gathers
 from pretrain.engine.deepspeed_config import fill_deepspeed_config
 from pretrain.engine.grad_norm import read_norm_once
 from pretrain.engine.inputs import on_device
@@ -74,6 +74,8 @@ class Engine:
             read_norm_once(self._zero, self._stage, ranks.all_reduce_sum_)
         if self._stage in (1, 2):
             reduce_in_few_kernels(self._zero)
+        if self._stage == 3 and config.engine.activation_checkpointing == "selective":
+            hide_gathers(self._zero)
         self._last_of_stage_0 = StepResult(math.nan, True)
         if self._stage == 0:
             self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.clip_norm))
