@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,53 +21,78 @@ _REFUSED = {
 }
 
 
-# All keys that are passed on. Left out are keys that write files or send data elsewhere (monitors, profilers, NVMe),
-# that name classes or code, or that change the computation by more than rounding.
-_KNOWN = {
-    "train_micro_batch_size_per_gpu": None,
-    "gradient_clipping": None,
-    "managed_gradient_accumulation": None,
-    "zero_allow_untested_optimizer": None,
-    "zero_force_ds_cpu_optimizer": None,
-    "steps_per_print": None,
-    "wall_clock_breakdown": None,
-    "memory_breakdown": None,
-    "bf16": {"enabled": None, "check_grad_overflow": None, "immediate_grad_update": None},
-    "fp16": {
-        "enabled": None,
-        "loss_scale": None,
-        "initial_scale_power": None,
-        "loss_scale_window": None,
-        "hysteresis": None,
-        "consecutive_hysteresis": None,
-        "min_loss_scale": None,
-    },
-    "zero_optimization": {
-        "stage": None,
-        "offload_optimizer": {"device": None, "pin_memory": None},
-        "offload_param": {"device": None, "pin_memory": None},
-        "overlap_comm": None,
-        "contiguous_gradients": None,
-        "round_robin_gradients": None,
-        "reduce_scatter": None,
-        "reduce_bucket_size": None,
-        "use_multi_rank_bucket_allreduce": None,
-        "allgather_partitions": None,
-        "allgather_bucket_size": None,
-        "sub_group_size": None,
-        "zero_hpz_partition_size": None,
-        "stage3_prefetch_bucket_size": None,
-        "stage3_param_persistence_threshold": None,
-        "stage3_model_persistence_threshold": None,
-        "stage3_max_live_parameters": None,
-        "stage3_max_reuse_distance": None,
-        "stage3_module_granularity_threshold": None,
-        "stage3_use_all_reduce_for_fetch_params": None,
-        "stage3_allgather_sequential": None,
-    },
+@dataclass(frozen=True)
+class Kind:
+    """The values that a key may have."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and float(value).is_integer()  # 5e8 is one
+
+
+_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+_NUMBER = Kind("a number, 0 or more", _is_number)
+_SIZE = Kind("a whole number, 0 or more", _is_whole)
+_POWER = Kind("a whole number from 0 to 126", lambda value: _is_whole(value) and value <= 126)
+_COUNT = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
+_EVEN = Kind("an even number above 0", lambda value: _is_whole(value) and value > 0 and value % 2 == 0)
+_DEVICE = Kind('"none", "cpu" or "nvme"', lambda value: value in ("none", "cpu", "nvme"))
+_ALWAYS = (0, 1, 2, 3)
+
+KEYS: dict[str, tuple[Kind, tuple[int, ...]]] = {
+    "train_micro_batch_size_per_gpu": (_COUNT, _ALWAYS),
+    "gradient_clipping": (_NUMBER, _ALWAYS),
+    "managed_gradient_accumulation": (_FLAG, _ALWAYS),
+    "zero_allow_untested_optimizer": (_FLAG, _ALWAYS),
+    "zero_force_ds_cpu_optimizer": (_FLAG, _ALWAYS),
+    "steps_per_print": (_COUNT, _ALWAYS),
+    "wall_clock_breakdown": (_FLAG, _ALWAYS),
+    "memory_breakdown": (_FLAG, _ALWAYS),
+    "bf16.enabled": (_FLAG, _ALWAYS),
+    "bf16.check_grad_overflow": (_FLAG, _ALWAYS),
+    "fp16.enabled": (_FLAG, _ALWAYS),
+    "fp16.loss_scale": (_NUMBER, _ALWAYS),
+    "fp16.initial_scale_power": (_POWER, _ALWAYS),
+    "fp16.loss_scale_window": (_COUNT, _ALWAYS),
+    "fp16.hysteresis": (_COUNT, _ALWAYS),
+    "fp16.consecutive_hysteresis": (_FLAG, _ALWAYS),
+    "fp16.min_loss_scale": (_COUNT, _ALWAYS),
+    "zero_optimization.stage": (_SIZE, _ALWAYS),
+    "zero_optimization.offload_optimizer.device": (_DEVICE, _ALWAYS),
+    "zero_optimization.offload_optimizer.pin_memory": (_FLAG, _ALWAYS),
+    "zero_optimization.offload_param.device": (_DEVICE, _ALWAYS),
+    "zero_optimization.offload_param.pin_memory": (_FLAG, _ALWAYS),
+    "zero_optimization.overlap_comm": (_FLAG, (2, 3)),
+    "zero_optimization.contiguous_gradients": (_FLAG, (1, 2, 3)),
+    "zero_optimization.round_robin_gradients": (_FLAG, _ALWAYS),
+    "zero_optimization.reduce_scatter": (_FLAG, (1, 2)),
+    "zero_optimization.reduce_bucket_size": (_COUNT, (1, 2, 3)),
+    "zero_optimization.use_multi_rank_bucket_allreduce": (_FLAG, (1, 2)),
+    "zero_optimization.allgather_bucket_size": (_EVEN, (1, 2)),
+    "zero_optimization.sub_group_size": (_COUNT, (3,)),
+    "zero_optimization.zero_hpz_partition_size": (_COUNT, _ALWAYS),
+    "zero_optimization.stage3_prefetch_bucket_size": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_param_persistence_threshold": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_model_persistence_threshold": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_max_live_parameters": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_max_reuse_distance": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_module_granularity_threshold": (_SIZE, _ALWAYS),
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": (_FLAG, _ALWAYS),
+    "zero_optimization.stage3_allgather_sequential": (_FLAG, _ALWAYS),
 }
-_WORDS = ("auto", "none", "cpu", "nvme")
-"""The strings that a value may be: "auto", and devices."""
+"""All keys that are passed on, and the ZeRO stages in which each has an effect: all, where its section or name says
+when it counts, because it may stay in a file when the recipe chooses something else. Left out are keys that write files
+or send data elsewhere (monitors, profilers, NVMe), that name classes or code, that change the computation by more than
+rounding, or that DeepSpeed reads and does not use (zero_optimization.allgather_partitions; bf16.immediate_grad_update
+in the optimizers that are used here)."""
+_UNSET = (None, "auto")
 
 
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
@@ -104,7 +131,7 @@ def fill_deepspeed_config(
         value = _get(given, path)
         if value not in (None, "auto", False, {}):
             raise ValueError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
-    _check_known(given, _KNOWN)
+    _check_known(given, config.engine.zero_stage)
     offload = config.engine.offload
     decided = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -128,9 +155,9 @@ def fill_deepspeed_config(
         # DeepSpeed's throughput timer waits for the device twice a step.
         "timers.throughput.enabled": False,
     }
-    filled: dict[str, Any] = json.loads(json.dumps(given))
+    filled = _without_unset(given)
     for path in _REFUSED:
-        _remove(filled, path)
+        filled.pop(path, None)
     for path, value in decided.items():
         there = _get(given, path)
         if there not in (None, "auto", value):
@@ -149,8 +176,12 @@ def fill_deepspeed_config(
     return filled
 
 
-def _check_known(given: dict[str, Any], known: dict[str, Any], section: str = "") -> None:
-    """Refuse unknown keys by name, without their values, which may be secrets."""
+def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> None:
+    """Refuse keys that are unknown or have no effect, and values of another kind.
+
+    No value is shown that is not a number or a truth value: it may be a secret.
+    """
+    known = {path.removeprefix(section).partition(".")[0]: path for path in KEYS if path.startswith(section)}
     for key, value in given.items():
         path = f"{section}{key}"
         if path in _REFUSED:
@@ -160,16 +191,28 @@ def _check_known(given: dict[str, Any], known: dict[str, Any], section: str = ""
                 f"ds_config: {path[:100]} is not a key that multihop passes on to DeepSpeed; remove it; allowed here: "
                 f"{', '.join(known)}"
             )
-        if known[key] is not None:
+        if path not in KEYS:
             if not isinstance(value, dict):
                 raise ValueError(f"ds_config: {path} must be an object; write {{}} or leave it out")
-            _check_known(value, known[key], f"{path}.")
-        elif not (value is None or value in _WORDS or _is_finite(value)):
-            raise ValueError(f'ds_config: {path} must be a finite number, true, false or "auto"; correct it')
+            _check_known(value, zero_stage, f"{path}.")
+        elif value not in _UNSET:
+            kind, stages = KEYS[path]
+            if not kind.fits(value):
+                raise ValueError(f'ds_config: {path} must be {kind.words}, or "auto"; correct it')
+            if value and zero_stage not in stages:
+                raise ValueError(
+                    f"ds_config: {path}={json.dumps(value)} has no effect with engine.zero_stage={zero_stage}; remove "
+                    f"it, or set engine.zero_stage to {' or '.join(map(str, stages))}"
+                )
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+def _without_unset(given: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the keys that are null or "auto", which DeepSpeed does not take everywhere."""
+    return {
+        key: _without_unset(value) if isinstance(value, dict) else value
+        for key, value in given.items()
+        if value not in _UNSET
+    }
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,11 +230,3 @@ def _get(tree: dict[str, Any], path: str) -> Any:
             return None
         value = value[key]
     return value
-
-
-def _remove(tree: dict[str, Any], path: str) -> None:
-    *parents, last = path.split(".")
-    part: Any = tree
-    for parent in parents:
-        part = part.get(parent, {})
-    part.pop(last, None)

@@ -1,5 +1,6 @@
 """ds_config.json beside the recipe."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,19 @@ from typing import Any
 import pytest
 
 from pretrain.config import TrainingConfig
-from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
+from pretrain.engine.deepspeed_config import KEYS, fill_deepspeed_config, read_deepspeed_config
 
 CONFIG = TrainingConfig.model_validate(
     {"model": {"preset": "bert-tiny"}, "phases": [{"steps": 1}], "engine": {"zero_stage": 2, "micro_batch": 8}}
 )
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    """{"a": {"b": value}} of "a.b"."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
 
 
 def test_auto_and_absent_keys_are_filled_in_and_the_rest_is_kept() -> None:
@@ -75,24 +84,60 @@ def test_contradictions_are_refused(given: dict[str, object], complaint: str) ->
         ("zero_optimization.reduce_bucketsize", 1),
         ("zero_optimization.offload_optimizer.nvme_path", "/tmp/hunter2"),
         ("bf16.bf16_master_weights_and_grads", True),
+        ("bf16.immediate_grad_update", True),
+        ("zero_optimization.allgather_partitions", True),
         ("fp16.auto_cast", True),
     ],
 )
 def test_only_what_is_known_to_be_harmless_is_passed_on(key: str, value: object) -> None:
-    given = value
-    for part in reversed(key.split(".")):
-        given = {part: given}
-    assert isinstance(given, dict)
     with pytest.raises(ValueError, match=f"{key[:100]} is not a key that multihop passes .*; allowed here: ") as failed:
-        fill_deepspeed_config(given, CONFIG, 8)
+        fill_deepspeed_config(nested(key, value), CONFIG, 8)
     assert "hunter2" not in str(failed.value)
 
 
-@pytest.mark.parametrize("value", ["lots of hunter2", [1], {"a": 1}, math.inf, math.nan])
-def test_values_are_numbers_or_auto(value: object) -> None:
-    with pytest.raises(ValueError, match="reduce_bucket_size must be a finite number") as failed:
+@pytest.mark.parametrize("value", ["lots of hunter2", [1], {"a": 1}, math.inf, math.nan, True, 0, -1, 1.5])
+def test_values_are_of_the_keys_kind(value: object) -> None:
+    with pytest.raises(ValueError, match="reduce_bucket_size must be a whole number above 0") as failed:
         fill_deepspeed_config({"zero_optimization": {"reduce_bucket_size": value}}, CONFIG, 8)
     assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value"),
+    [
+        (1, "zero_optimization.overlap_comm", True),
+        (0, "zero_optimization.contiguous_gradients", True),
+        (3, "zero_optimization.reduce_scatter", True),
+        (2, "zero_optimization.sub_group_size", 1000),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(stage: int, key: str, value: object) -> None:
+    config = CONFIG.model_copy(update={"engine": CONFIG.engine.model_copy(update={"zero_stage": stage})})
+    with pytest.raises(ValueError, match=f"{key}={json.dumps(value)} has no effect with engine.zero_stage={stage}"):
+        fill_deepspeed_config(nested(key, value), config, 8)
+    for unset in (False, None, "auto"):
+        if value is True or unset is not False:
+            fill_deepspeed_config(nested(key, unset), config, 8)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "fp16.initial_scale_power",
+        "zero_optimization.offload_param.pin_memory",
+        "zero_optimization.stage3_prefetch_bucket_size",
+    ],
+)
+def test_a_key_that_says_when_it_counts_may_stay_when_it_does_not(key: str) -> None:
+    fill_deepspeed_config(nested(key, key.endswith("pin_memory") or 12), CONFIG, 8)
+
+
+def test_unset_keys_are_not_passed_on() -> None:
+    """DeepSpeed would divide by a "steps_per_print" of "auto", and take its default for "reduce_bucket_size"."""
+    given = {"steps_per_print": "auto", "zero_optimization": {"reduce_bucket_size": "auto", "overlap_comm": None}}
+    filled = fill_deepspeed_config(given, CONFIG, 8)
+    assert "steps_per_print" not in filled
+    assert not {"reduce_bucket_size", "overlap_comm"} & filled["zero_optimization"].keys()
 
 
 @pytest.mark.parametrize("section", ["zero_optimization", "bf16", "fp16"])
@@ -119,13 +164,9 @@ def test_all_that_is_passed_on_is_known_to_deepspeed() -> None:
         "zero_optimization.offload_param.": DeepSpeedZeroOffloadParamConfig,
     }
     for section, model in models.items():
-        given: dict[str, Any] = {"no": 1}
-        for part in reversed(section.strip(".").split(".")):
-            given = {part: given}
-        with pytest.raises(ValueError, match="allowed here: ") as failed:
-            fill_deepspeed_config(given, CONFIG, 8)
-        known = set(str(failed.value).partition("allowed here: ")[2].split(", "))
-        assert known <= {field.alias or name for name, field in model.model_fields.items()}
+        known = {path.removeprefix(section) for path in KEYS if path.startswith(section)}
+        known = {name for name in known if "." not in name}
+        assert known and known <= {field.alias or name for name, field in model.model_fields.items()}
 
 
 def test_the_projects_own_file_suits_the_defaults() -> None:

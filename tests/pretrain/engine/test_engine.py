@@ -12,6 +12,8 @@ from rank_jobs import begin_training, loss_scales, norm_of_equal_passes, train_o
 from rank_pool import RankPool
 from reference import PlainTraining, train_plainly
 
+from pretrain.engine.deepspeed_config import KEYS
+
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
 
@@ -60,6 +62,13 @@ SHORT_OFFLOADED = (
     ("fp16", 2, "optimizer"),
     ("bf16", 3, "optimizer"),
 )
+
+
+DECIDED = ("train_micro_batch_size_per_gpu", "gradient_clipping", "managed_gradient_accumulation", "bf16.enabled")
+DECIDED += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow")
+DECIDED += tuple(f"zero_optimization.{key}" for key in ("stage", "round_robin_gradients", "zero_hpz_partition_size"))
+DECIDED += tuple(f"zero_optimization.{section}.device" for section in ("offload_optimizer", "offload_param"))
+"""Keys of ds_config.json that can have one value only."""
 
 
 def case(*parts: Any) -> Any:
@@ -224,6 +233,33 @@ def test_weights_lie_where_vectorised_kernels_can_read_them(pool: Pool) -> None:
     # The output's bias has 61 elements, that of the two classes 2.
     found = pool(1).run(norm_of_equal_passes, settings("lamb", "bf16"), 1)[0]["offsets"]
     assert len(found) > 20 and {name for name, offset in found.items() if offset} == {"next_sentence.bias"}
+
+
+VALUES = {"true or false": (True, False), "a whole number, 0 or more": (0, 1000), "a number, 0 or more": (0, 64.0)}
+VALUES |= {"a whole number above 0": (1, 1000), "an even number above 0": (2, 1000)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")]
+)
+def test_deepspeed_trains_alike_with_every_value_of_a_key_that_is_passed_on(
+    pool: Pool, table: list[str], stage: int, precision: str
+) -> None:
+    plain = settings("lamb", precision, stage)
+    expected = pool(2).run(train_on_pairs, plain, 2, SEQUENCES)[0]
+    for key, (kind, stages) in KEYS.items():
+        if stage not in stages or key in DECIDED or key.startswith("fp16"):
+            continue
+        for value in VALUES[kind.words]:
+            nested: Any = value
+            for part in reversed(key.split(".")):
+                nested = {part: nested}
+            given = {**plain, "engine": {**plain["engine"], "deepspeed": nested}}
+            found = pool(2).run(train_on_pairs, given, 2, SEQUENCES)[0]
+            furthest = max(largest(found[what], expected[what]) for what in ("losses", "norms"))
+            table.append(f"stage {stage}  {precision}  {key}={value}: {furthest:.1e}")
+            assert furthest < (1e-6 if precision == "fp32" else 1e-2), (key, value)
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
