@@ -1,0 +1,73 @@
+"""What ranks do with tensors as large as those of models that people train. Each job runs on every rank at once."""
+
+import hashlib
+from typing import Any
+
+from rank_jobs import batch_of, some_batches
+
+from common.keyed import key_of
+from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from pretrain.checkpoint.reader import CheckpointReader
+from pretrain.checkpoint.restore import restore
+from pretrain.checkpoint.writer import CheckpointWriter
+from pretrain.config import TrainingConfig
+from pretrain.data.phases import share_of_rank
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import Ranks
+from pretrain.models.build import first_weights, outline_model
+from pretrain.objectives.batch import Batch
+from pretrain.optim.lamb import Lamb
+
+
+def go_on(
+    ranks: Ranks, settings: dict[str, Any], vocab_size: int, checkpoints: str | None, first: int, steps: int, out: str
+) -> dict[str, Any]:
+    """Steps `first` to `first + steps - 1` of a training, of which the last is saved to `out`.
+
+    Args:
+        checkpoints: where the checkpoint of step `first` is; None: begin with first weights.
+
+    Returns:
+        Per step the loss and the gradient's norm; the trust ratios of the last step; the hash of this rank's state.
+    """
+    config = TrainingConfig.model_validate(settings)
+    fill = None if checkpoints else first_weights(config.model, config.seed)
+    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 1, fill)
+    if checkpoints:
+        with CheckpointReader(folder_of_step(checkpoints, first)) as reader:
+            restore(engine, reader, with_state=True)
+    sequences = config.phases[0].batch_size
+    losses, norms = [], []
+    for step in range(first, first + steps):
+        pairs = some_batches(config.seed, step, sequences, config.phases[0].seq_len, vocab_size)
+        total = {"mlm": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
+        mine = pairs[share_of_rank(sequences, ranks.rank, ranks.world_size)]
+        loss = 0.0
+        for number in range(-(-sequences // ranks.world_size)):
+            batch = batch_of(mine[number] if number < len(mine) else pairs[0])
+            if number >= len(mine):
+                batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
+            sums = engine.forward_backward(batch, total)
+            loss += sum(float(sums[name]) / total[name] for name in total)
+        taken = engine.step(config.phases[0].lr)
+        assert taken.applied
+        losses.append(ranks.all_reduce_sum({"loss": loss})["loss"])
+        norms.append(taken.grad_norm)
+    state, updates, counters = engine.state()
+    run = f"{key_of('run', out):016x}"[:8]
+    writer = CheckpointWriter(out, ranks.rank, ranks.world_size, f"{run}-00000000", keep=9)
+    manifest = CheckpointManifest(
+        step=first + steps, tokens=0, updates=updates, counters=counters, world_size=ranks.world_size,
+        zero_stage=config.engine.zero_stage, data_fingerprint="d",
+        parameters={name: list(shape) for name, shape in engine.parameters.items()},
+    )  # fmt: skip
+    writer.save(state, manifest)
+    writer.wait()
+    ranks.broadcast(0)
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(state[name].numpy().tobytes())
+    optimizer = engine._optimizer
+    ratios = optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
+    engine.destroy()
+    return {"losses": losses, "norms": norms, "ratios": ratios, "state": digest.hexdigest()}
