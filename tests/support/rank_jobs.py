@@ -143,12 +143,14 @@ def train_on_batches(
     return losses
 
 
-def norm_of_equal_passes(ranks: Ranks, settings: dict[str, Any], passes: int) -> dict[str, Any]:
+def norm_of_equal_passes(
+    ranks: Ranks, settings: dict[str, Any], passes: int, vocab_size: int = VOCABULARY
+) -> dict[str, Any]:
     """The norm of the gradient of one batch that is given `passes` times with a weight of 1 / `passes`, and how far
     each weight's address is from a multiple of 16 bytes."""
     config = TrainingConfig.model_validate(settings)
-    engine = Engine(config, outline_model(config.model, VOCABULARY), ranks, 1, first_weights(config.model, config.seed))
-    (pair,) = some_batches(config.seed, 0, 1, 16)
+    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 1, first_weights(config.model, config.seed))
+    (pair,) = some_batches(config.seed, 0, 1, 16, vocab_size)
     batch = batch_of(pair)
     totals = {name: float(count * passes * ranks.world_size) for name, count in batch.counts.items()}
     for _ in range(passes):

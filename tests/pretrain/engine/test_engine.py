@@ -229,6 +229,15 @@ def test_narrow_gradients_of_many_micro_batches_are_added_up_in_fp32(pool: Pool,
     assert many["norm"] == pytest.approx(one["norm"], rel=5e-3)
 
 
+def test_the_norm_of_large_gradients_is_the_same_in_every_stage(pool: Pool) -> None:
+    norms = []
+    for stage in (0, 1, 2, 3):
+        large = settings("adamw", stage=stage)
+        large["model"] |= {"hidden": 64}
+        norms.append(pool(1).run(norm_of_equal_passes, large, 1, 30_522)[0]["norm"])
+    assert norms == pytest.approx([norms[-1]] * 4, rel=1e-6)
+
+
 def test_weights_lie_where_vectorised_kernels_can_read_them(pool: Pool) -> None:
     # The output's bias has 61 elements, that of the two classes 2.
     found = pool(1).run(norm_of_equal_passes, settings("lamb", "bf16"), 1)[0]["offsets"]
