@@ -1,4 +1,4 @@
-"""Finds exact copies over the whole corpus: sorts each split's hashes once, and merges ranges of the hash.
+"""Finds exact copies over the whole corpus: sorts each split's ids once, and merges ranges of ids.
 
 No task holds a table of all documents: each one sees the documents of one range, from all splits.
 """
@@ -13,28 +13,28 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.stages.content import first_copies
-from data_prep.stages.documents import read_hashes
+from data_prep.stages.documents import Kept, read_hashes
 from data_prep.stages.outputs import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23
 """Approximate documents of a range; merging it takes about 400 MB."""
 _RUN = pa.schema([pa.field(name, kind, nullable=False) for name, kind in
-                  (("first", pa.uint64()), ("second", pa.uint64()), ("row", pa.uint32()))])  # fmt: skip
+                  (("first", pa.uint64()), ("bytes", pa.uint32()), ("row", pa.uint32()))])  # fmt: skip
 _DROPPED = pa.schema([pa.field("split", pa.uint32(), nullable=False), pa.field("row", pa.uint32(), nullable=False)])
 
 
 @dataclass(frozen=True)
 class SortHashes:
-    """Sort the hashes of the documents in `path`, an output of `documents.read_split`."""
+    """Sort the ids of the documents that are left of a split."""
 
     key: str
     folder: str
-    path: str
+    split: Kept
 
 
 @dataclass(frozen=True)
 class FindCopies:
-    """Find the copies among the documents whose first word of the hash is in [low, high], over all `runs`."""
+    """Find the copies among the documents whose id is in [low, high], over all `runs`."""
 
     key: str
     folder: str
@@ -44,15 +44,17 @@ class FindCopies:
 
 
 def sort_hashes(item: SortHashes) -> Output:
-    """A run: first, second and row of a split's documents, sorted by the hash, as FOLDER/KEY.arrow.
+    """A run: id, bytes and row of a split's documents, sorted by these, as FOLDER/KEY.arrow.
 
     Holds 40 bytes a document of the split.
     """
 
     def write(path: Path) -> dict[str, Any]:
-        hashes = read_hashes(item.path)
-        order = np.lexsort((hashes["second"], hashes["first"]))  # stable: copies stay in the order of their rows
-        columns = [hashes["first"][order], hashes["second"][order], order.astype(np.uint32)]
+        hashes = read_hashes(item.split.path)
+        rows = np.delete(np.arange(len(hashes), dtype=np.uint32), item.split.dropped)
+        left = hashes[rows]
+        order = np.lexsort((left["bytes"], left["first"]))  # stable: copies stay in the order of their rows
+        columns = [left["first"][order], left["bytes"][order], rows[order]]
         write_batches(path, _RUN, iter([pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_RUN)]), None)
         return {"documents": len(order)}
 
@@ -66,8 +68,8 @@ def find_copies(item: FindCopies) -> Output:
     def write(path: Path) -> dict[str, Any]:
         parts = [_within(run, item.low, item.high) for run in item.runs]
         split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part[0]) for part in parts])
-        first, second, row = (np.concatenate(column) for column in zip(*parts, strict=True))
-        copies = ~first_copies(first, second)
+        first, size, row = (np.concatenate(column) for column in zip(*parts, strict=True))
+        copies = ~first_copies(first, size)
         columns = [pa.array(split[copies]), pa.array(row[copies])]
         write_batches(path, _DROPPED, iter([pa.RecordBatch.from_arrays(columns, schema=_DROPPED)]), None)
         return {"copies": int(copies.sum())}

@@ -7,27 +7,33 @@
 
 The documents of `contaminated_rows` are dropped; the fragments that `decontaminate_split` leaves of them become
 documents, in a file like that of a read split. N-grams are of words as in `data_prep.duplicates.shingles`: case,
-punctuation and line breaks make no difference.
+punctuation and line breaks make no difference. Evaluation texts are cleaned as the documents were.
 """
 
 import glob
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.config import DecontaminateConfig
+from data_prep.config import C4, CleanConfig, DecontaminateConfig
 from data_prep.duplicates.shingles import ngrams, read_words
 from data_prep.duplicates.signed_splits import rows_left
+from data_prep.rules import c4
+from data_prep.rules.clean import clean
 from data_prep.stages.content import content_hash
 from data_prep.stages.documents import SCHEMA, read_documents
 from data_prep.stages.outputs import Output, once, read_batches, write_batches
 
+RULES = 2
+"""Increased whenever other documents count as contaminated, or something else is left of them: data sets that were
+prepared before are prepared again."""
 MIN_WORDS = 8
 """A shorter evaluation text has no n-gram: too many documents would contain it by chance (GPT-3's smallest n)."""
 WINDOW = 200
@@ -49,6 +55,10 @@ class EvaluationNgrams:
     folder: str
     sets: dict[str, str]
     config: DecontaminateConfig
+    clean: CleanConfig
+    """How the documents are cleaned."""
+    edits: C4 | None
+    """How the documents are edited after that."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +124,31 @@ def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
 def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     """Write the table: for each n-gram and set a row of "words" (n), "hash" and "set", sorted.
 
-    A text of fewer than `ngram` words is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes per n-gram. Facts:
-    for each set "texts", and "too short", the texts without an n-gram.
+    A text has the n-grams of each form in which documents may hold it (see `_forms`). One of fewer than `ngram` words
+    is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes per n-gram. Facts: for each set "texts", and "too
+    short", the texts without an n-gram.
 
     Raises ValueError for a line that is not JSON or lacks the field, and for a set without a text.
     """
     folder = Path(item.folder)
     least = min(MIN_WORDS, item.config.ngram)
+    forms_of = _forms(item.clean, item.edits)
 
     def write(path: Path) -> dict[str, Any]:
         facts, tables = {}, [np.empty(0, _TABLE_ROW)]
         for number, (name, source) in enumerate(item.sets.items()):
             facts[name] = {"texts": 0, "too short": 0}
             for texts in _evaluation_texts(source, item.config.field):
+                forms = [forms_of(text) for text in texts]
+                owners = np.repeat(np.arange(len(texts)), [len(some) for some in forms])
                 long_enough = np.zeros(len(texts), dtype=bool)
-                for words in read_words(texts, carried=item.config.ngram - 1):
+                cleaned = pa.array(list(chain.from_iterable(forms)), pa.string())
+                for words in read_words(cleaned, carried=item.config.ngram - 1):
                     found = ngrams(words, item.config.ngram)
                     rows = np.empty(len(found.hashes), _TABLE_ROW)
                     rows["words"], rows["hash"], rows["set"] = found.last - found.first, found.hashes, number
                     taken = rows["words"] >= least
-                    long_enough[found.documents[taken] + words.first_document] = True
+                    long_enough[owners[found.documents[taken] + words.first_document]] = True
                     tables.append(np.unique(rows[taken]))
                 facts[name]["texts"] += len(texts)
                 facts[name]["too short"] += int((~long_enough).sum())
@@ -222,6 +237,7 @@ def contaminated_rows(overlaps: str, common: str) -> np.ndarray:
 def decontaminate_split(item: DecontaminateSplit) -> Output:
     """Write what is left of the contaminated documents, as new documents, in an Arrow file like `read_split`'s.
 
+    Fragments may be copies or near duplicates of each other and of other documents.
     Nothing under action "drop". Under "cut" overlaps are removed with WINDOW characters on both sides; fragments of
     less than WINDOW characters are dropped, and all fragments of a document with more than MAX_FRAGMENTS (Brown et al.
     2020, appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces", the fragments left, "named":
@@ -247,9 +263,9 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
                     shared = text.encode()[spans["start"][0] : spans["stop"][0]].decode(errors="replace")
                     facts["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
                 if item.action == "cut":
-                    source = batch.column("source")[row - start].as_py()
+                    second, source = (batch.column(name)[row - start].as_py() for name in ("second", "source"))
                     left += [
-                        (*content_hash(fragment), len(fragment.encode()), source, fragment)
+                        (content_hash(fragment)[0], second, len(fragment.encode()), source, fragment)
                         for fragment in cut(text, spans)
                     ]
             if left:
@@ -351,10 +367,28 @@ def _uncommon(overlaps: str, common: str) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _evaluation_texts(path: str, field: str | list[str]) -> Iterator[pa.StringArray]:
+def _forms(cleaning: CleanConfig, edits: C4 | None) -> Callable[[str], list[str]]:
+    """A function that returns the forms that an evaluation text may have within documents.
+
+    A document is cleaned and edited as a whole: whether a repair of mojibake or the removal of a line reaches the text
+    depends on what is around it. So the text counts with and without each of them.
+    """
+    edit = None if edits is None else c4.editor(edits)
+
+    def forms(text: str) -> list[str]:
+        text = text.encode(errors="replace").decode()  # JSON can spell half of a surrogate pair
+        found = [clean(text), *([clean(text, fix_mojibake=True)] if cleaning.fix_mojibake else [])]
+        if edit is not None:
+            found += [edit(each) for each in found]
+        return list(dict.fromkeys(found))
+
+    return forms
+
+
+def _evaluation_texts(path: str, field: str | list[str]) -> Iterator[list[str]]:
     fields = [field] if isinstance(field, str) else field
     texts: list[str] = []
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if line.isspace():
                 continue
@@ -363,10 +397,10 @@ def _evaluation_texts(path: str, field: str | list[str]) -> Iterator[pa.StringAr
             else:
                 texts.append(line)
             if len(texts) >= _TEXTS_AT_ONCE:
-                yield pa.array(texts, pa.string())
+                yield texts
                 texts = []
     if texts:
-        yield pa.array(texts, pa.string())
+        yield texts
 
 
 def _field(line: str, field: str, where: str) -> str:

@@ -5,6 +5,7 @@ start reuses, and the counts for the manifest.
 """
 
 import hashlib
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from common.files import sha256_file
 from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig
 from data_prep.duplicates.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
 from data_prep.duplicates.decontaminate import (
+    RULES,
     DecontaminateSplit,
     EvaluationNgrams,
     FindCommon,
@@ -31,9 +33,11 @@ from data_prep.duplicates.decontaminate import (
 )
 from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, dropped_rows, find_clusters
 from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
+from data_prep.rules import clean
 from data_prep.stages.documents import Kept
 from data_prep.stages.outputs import AtHand, Output, stage_key
 
+_FRAGMENTS = "pieces of contaminated ones, kept"
 RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]
 """Runs a stage on items, anywhere, and returns the outputs in the items' order: (stage's name, function, items)."""
 
@@ -54,22 +58,36 @@ def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> 
     """Choose the documents of each split by all rules that the recipe sets.
 
     The fragments that decontamination leaves of a split's documents are a split of their own, right after it.
+    Duplicates are removed before it, since n-grams of many documents count as common phrases, and again after documents
+    were cut, since fragments may be duplicates: nothing after that makes new documents.
 
     Raises ValueError for evaluation texts that cannot be read.
     """
-    splits, outputs, counts = without_copies(work, read, stages)
+    splits = [Kept(output.path, output.sha256, _documents_in(output), np.empty(0, np.int64)) for output in read]
+    splits, outputs, counts = without_duplicates(work, splits, data, stages)
+    if data.decontaminate is not None:
+        splits, more, told = decontaminated(work, splits, data, data.decontaminate, stages)
+        outputs, counts = outputs + more, counts | told
+        if told["decontaminate"].get(_FRAGMENTS):
+            splits, more, told = without_duplicates(work, splits, data, stages)
+            outputs, counts = outputs + more, counts | {f"{stage} after cutting": of for stage, of in told.items()}
+    return splits, outputs, counts
+
+
+def without_duplicates(work: Path, splits: list[Kept], data: DataConfig, stages: Stages) -> Chosen:
+    """Keep one of equal documents and, if the recipe says so, one of near duplicates."""
+    splits, outputs, counts = without_copies(work, splits, stages)
     if data.near_duplicates is not None:
         splits, more, told = without_near_duplicates(work, splits, data.near_duplicates, stages)
-        outputs, counts = outputs + more, counts | told
-    if data.decontaminate is not None:
-        splits, more, told = decontaminated(work, splits, data.decontaminate, stages)
         outputs, counts = outputs + more, counts | told
     return splits, outputs, counts
 
 
-def without_copies(work: Path, read: list[Output], stages: Stages) -> Chosen:
+def without_copies(work: Path, splits: list[Kept], stages: Stages) -> Chosen:
     """Keep only the first of equal documents, in the order of the input."""
-    to_sort = [SortHashes(stage_key("sort", [], output.sha256), str(work / "sort"), output.path) for output in read]
+    to_sort = [
+        SortHashes(stage_key("sort", [], "by size", kept_key(split)), str(work / "sort"), split) for split in splits
+    ]
     runs = stages.run_once("sort", sort_hashes, to_sort)
     hashes = [run.sha256 for run in runs]
     paths = tuple(run.path for run in runs)
@@ -81,12 +99,9 @@ def without_copies(work: Path, read: list[Output], stages: Stages) -> Chosen:
     copies = stages.run_once("copies", find_copies, items)
     with ExitStack() as stack:
         found = [str(stack.enter_context(stages.at_hand(output))) for output in copies]
-        dropped = rows_by_split(found, len(read))
-    splits = [
-        Kept(output.path, output.sha256, run.facts["documents"] - len(rows), rows)
-        for output, run, rows in zip(read, runs, dropped, strict=True)
-    ]
-    return splits, [*runs, *copies], {"copies": {"kept": _documents(splits), "copy of another": sum(map(len, dropped))}}
+        dropped = rows_by_split(found, len(splits))
+    left = [_without(split, rows) for split, rows in zip(splits, dropped, strict=True)]
+    return left, [*runs, *copies], {"copies": {"kept": _documents(left), "copy of another": sum(map(len, dropped))}}
 
 
 def without_near_duplicates(work: Path, splits: list[Kept], config: NearDuplicatesConfig, stages: Stages) -> Chosen:
@@ -115,11 +130,15 @@ def without_near_duplicates(work: Path, splits: list[Kept], config: NearDuplicat
     return left, [*signed, *pairs, clusters], {"near duplicates": counts}
 
 
-def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, stages: Stages) -> Chosen:
+def decontaminated(
+    work: Path, splits: list[Kept], data: DataConfig, config: DecontaminateConfig, stages: Stages
+) -> Chosen:
     """Drop documents that contain evaluation texts, or cut them."""
-    folder, sets = str(work / "decontaminate"), evaluation_sets(config)
-    told = [{name: sha256_file(path) for name, path in sets.items()}, config.model_dump(exclude={"against"})]
-    table_item = EvaluationNgrams(stage_key("evaluation texts", ["numpy"], told), folder, sets, config)
+    folder, sets, edits = str(work / "decontaminate"), evaluation_sets(config), data.filters.c4
+    told = [RULES, {name: sha256_file(path) for name, path in sets.items()}, config.model_dump(exclude={"against"})]
+    cleaning = [unicodedata.unidata_version, data.clean.model_dump(), clean.depends_on(data.clean)]
+    table_key = stage_key("evaluation texts", ["numpy"], told, cleaning, None if edits is None else edits.model_dump())
+    table_item = EvaluationNgrams(table_key, folder, sets, config, data.clean, edits)
     (table,) = stages.run_once("evaluation texts", evaluation_ngrams, [table_item])
     to_search = [
         FindOverlaps(
@@ -161,7 +180,7 @@ def decontaminated(work: Path, splits: list[Kept], config: DecontaminateConfig, 
     kept = list(left())
     counts = Counter({"kept": _documents(kept), "contaminated": sum(output.facts["documents"] for output in cut)})
     if config.action == "cut":
-        counts["pieces of contaminated ones, kept"] = sum(output.facts["pieces"] for output in cut)
+        counts[_FRAGMENTS] = sum(output.facts["pieces"] for output in cut)
     for output in cut:
         counts.update({f"contaminated by {name}": number for name, number in output.facts["sets"].items()})
     return kept, [table, *overlaps, common, *cut], {"decontaminate": dict(counts)}
@@ -175,6 +194,11 @@ def kept_key(split: Kept) -> list[str]:
 
 def _without(split: Kept, rows: np.ndarray) -> Kept:
     return replace(split, documents=split.documents - len(rows), dropped=np.union1d(split.dropped, rows))
+
+
+def _documents_in(read: Output) -> int:
+    documents: int = sum(part["documents"] for part in read.facts["parts"])
+    return documents
 
 
 def _documents(splits: list[Kept]) -> int:

@@ -10,7 +10,7 @@ from common.config import DATA, part_deciding
 from common.files import make_folder, remove_temporaries, sha256_file, sha256_json
 from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
 from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from data_prep.duplicates.decontaminate import evaluation_sets
+from data_prep.duplicates.decontaminate import RULES, evaluation_sets
 from data_prep.reading import inputs
 from data_prep.reading.sources import InputFile, with_targets
 from data_prep.rules import clean, filters
@@ -106,11 +106,12 @@ def _resolved(
     return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
 
 
-def _evaluation_texts(data: DataConfig) -> dict[str, str]:
-    """SHA-256 of the evaluation files, by name."""
+def _evaluation_texts(data: DataConfig) -> dict[str, Any]:
+    """SHA-256 of the evaluation files, by name, and the rules of comparing documents with them."""
     if data.decontaminate is None:
         return {}
-    return {name: sha256_file(path) for name, path in evaluation_sets(data.decontaminate).items()}
+    sets = evaluation_sets(data.decontaminate)
+    return {"rules": RULES, "texts": {name: sha256_file(path) for name, path in sets.items()}}
 
 
 def existing(data: DataConfig, tok: TokenizerConfig) -> str | None:

@@ -8,19 +8,25 @@ import numpy as np
 def content_hash(text: str) -> tuple[int, int]:
     """The first two 8-byte words of the SHA-256 of a cleaned document.
 
-    The first is the document's id; the second decides whether it is held out, so that the two are independent.
+    The first is the document's id; the second decides whether it is held out, so that the two are independent. A
+    fragment of a document has the document's second word: both are on the same side of the split.
     """
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8]), int.from_bytes(digest[8:16])
 
 
-def first_copies(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def first_copies(first: np.ndarray, size: np.ndarray) -> np.ndarray:
     """bool (n,): true for the first of equal documents, in the order of sources, file names and places.
 
-    `first` and `second` are uint64 (n,), the words of `content_hash`, in the order of the input.
+    Documents of the same id and size are taken for equal: of 400 corpora of 10^10 documents, which have a thousand
+    different sizes, about one loses a document by mistake.
+
+    Args:
+        first: uint64 (n,), ids, in the order of the input.
+        size: uint32 (n,), bytes.
     """
-    order = np.lexsort((second, first))  # stable: copies stay in the order of the input
-    same = (first[order[1:]] == first[order[:-1]]) & (second[order[1:]] == second[order[:-1]])
+    order = np.lexsort((size, first))  # stable: copies stay in the order of the input
+    same = (first[order[1:]] == first[order[:-1]]) & (size[order[1:]] == size[order[:-1]])
     keep = np.ones(len(first), dtype=bool)
     keep[order[1:][same]] = False
     return keep

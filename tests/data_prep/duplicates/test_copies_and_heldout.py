@@ -9,8 +9,8 @@ WORDS = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1), max_size=60)
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))), st.randoms())
 def test_of_equal_contents_exactly_the_first_is_kept(pairs, rng):
-    first, second = (np.array([pair[k] for pair in pairs], dtype=np.uint64) for k in (0, 1))
-    keep = first_copies(first, second)
+    first, size = (np.array([pair[k] for pair in pairs], dtype=kind) for k, kind in ((0, np.uint64), (1, np.uint32)))
+    keep = first_copies(first, size)
     expected = [pair not in pairs[:i] for i, pair in enumerate(pairs)]
     assert keep.tolist() == expected
 

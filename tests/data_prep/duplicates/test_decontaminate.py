@@ -2,15 +2,21 @@
 
 import json
 import random
+import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from read_splits import write_read_split
 
-from data_prep.config import DecontaminateConfig
+from data_prep.config import C4, CleanConfig, DecontaminateConfig
 from data_prep.duplicates.decontaminate import (
     DecontaminateSplit,
     EvaluationNgrams,
@@ -24,6 +30,8 @@ from data_prep.duplicates.decontaminate import (
     find_common,
     find_overlaps,
 )
+from data_prep.rules import c4
+from data_prep.rules.clean import clean
 from data_prep.stages.content import content_hash
 from data_prep.stages.documents import SCHEMA, read_documents
 from data_prep.stages.outputs import Output
@@ -50,13 +58,15 @@ def run_stage(
     evaluation: dict[str, list[str]],
     splits: list[list[str]],
     dropped: list[np.ndarray] | None = None,
+    cleaning: CleanConfig = CleanConfig(),  # noqa: B008
+    edits: C4 | None = None,
     **settings: object,
 ) -> tuple[list[np.ndarray], list[Output], list[Output]]:
     """Of each split the rows to drop and what is left of them; and the table and the common n-grams."""
     paths = [evaluation_file(folder, name, texts) for name, texts in evaluation.items()]
     config = DecontaminateConfig.model_validate({"against": [str(path) for path in paths]} | settings)
     sets = evaluation_sets(config)
-    table = evaluation_ngrams(EvaluationNgrams("table", str(folder / "table"), sets, config))
+    table = evaluation_ngrams(EvaluationNgrams("table", str(folder / "table"), sets, config, cleaning, edits))
     read = [write_read_split(folder / f"read-{number}.arrow", texts, 3) for number, texts in enumerate(splits)]
     overlaps = [
         find_overlaps(
@@ -84,7 +94,7 @@ def run_stage(
     return [contaminated_rows(path, common.path) for path in found], left, [table, common]
 
 
-def hit(folder: Path, evaluation: str, document: str, **settings: object) -> bool:
+def hit(folder: Path, evaluation: str, document: str, **settings: Any) -> bool:
     rows, _, _ = run_stage(folder, {"set.jsonl": [evaluation]}, [[document]], **settings)
     return rows[0].tolist() == [0]
 
@@ -109,6 +119,68 @@ def test_case_punctuation_and_line_breaks_make_no_difference(tmp_path: Path) -> 
     assert hit(tmp_path / "a", " ".join(text), document)
     assert hit(tmp_path / "b", document, " ".join(text))
     assert not hit(tmp_path / "c", " ".join(text), document.replace(text[11], text[11] + "s"))
+
+
+def spelled(form: str, inserted: str) -> Callable[[str], str]:
+    """A function that spells a text in a Unicode form, with a character that cleaning removes inside of each word."""
+    return lambda text: " ".join(
+        word[:1] + inserted + word[1:] for word in unicodedata.normalize(form, text).split(" ")
+    )
+
+
+spellings = st.builds(spelled, st.sampled_from(["NFC", "NFD"]), st.sampled_from(["", "\ufeff", "\x01", "\x9f", "\0"]))
+letters = st.sampled_from(
+    "abc\u00e9\u00fc\u1ec7\u01d6\u0958\u212b\u2126\ud55c\uae00\u3099\u304b\u0e33\u1100\u1161\u11a8\U0001d15e"
+)
+some_words = st.lists(st.text(letters, min_size=1, max_size=6), min_size=13, max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=some_words, spell_exam=spellings, spell_document=spellings, ngram=st.sampled_from([5, 13]))
+def test_a_text_is_found_however_either_side_spells_its_characters(
+    text: list[str], spell_exam: Callable[[str], str], spell_document: Callable[[str], str], ngram: int
+) -> None:
+    exam = " ".join(text)
+    document = clean("Before it. " + spell_document(exam) + " After it.")
+    with TemporaryDirectory() as folder:
+        assert hit(Path(folder), spell_exam(exam), document, ngram=ngram)
+
+
+def test_what_edits_take_out_of_documents_hides_no_text(tmp_path: Path) -> None:
+    edits = C4()
+    text = f"{' '.join(words(1, 6))} in[1] it.\nmenu\n{' '.join(words(2, 7))} and ends so."
+    document = c4.editor(edits)(clean(f"Here is what was said of it.\n{text}"))
+    assert "[1]" not in document and "menu" not in document
+    assert hit(tmp_path / "a", text, document, edits=edits)
+    assert not hit(tmp_path / "b", text, document)
+    title = " ".join(words(3, 14))  # a line of its own that edits would remove
+    assert c4.editor(edits)(title) == ""
+    assert hit(tmp_path / "c", title, f"It begins: {title}, and ends.", edits=edits)
+
+
+def test_mojibake_is_repaired_on_both_sides(tmp_path: Path) -> None:
+    pytest.importorskip("ftfy")
+    good = "d\u00e9j\u00e0 vu, et cr\u00e9\u00e9 l'\u00e9t\u00e9 du pass\u00e9 par une h\u00f4tesse \u00e2g\u00e9e " * 2
+    broken = good.encode().decode("latin-1")
+    repairs = CleanConfig(fix_mojibake=True)
+    for number, (exam, document) in enumerate([(broken, broken), (good, broken), (broken, good)]):
+        cleaned = clean(f"Avant. {document} Apr\u00e8s.", fix_mojibake=True)
+        assert hit(tmp_path / f"repaired-{number}", exam, cleaned, cleaning=repairs)
+    # A character of another script keeps the document from being repaired.
+    unrepaired = clean(f"\u4e2d {broken}", fix_mojibake=True)
+    assert hit(tmp_path / "one side", broken, unrepaired, cleaning=repairs)
+
+
+def test_byte_order_marks_and_broken_characters_hide_no_text(tmp_path: Path) -> None:
+    text = " ".join(words(1, 13))
+    path = evaluation_file(tmp_path, "set.jsonl", [text, "\ud800 " + text.upper()])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    config = DecontaminateConfig(against=[str(path)])
+    table = evaluation_ngrams(
+        EvaluationNgrams("t", str(tmp_path / "t"), evaluation_sets(config), config, CleanConfig(), None)
+    )
+    assert table.facts == {"set": {"texts": 2, "too short": 0}}
+    assert pa.ipc.open_file(table.path).read_all().num_rows == 1
 
 
 def test_an_ngram_of_two_documents_or_two_evaluation_texts_is_none(tmp_path: Path) -> None:
@@ -184,8 +256,8 @@ def test_cutting_leaves_fragments_that_are_documents_of_their_own(tmp_path: Path
     fragments = batch.column("text").to_pylist()
     assert fragments == [(before + " ")[:-200].strip(), (" " + behind)[200:].strip()]
     for row, fragment in zip(batch.to_pylist(), fragments, strict=True):
-        first, second = content_hash(fragment)
-        assert (row["first"], row["second"], row["bytes"], row["source"]) == (first, second, len(fragment.encode()), 0)
+        expected = content_hash(fragment)[0], content_hash(document)[1], len(fragment.encode()), 0
+        assert (row["first"], row["second"], row["bytes"], row["source"]) == expected
     assert left.facts["pieces"] == 2
 
 
@@ -249,7 +321,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 
     def table(path: Path, **settings: object) -> Output:
         config = DecontaminateConfig.model_validate({"against": [str(path)]} | settings)
-        return evaluation_ngrams(EvaluationNgrams("t", str(tmp_path / "t"), evaluation_sets(config), config))
+        sets = evaluation_sets(config)
+        return evaluation_ngrams(EvaluationNgrams("t", str(tmp_path / "t"), sets, config, CleanConfig(), None))
 
     with pytest.raises(ValueError, match=r"against=.*none.*\.txt matches no file"):
         sets(str(tmp_path / "none*.txt"))

@@ -30,9 +30,11 @@ def test_each_document_has_the_fate_that_the_recipe_gives_it(tmp_path, planted, 
         "pieces of contaminated ones, kept": 2,
         "contaminated by exam": 1,
     }
+    assert counts["copies after cutting"] == {"kept": 32, "copy of another": 0}
+    assert counts["near duplicates after cutting"] == {"kept": 31, "near duplicate of another": 1}  # of plain 5
     found = ids_in(tmp_path / "out")
     ids = {name: content_hash(text)[0] for name, text in texts.items()}
-    assert len(found) == 32 and {number for name, number in ids.items() if name.startswith("plain")} - found == {
+    assert len(found) == 31 and {number for name, number in ids.items() if name.startswith("plain")} - found == {
         ids["plain 4"]  # the longer of the two is kept
     }
     assert ids["near"] in found and not {ids["contaminated"], ids["filtered"]} & found
@@ -62,7 +64,9 @@ def test_a_changed_rule_redoes_only_what_follows_it(tmp_path, planted, tok):
     loose = drop.model_copy(update={"near_duplicates": stricter})
     after = redone(loose, "loose")
     assert "near" in after and not {"read", "sort", "copies"} & after
-    assert {"read", "sort"} <= redone(loose.model_copy(update={"filters": FilterConfig()}), "unfiltered")
+    assert {"read", "sort", "decontaminate"} <= redone(
+        loose.model_copy(update={"filters": FilterConfig()}), "unfiltered"
+    )
 
 
 def test_other_evaluation_texts_make_another_data_set(tmp_path, planted, tok):
