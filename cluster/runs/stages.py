@@ -180,7 +180,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
     what = "pairs" if data.pairs else "documents"
     console.print(
         f"data      {train.documents + heldout.documents:,} {what}, {train.tokens:,} training tokens, "
-        f"{heldout.tokens:,} held-out tokens, {len(data.set_aside)} files or lines set aside"
+        f"{heldout.tokens:,} held-out tokens, {data.number_set_aside:,} files or lines set aside"
     )
     return data
 

@@ -8,6 +8,10 @@ from data_prep.reading.sources import Part
 from data_prep.stages.outputs import Output
 
 NAMED_PER_FILE = 20
+_NAMED_BYTES = 4 * 2**20
+"""Of the names and reasons of bad files, and as many of those of bad places: every reader of a manifest parses them."""
+_REASONS = 1000
+"""More different reasons are counted together: a reason may hold a number."""
 
 
 def account(
@@ -15,26 +19,34 @@ def account(
 ) -> tuple[dict[str, dict[str, int]], list[SetAside]]:
     """Counts by stage and outcome ("kept" or a reason), and the bad files and documents.
 
-    `read` are the outputs of `documents.read_split` for `splits`. Raises ValueError when the share of bad files or of
-    bad documents exceeds `max_bad_fraction`.
+    Everything is counted, and the first NAMED_PER_FILE bad documents of each file are named, as far as _NAMED_BYTES
+    allow. `read` are the outputs of `documents.read_split` for `splits`. Raises ValueError when the share of bad files
+    or of bad documents exceeds `max_bad_fraction`.
     """
     counts: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
     set_aside: list[SetAside] = []
+    room = {"files": _NAMED_BYTES, "places": _NAMED_BYTES}
     bad_documents = 0
     places_before: Counter[tuple[int, str]] = Counter()
     named: Counter[tuple[int, str]] = Counter()
     files, broken = set(), set()
+
+    def name_one(kind: str, path: str, reason: str) -> None:
+        room[kind] -= len(path.encode()) + len(reason.encode())
+        if room[kind] >= 0:
+            set_aside.append(SetAside(path=path, reason=reason))
+
     for parts, output in zip(splits, read, strict=True):
         for part, facts in zip(parts, output.facts["parts"], strict=True):
             name = part.file.name
-            file = (part.file.source, name)
+            file = (part.file.source, part.file.path)
             files.add(file)
             counts["kept"] += facts["documents"]
             if facts["unreadable"] and file not in broken:
                 broken.add(file)
                 counts[facts["unreadable"]] += 1
-                set_aside.append(SetAside(path=name, reason=facts["unreadable"]))
+                name_one("files", name, facts["unreadable"])
             filtered.update(facts["filtered"])
             for reason, number in facts["bad"].items():
                 bad_documents += number
@@ -47,7 +59,7 @@ def account(
                         if part.file.documents == "file" and part.file.format == "txt"
                         else f"{name}:{place + places_before[file]}"
                     )
-                    set_aside.append(SetAside(path=where, reason=reason))
+                    name_one("places", where, reason)
             places_before[file] += facts["places"]
     unfiltered = counts["kept"] + filtered.total()
     is_pairs = any(part.file.holds_pairs for parts in splits[:1] for part in parts)
@@ -61,24 +73,33 @@ def account(
                 f"{bad} of {total} {what} cannot be used, more than data.max_bad_fraction={max_bad_fraction:g} allows "
                 f"({examples}); repair or remove them, or raise it"
             )
-    return {"read": {**counts, "kept": unfiltered}, "filter": {"kept": counts["kept"], **filtered}}, set_aside
+    kept = counts.pop("kept", 0)
+    return {"read": {"kept": unfiltered, **_few(counts)}, "filter": {"kept": kept, **filtered}}, set_aside
+
+
+def _few(counts: Counter[str]) -> dict[str, int]:
+    """`counts` of the _REASONS most frequent reasons, and of all others together."""
+    few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
+    others = counts.total() - sum(few.values())
+    return {**few, **({"other reasons": others} if others else {})}
 
 
 def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:
-    """`splits`, in which all parts of a file have its problem if the file was cut and is unreadable in one part.
+    """`splits`, in which all parts of a source's file have its problem if it was cut and is unreadable in one part.
 
-    Nothing of a broken file is used, even if its other parts were read.
+    Nothing of a broken file is used, even if its other parts were read. Another source may read other fields of it.
     """
     broken = {
-        part.file.path: facts["unreadable"]
+        (part.file.source, part.file.path): facts["unreadable"]
         for parts, output in zip(splits, read, strict=True)
         for part, facts in zip(parts, output.facts["parts"], strict=True)
         if facts["unreadable"] and part.stop - part.start < part.file.size
     }
 
     def marked(part: Part) -> Part:
-        if part.file.path not in broken:
-            return part
-        return dataclasses.replace(part, file=dataclasses.replace(part.file, problem=broken[part.file.path]))
+        problem = broken.get((part.file.source, part.file.path))
+        return (
+            part if problem is None else dataclasses.replace(part, file=dataclasses.replace(part.file, problem=problem))
+        )
 
     return [[marked(part) for part in parts] for parts in splits]
