@@ -1,21 +1,27 @@
 """Decompresses a file in chunks.
 
-Arrow decompresses gzip, zstd and bzip2, also files of several members or frames, as crawls write them, and detects a
-truncated file, which the zstandard package's reader does not. The standard library decompresses xz.
+Arrow decompresses gzip and zstd, also files of several members or frames, as crawls write them, and detects a truncated
+file, which the zstandard package's reader does not. The standard library decompresses xz and bzip2, of which Arrow
+(version 25) refuses an empty stream between others.
 """
 
+import bz2
 import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from data_prep.reading.failures import UnreadableFileError
 from data_prep.reading.opening import OpenedFile
 
 CHUNK = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
-_ARROWS_NAMES = {"gz": "gzip", "zst": "zstd"}
 _XZ_MEMORY = 256 * 2**20
 """Limit for the dictionary; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
+_DECOMPRESSORS: dict[str, Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]] = {
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
+    "bz2": bz2.BZ2Decompressor,
+}
 
 
 def chunks(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
@@ -23,8 +29,8 @@ def chunks(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
 
     Raises UnreadableFileError, possibly after some chunks, when the file is truncated or damaged.
     """
-    if packing == "xz":
-        yield from _xz(opened.stream())
+    if packing in _DECOMPRESSORS:
+        yield from _streams(opened.stream(), packing)
     elif packing:
         yield from _arrow(opened.stream(), packing)
     else:
@@ -34,7 +40,7 @@ def chunks(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
 def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
     import pyarrow as pa
 
-    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _ARROWS_NAMES.get(packing, packing))
+    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[packing])
     while True:
         try:
             chunk = unpacked.read(CHUNK)
@@ -45,25 +51,26 @@ def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
         yield chunk
 
 
-def _xz(stream: io.BufferedReader) -> Iterator[bytes]:
-    """Several streams in sequence, with zero padding between them (xz file format, 2.2)."""
+def _streams(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
+    """Several streams in sequence; those of xz with zero padding between them (xz file format, 2.2)."""
+    padding = b"\0" if packing == "xz" else b""
     packed = stream.read(CHUNK)
     while packed:
-        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        unpacker = _DECOMPRESSORS[packing]()
         while not unpacker.eof:
             fed = b""
             if unpacker.needs_input:
                 fed, packed = packed or stream.read(CHUNK), b""
                 if not fed:
-                    raise _broken("xz")
+                    raise _broken(packing)
             try:
                 chunk = unpacker.decompress(fed, CHUNK)
-            except lzma.LZMAError as error:
-                raise _broken("xz", error) from None
+            except (OSError, lzma.LZMAError) as error:
+                raise _broken(packing, error) from None
             if chunk:
                 yield chunk
         packed = unpacker.unused_data
-        while not (packed := packed.lstrip(b"\0")) and (packed := stream.read(CHUNK)):
+        while not (packed := packed.lstrip(padding)) and (packed := stream.read(CHUNK)):
             pass
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from common.files import canonical_json, read_json_object, write_atomically
 from data_prep.reading.failures import ReadFailed
 from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
-from data_prep.reading.sources import InputFile, group_into_splits, printable, with_targets
+from data_prep.reading.sources import InputFile, group_into_splits, with_targets
 
 UNREADABLE = "unreadable"
 """The identity of a file that cannot be opened."""
@@ -90,7 +90,7 @@ def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
     for file in with_targets(files):
-        match known.get(printable(file.path)):
+        match known.get(_as_json(file.path)):
             case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
                 found[file.path] = remembered
     return found
@@ -99,11 +99,16 @@ def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
 def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
     """Write `hashes` for `recall`, without unreadable files: a change of permissions changes no modification time."""
     known: dict[str, Any] = {
-        printable(file.path): [file.size, file.mtime_ns, hashes[file.path]]
+        _as_json(file.path): [file.size, file.mtime_ns, hashes[file.path]]
         for file in with_targets(files)
         if hashes[file.path] != UNREADABLE and not file.problem and file.mtime_ns
     }
     write_atomically(memory, canonical_json(known))
+
+
+def _as_json(path: str) -> str:
+    """A path of any bytes as a string of JSON, different for different paths."""
+    return path.encode("unicode_escape").decode()
 
 
 def _sha256(file: InputFile) -> str:

@@ -16,6 +16,8 @@ FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 """Of documents."""
 _WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
 PACKINGS = ("gz", "zst", "bz2", "xz")
+_READ_ANEW = {"bz2": "empty streams"}
+"""Packings of which files are read that were not before: what was made without them is made again."""
 _PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
 
@@ -154,8 +156,13 @@ def part_key(part: Part) -> list[Any]:
         what.append(list(file.fields))
     if file.target is not None:
         other = file.target
-        what.append([other.identity, other.size, other.packing, other.problem])
-    return [*what, part.start, part.stop]
+        what.append([other.identity, other.size, other.packing, other.problem, *read_anew(other)])
+    return [*what, *read_anew(file), part.start, part.stop]
+
+
+def read_anew(file: InputFile) -> list[str]:
+    """What a key of the file's documents has in it since files like it are read otherwise than before."""
+    return [_READ_ANEW[file.packing]] if file.packing in _READ_ANEW else []
 
 
 def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
@@ -166,7 +173,7 @@ def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
             yield file.target
 
 
-def printable(name: str) -> str:
+def _printable(name: str) -> str:
     """`name`, escaped as in Python if it has unprintable characters or undecodable bytes."""
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
@@ -246,7 +253,7 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
     is_too_large = entry.size > _MOST_FILE
     fields: Any = source.pair_fields
     return InputFile(
-        name=printable(name),
+        name=_printable(name),
         path=path,
         source=index,
         field=source.field,

@@ -50,6 +50,10 @@ def test_a_compressed_file_is_read_whole_or_not_at_all(tmp_path: Path, packing: 
     assert list(read_part(one_part(path))) == texts
     path.write_bytes(packed + PACK[packing](data[:100]) + PACK[packing](data[100:]))
     assert list(read_part(one_part(path))) == texts * 2, "files joined of several are usual"
+    pack, (start, end) = PACK[packing], (data[:100], data[100:])
+    for joined in ([b"", start, end], [start, b"", b"", end], [start, end, b""]):
+        path.write_bytes(b"".join(map(pack, joined)))
+        assert list(read_part(one_part(path))) == texts, "a log that is closed empty is packed too"
     path.write_bytes(b"")
     assert list(read_part(one_part(path))) == []
     damaged = bytearray(packed)
@@ -102,6 +106,19 @@ def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     assert manifest.counts["read"] == {"kept": 120, "broken parquet": 1}
     assert [entry.path for entry in manifest.set_aside] == [str(corpus / "c.parquet")]
     assert already_prepared(data, tok, tmp_path / "out") == manifest
+
+
+def test_a_file_that_one_source_cannot_read_is_read_for_another(
+    tmp_path: Path, tok: TokenizerConfig, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    for name, columns in (("a", {"text": 1_000}), ("b", {"text": 2_000, "summary": 3_000})):
+        table = pa.table({each: [document(first + n) for n in range(200)] for each, first in columns.items()})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20, compression="none", use_dictionary=False)
+    sources = [Source(path=f"{tmp_path}/*.parquet"), Source(path=f"{tmp_path}/*.parquet", field="summary")]
+    manifest = prepare(DataConfig(sources=sources, max_bad_fraction=0.3), tok, tmp_path / "out")
+    assert manifest.counts["read"] == {"kept": 600, "no field 'summary'": 1}
+    assert [entry.path for entry in manifest.set_aside] == [str(tmp_path / "a.parquet")]
 
 
 def test_documents_before_a_break_are_taken_back_and_the_rest_of_the_split_is_read(

@@ -99,6 +99,23 @@ def test_a_file_that_is_gone_after_the_listing_is_set_aside(tmp_path: Path) -> N
     assert fails(part) == "cannot be opened (No such file or directory)"
 
 
+def test_names_that_look_alike_are_remembered_apart(tmp_path: Path) -> None:
+    """A line break is shown as backslash and n: another file may be called that."""
+    names = ["a\nb.txt", "a\\nb.txt", "a\\\\nb.txt", "caf\xe9.txt", "caf\udce9.txt", "caf\\xe9.txt"]
+    for number, name in enumerate(names):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"text {number}")
+        os.utime(tmp_path / "texts" / name, (1e9, 1e9))
+    files = list_files([Source(path=str(tmp_path / "texts"))])
+    hashes = inputs.hash_files(files)
+    assert len(set(hashes.values())) == len(names)
+    inputs.remember(tmp_path / "inputs.json", files, hashes)
+    assert inputs.recall(tmp_path / "inputs.json", files) == hashes
+    for file in files:
+        inputs.remember(tmp_path / "inputs.json", [file], hashes)
+        assert inputs.recall(tmp_path / "inputs.json", files) == {file.path: hashes[file.path]}
+
+
 def test_what_was_set_aside_for_now_is_read_the_next_time(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
