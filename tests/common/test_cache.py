@@ -52,7 +52,8 @@ def test_what_is_used_stays(folders: list[Path], monkeypatch: pytest.MonkeyPatch
     assert left(folders) == ""
 
 
-def test_a_limit_that_is_no_number_is_refused(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIMIT, "10 GB")
-    with pytest.raises(ValueError, match=r"MULTIHOP_CACHE_GB=10 GB .* is not a number of gigabytes"):
+@pytest.mark.parametrize("limit", ["10 GB", "inf", "nan"])
+def test_a_limit_that_is_no_number_is_refused(limit: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, limit)
+    with pytest.raises(ValueError, match=rf"MULTIHOP_CACHE_GB={limit} .* is not a number of gigabytes"):
         make_room(folders, 1)
