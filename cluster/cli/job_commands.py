@@ -28,12 +28,12 @@ def submit(
     """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
     from cluster.cli.doctor import is_fit
     from cluster.cli.jobs import submit_and_follow
+    from cluster.jobs.paths import load_for_cluster
     from cluster.jobs.submit import Order
-    from cluster.runs.home import in_home
-    from cluster.runs.recipe import load_recipe
     from common.exit_codes import FAILED
 
-    order = Order(in_home(load_recipe(recipe, overrides or []), runs), stage, runs.rstrip("/"), allow_change or ())
+    loaded = load_for_cluster(recipe, overrides or [], runs)
+    order = Order(loaded, stage, runs.rstrip("/"), allow_change or ())
     if check and not is_fit(address, order.recipe, order.runs):
         raise typer.Exit(FAILED)
     raise typer.Exit(submit_and_follow(address, order))
@@ -49,7 +49,7 @@ def jobs(address: Dashboard = _LOCAL) -> None:
 
 @job_commands.command()
 def attach(name: JobName, address: Dashboard = _LOCAL) -> None:
-    """Follow the newest job of a run from its first line."""
+    """Follow the job of a run from its first line."""
     from cluster.cli.jobs import attach_to
 
     raise typer.Exit(attach_to(address, name))
@@ -62,7 +62,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow it until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="The log of this rank.")] = None,
 ) -> None:
-    """Print the output of a run's newest job."""
+    """Print the output of a run's job."""
     from cluster.cli.jobs import show_log
 
     raise typer.Exit(show_log(address, name, follow, rank))
@@ -110,7 +110,13 @@ def doctor(
 ) -> None:
     """Find what is wrong with a cluster before a big job. Exit code 1: something is."""
     from cluster.cli.doctor import examine_and_show
+    from cluster.jobs.paths import load_for_cluster
     from cluster.runs.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or []) if recipe is not None else None
+    if recipe is None:
+        loaded = None
+    elif address is None:
+        loaded = load_recipe(recipe, overrides or [])
+    else:
+        loaded = load_for_cluster(recipe, overrides or [], runs)
     raise typer.Exit(examine_and_show(address, loaded, runs, gpu, as_json))

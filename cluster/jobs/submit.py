@@ -72,7 +72,6 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
     Raises:
         ValueError: another recipe runs or stands under this name, or the code is too large to send.
     """
-    _check_paths(order)
     name = order.recipe.name
     earlier = [job for job in jobs.all() if job.run == name]
     if running := next((job for job in earlier if not job.has_ended), None):
@@ -177,24 +176,3 @@ def _code_line(here: CodeVersion, is_same: bool, theirs: str | None) -> str:
     if is_same:
         return f"{label}, which the cluster has installed"
     return f"{label}, sent: the cluster has {'none' if theirs is None else 'another one'}"
-
-
-def _check_paths(order: Order) -> None:
-    """Paths of the recipe are paths on the cluster's nodes: relative ones mean nothing there."""
-    recipe = order.recipe
-    paths: dict[str, str | None] = {
-        f"data.sources[{number}].path": source.path for number, source in enumerate(recipe.data.sources)
-    }
-    paths |= {
-        f"data.sources[{number}].target_path": source.target_path for number, source in enumerate(recipe.data.sources)
-    }
-    paths |= {"tokenizer.path": recipe.tokenizer.path, "eval.data_dir": recipe.eval.data_dir, "--runs": order.runs}
-    paths |= {"eval.checkpoint": recipe.eval.checkpoint}
-    paths |= {
-        f"eval.tasks[{number}]": task.name
-        for number, task in enumerate(recipe.eval.tasks)
-        if task.name.endswith((".yaml", ".yml"))
-    }
-    for key, path in paths.items():
-        if path is not None and not str(path).startswith("/") and ":" not in str(path):
-            raise ValueError(f"{key}={path} is relative; give the absolute path that all nodes of the cluster see")

@@ -135,7 +135,16 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     Raises:
         ValueError: with the key's path, the given value, and what is accepted.
     """
-    return recipe_with(path, [parse_override(text) for text in overrides])
+    return resolved(read_recipe(path, overrides))
+
+
+def read_recipe(path: Path, overrides: list[str]) -> Recipe:
+    """`load_recipe` without its last part: paths are as they were given.
+
+    Raises:
+        ValueError: as `load_recipe`.
+    """
+    return _read(path, [parse_override(text) for text in overrides])
 
 
 def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
@@ -144,11 +153,15 @@ def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
     Raises:
         ValueError: as `load_recipe`.
     """
+    return resolved(_read(path, overrides))
+
+
+def _read(path: Path, overrides: Iterable[Override]) -> Recipe:
     content = read_tree(path, "a recipe")
     for override in overrides:
         put(content, override)
     content.setdefault("name", path.stem)
-    return _resolved(validate_recipe(content, str(path)))
+    return validate_recipe(content, str(path))
 
 
 def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
@@ -204,7 +217,7 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     return sorted(section.model_fields)
 
 
-def _resolved(recipe: Recipe) -> Recipe:
+def resolved(recipe: Recipe) -> Recipe:
     """Replace DeepSpeed's configuration path by its content, and make paths absolute: a worker starts anywhere."""
     if isinstance(recipe.engine.deepspeed, str):
         given = read_deepspeed_config(Path(recipe.engine.deepspeed))
