@@ -6,7 +6,7 @@ from cluster.doctor.examine import MARK, SAYS
 from cluster.doctor.finding import Facts
 from cluster.doctor.order import Order
 from cluster.doctor.rounds import Say
-from cluster.jobs.archive import code_to_send
+from cluster.jobs.archive import code_to_send, untracked, untracked_line
 from cluster.jobs.errand import ErrandFailed, run_small_job
 from cluster.jobs.errands.look import code_hash
 from cluster.jobs.submit import look
@@ -25,6 +25,8 @@ def examine_remotely(jobs: Jobs, order: Order, say: Say) -> Facts:
     here = code_version()
     installed = look(jobs, "").code
     code = [] if installed is not None and installed == code_hash(here.root) else code_to_send(here)
+    if code and (new := untracked(here)):
+        say(f"with files that git does not track: {untracked_line(new)}")
     contents = {_ORDER: json.dumps(order.as_json()).encode()}
     command = f"exec python -m cluster.doctor.examine {_ORDER}"
 

@@ -1,8 +1,9 @@
 """What is sent to a cluster with a job: a .zip file with the recipe, and the code where the cluster has another."""
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from cluster.jobs.errands.look import code_files
 from cluster.runs.code_version import CodeVersion, git
@@ -11,6 +12,7 @@ from common.redaction import shown
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """A fixed time: the same content makes the same archive, which Ray then does not upload again."""
 _LARGEST = 5
+_CHUNK = 2**20
 
 
 def code_to_send(here: CodeVersion) -> list[Path]:
@@ -18,35 +20,59 @@ def code_to_send(here: CodeVersion) -> list[Path]:
 
     Links are left out: they could point anywhere.
     """
-    listed = git(here.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") if here.commit else None
-    found = [here.root / name for name in listed.split("\0") if name] if listed else code_files(here.root)
-    return sorted(path for path in set(found) if path.is_file() and not path.is_symlink())
+    listed = _listed(here, "--cached", "--others") if here.commit else []
+    return _regular(listed or code_files(here.root))
 
 
-def write_archive(to: Path, contents: Mapping[str, bytes], code: Iterable[Path], root: Path) -> None:
-    """Write `contents` by their names, and the files in `code` by their paths within `root`."""
-    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
+def untracked(here: CodeVersion) -> list[str]:
+    """Names of the files of `code_to_send` that nobody has added to git: what lies about may be sent by mistake."""
+    found = _regular(_listed(here, "--others")) if here.commit else []
+    return [path.relative_to(here.root).as_posix() for path in found]
+
+
+def untracked_line(names: Sequence[str]) -> str:
+    """What to tell the user of them."""
+    more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
+    return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent too; name in .gitignore what must stay here"
+
+
+def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path], root: Path, limit: int) -> str:
+    """Write `contents` by their names, and the files in `code` by their paths within `root`.
+
+    Returns:
+        The archive's size with its largest files, as a sentence.
+
+    Raises:
+        ValueError: it is larger than `limit` bytes, or a name is not UTF-8.
+    """
+    with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
             archive.writestr(_entry(name), content)
         for path in code:
-            archive.writestr(_entry(path.relative_to(root).as_posix()), path.read_bytes())
+            with open(path, "rb") as source, _entry_of(archive, path, root) as target:
+                while chunk := source.read(_CHUNK):
+                    target.write(chunk)
+                    if file.tell() >= limit:
+                        raise ValueError(
+                            f"the code in {root} is too large: Ray takes {megabytes(limit)}, compressed; the largest "
+                            f"files are {_largest(code, root)}: move them elsewhere, or name them in .gitignore"
+                        )
+    largest = _largest(code, root)
+    return megabytes(to.stat().st_size) + (f"; largest: {largest}" if largest else "")
 
 
-def check_size(archive: Path, code: Iterable[Path], root: Path, limit: int) -> str:
-    """The archive's size with its largest files, as a sentence.
+def _listed(here: CodeVersion, *which: str) -> list[Path]:
+    names = git(here.root, "ls-files", "-z", *which, "--exclude-standard") or ""
+    return [here.root / name for name in names.split("\0") if name]
 
-    Raises:
-        ValueError: it is larger than `limit` bytes.
-    """
-    size = archive.stat().st_size
-    largest = sorted(code, key=lambda path: -path.stat().st_size)[:_LARGEST]
-    named = ", ".join(f"{path.relative_to(root).as_posix()} {megabytes(path.stat().st_size)}" for path in largest)
-    if size >= limit:
-        raise ValueError(
-            f"the code in {root} makes {megabytes(size)}, and Ray takes {megabytes(limit)}; the largest files are "
-            f"{shown(named)}: move them elsewhere, or name them in .gitignore"
-        )
-    return f"{megabytes(size)}" + (f"; largest: {shown(named)}" if named else "")
+
+def _regular(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in set(paths) if path.is_file() and not path.is_symlink())
+
+
+def _largest(code: Sequence[Path], root: Path) -> str:
+    sizes = sorted(((path.stat().st_size, path) for path in code), reverse=True)[:_LARGEST]
+    return shown(", ".join(f"{path.relative_to(root).as_posix()} {megabytes(size)}" for size, path in sizes))
 
 
 def megabytes(count: int) -> str:
@@ -54,7 +80,16 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
+def _entry_of(archive: zipfile.ZipFile, path: Path, root: Path) -> IO[bytes]:
+    return archive.open(_entry(path.relative_to(root).as_posix()), "w", force_zip64=True)
+
+
 def _entry(name: str) -> zipfile.ZipInfo:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        given = name.encode(errors="surrogateescape")
+        raise ValueError(f"the name of the file {given!r} is not UTF-8; rename it, or name it in .gitignore") from None
     entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return entry

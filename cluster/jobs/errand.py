@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.jobs import errands
-from cluster.jobs.archive import check_size, write_archive
+from cluster.jobs.archive import write_archive
 from cluster.jobs.follow import follow
 from cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
@@ -56,8 +56,7 @@ def run_small_job(
     job_id = f"multihop-{name}-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "errand.zip"
-        write_archive(archive, contents, files, root)
-        check_size(archive, files, root, LARGEST_ARCHIVE)
+        write_archive(archive, contents, files, root, LARGEST_ARCHIVE)
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cluster.jobs.archive import check_size, code_to_send, write_archive
+from cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
 from cluster.jobs.errand import run_errand
 from cluster.jobs.errands.look import MARK, code_hash
 from cluster.ray.jobs import CODE, COMMIT, CONTENT, DASHBOARD_NAME, JOB, LARGEST_ARCHIVE, RECIPE, RUN, RUNS, Job, Jobs
@@ -102,10 +102,11 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
     }
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "job.zip"
-        write_archive(archive, contents, code, here.root)
-        size = check_size(archive, code, here.root, LARGEST_ARCHIVE)
+        size = write_archive(archive, contents, code, here.root, LARGEST_ARCHIVE)
         say(f"code      {_code_line(here, is_same, found.code)}")
         say(f"sends     {size}")
+        if code and (new := untracked(here)):
+            say(f"untracked {untracked_line(new)}")
         number = 1 + max((_number(job, name) for job in earlier), default=0)
         while True:
             job_id = f"{name}-{order.content}-{number}"

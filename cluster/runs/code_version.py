@@ -41,9 +41,9 @@ def commit_label() -> str | None:
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails or is not installed."""
+    """What git prints, with file names as Python has them; None where it fails or is not installed."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None

@@ -1,16 +1,19 @@
 """What is sent to a cluster with a job."""
 
+import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from cluster.jobs.archive import check_size, code_to_send, write_archive
+from cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
 from cluster.jobs.errands.look import PACKAGES, code_hash
 from cluster.runs.code_version import CodeVersion, code_version
 
 ROOT = Path(__file__).parents[3]
+LIMIT = 2**29
 
 
 @pytest.fixture
@@ -56,10 +59,10 @@ def test_the_same_content_makes_the_same_archive_and_the_hash_tells_code_apart(
 ) -> None:
     one, again = tmp_path / "one.zip", tmp_path / "again.zip"
     here = CodeVersion(repository, "0" * 40, False)
-    write_archive(one, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository)
+    write_archive(one, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository, LIMIT)
     before = code_hash(repository)
     (repository / "cluster" / "__init__.py").touch()
-    write_archive(again, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository)
+    write_archive(again, {"recipe.yaml": b"a: 1"}, code_to_send(here), repository, LIMIT)
     assert one.read_bytes() == again.read_bytes() and code_hash(repository) == before
     with zipfile.ZipFile(one) as archive:
         assert archive.read("recipe.yaml") == b"a: 1"
@@ -74,10 +77,41 @@ def test_an_archive_that_ray_would_refuse_is_refused_with_its_largest_files(repo
     (repository / "big.bin").write_bytes(bytes(3_000_000))
     code = code_to_send(CodeVersion(repository, "0" * 40, True))
     archive = tmp_path / "a.zip"
-    write_archive(archive, {}, code, repository)
-    assert check_size(archive, code, repository, 10**6).startswith("0.0 MB; largest: big.bin 3.0 MB, ")
+    assert write_archive(archive, {}, code, repository, 10**6).startswith("0.0 MB; largest: big.bin 3.0 MB, ")
     with pytest.raises(ValueError, match=r"largest files are big.bin 3.0 MB.*\.gitignore"):
-        check_size(archive, code, repository, 100)
+        write_archive(archive, {}, code, repository, 100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
+def test_a_large_file_is_not_read_into_memory(repository: Path, tmp_path: Path) -> None:
+    with open(repository / "corpus.bin", "wb") as file:
+        file.truncate(600_000_000)
+    code = (
+        "import resource, sys; from pathlib import Path; from cluster.jobs.archive import write_archive\n"
+        "root, to = map(Path, sys.argv[1:]); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "write_archive(to, {}, [root / 'corpus.bin'], root, 2**29)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    command = [sys.executable, "-c", code, str(repository), str(tmp_path / "a.zip")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100_000  # kB
+
+
+def test_files_that_nobody_added_to_git_are_named(repository: Path) -> None:
+    (repository / ".env").write_text("TOKEN=abc")
+    for number in range(6):
+        (repository / f"note-{number}.txt").write_text("")
+    found = untracked(CodeVersion(repository, "0" * 40, True))
+    assert found == [".env", *(f"note-{number}.txt" for number in range(6))]
+    assert untracked_line(found).startswith(".env, note-0.txt, note-1.txt, note-2.txt, note-3.txt and 2 more: sent too")
+    assert untracked(CodeVersion(repository, None, False)) == []
+
+
+def test_a_name_that_is_not_utf_8_is_refused(repository: Path, tmp_path: Path) -> None:
+    (repository / os.fsdecode(b"caf\xe9.txt")).write_text("")
+    code = code_to_send(CodeVersion(repository, "0" * 40, True))
+    with pytest.raises(ValueError, match=r"b'caf\\xe9.txt' is not UTF-8; rename it"):
+        write_archive(tmp_path / "a.zip", {}, code, repository, LIMIT)
 
 
 def test_this_checkout_can_be_sent(tmp_path: Path) -> None:
