@@ -1,5 +1,6 @@
 """Whether an MLflow server takes the user's credentials."""
 
+from cluster.tracking.patience import patiently
 from cluster.tracking.store import connect
 from common.redaction import redacted
 
@@ -14,8 +15,9 @@ def check_access(uri: str) -> None:
     """
     if not uri.startswith(("http://", "https://")):
         return
+    client = connect(uri)
     try:
-        connect(uri).search_experiments(max_results=1)
+        patiently(lambda: client.search_experiments(max_results=1))
     except Exception as error:  # what else fails is no reason to refuse a run
         if reason := refusal(error):
             raise ValueError(f"{redacted(uri)} {reason}") from None

@@ -3,6 +3,7 @@
 import os
 import time
 
+from cluster.tracking.patience import patiently
 from cluster.tracking.store import connect
 from common.redaction import redacted
 
@@ -23,7 +24,7 @@ def seconds_to_answer(uri: str) -> float:
 
     started = time.perf_counter()
     try:
-        connect(uri).search_experiments(max_results=1)
-    except MlflowException as error:
+        patiently(lambda: connect(uri).search_experiments(max_results=1))
+    except (MlflowException, TimeoutError) as error:
         raise ConnectionError(f"{redacted(uri)}: {redacted(str(error).splitlines()[0])[:300]}") from None
     return time.perf_counter() - started

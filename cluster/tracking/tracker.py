@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.tracking.access import refusal
 from cluster.tracking.fetch import COMPARED
+from cluster.tracking.patience import PATIENCE_S
 from cluster.tracking.starts import STARTS_TAG, starts_tag
 from cluster.tracking.store import (
     TOKEN_TAG,
@@ -49,9 +50,6 @@ STATUS = {"done": "FINISHED", "trained": "FINISHED", "stopped": "KILLED", "faile
 """MLflow's status for each status of ours."""
 _POLL_S = 2.0
 _LONGEST_WAIT_S = 60.0
-_PATIENCE_S = 60.0
-"""So long at most the driver waits for MLflow. Requests to a server time out earlier; those to a database or to a store
-of artifacts, and MLflow's attempts to connect to a database, need not."""
 _POINTS_AT_ONCE = 900
 
 
@@ -150,7 +148,7 @@ class Tracker:
             yield
         finally:
             stop.set()
-            follower.join(_PATIENCE_S)
+            follower.join(PATIENCE_S)
             self._log_now()
 
     def look_again(self) -> None:
@@ -190,13 +188,13 @@ class Tracker:
 
     def _try(self, final_status: str | None = None) -> None:
         """Log in a thread of its own, which is left behind, with the lock, if MLflow does not answer."""
-        if self._lock.acquire(timeout=_PATIENCE_S):
+        if self._lock.acquire(timeout=PATIENCE_S):
             attempt = threading.Thread(target=self._attempt, args=(final_status,), name="mlflow", daemon=True)
             attempt.start()
-            attempt.join(_PATIENCE_S)
+            attempt.join(PATIENCE_S)
             if not attempt.is_alive():
                 return
-        self._retry_later(TimeoutError(f"no answer within {_PATIENCE_S:.0f} seconds"))
+        self._retry_later(TimeoutError(f"no answer within {PATIENCE_S:.0f} seconds"))
 
     def _attempt(self, final_status: str | None) -> None:
         try:

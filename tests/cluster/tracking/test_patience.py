@@ -1,0 +1,51 @@
+"""A server that answers a byte now and then, which no time-out of a request ends."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from cluster.tracking import patience
+from cluster.tracking.access import check_access
+from cluster.tracking.reach import seconds_to_answer
+from cluster.tracking.store import connect
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """Its address."""
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+            while not ended.wait(0.2):
+                connection.sendall(b" ")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        ended.set()
+
+
+def test_a_server_that_drips_is_not_waited_for(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_S", 2.0)
+    connect(dripping)  # MLflow is imported
+    check_access(dripping)
+    with pytest.raises(ConnectionError, match="no answer within 2 seconds"):
+        seconds_to_answer(dripping)
+
+
+def test_what_a_call_returns_or_raises_is_passed_on() -> None:
+    assert patience.patiently(lambda: time.sleep(0.01)) is None
+    with pytest.raises(KeyError):
+        patience.patiently(lambda: {}["nothing"])
