@@ -5,22 +5,25 @@ from typing import Annotated, Literal
 
 import typer
 
-from cluster.cli.options import AsJson, CheckpointsPlace, Step
+from cluster.cli.options import AsJson, CheckpointsPlace, Runs, Step
+from cluster.cli.places import place_of
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @checkpoints_app.command("list")
-def list_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
-    """List checkpoints: step, date, ranks, size, and whether they are committed."""
+def list_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """List checkpoints: step, date, ranks, size, state."""
+    place = place_of(run, runs)
     from cluster.cli.checkpoints import show_list
 
     show_list(place, as_json)
 
 
 @checkpoints_app.command("verify")
-def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None:
+def verify_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
+    place = place_of(run, runs)
     from cluster.cli.checkpoints import show_results
 
     raise typer.Exit(show_results(place, as_json))
@@ -28,11 +31,13 @@ def verify_checkpoints(place: CheckpointsPlace, as_json: AsJson = False) -> None
 
 @checkpoints_app.command("average")
 def average_checkpoints(
-    place: CheckpointsPlace,
+    run: CheckpointsPlace,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
     last: Annotated[int, typer.Option(min=2, help="Number of the newest checkpoints.")] = 5,
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Write the mean of the weights of the newest checkpoints, as a checkpoint."""
+    """Average the weights of the newest checkpoints. Writes a checkpoint of weights alone."""
+    place = place_of(run, runs)
     from cluster.cli.export import show_average
 
     show_average(place, last, out)
@@ -40,12 +45,14 @@ def average_checkpoints(
 
 @checkpoints_app.command("export")
 def export_checkpoint(
-    place: CheckpointsPlace,
+    run: CheckpointsPlace,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
     to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
     step: Step = None,
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Export a checkpoint and its tokenizer for the Auto classes of transformers."""
+    """Export a checkpoint and its tokenizer to Hugging Face. The Auto classes of transformers load it."""
+    place = place_of(run, runs)
     from cluster.cli.export import show_export
 
     show_export(place, out, step)

@@ -29,9 +29,9 @@ _LINES_AT_ONCE = 512
 """To translate: batches of similar length are made of them."""
 
 
-def show_filled(name: str, runs: Path, step: int | None, texts: Sequence[str], candidates: int, as_json: bool) -> None:
+def show_filled(place: str, step: int | None, texts: Sequence[str], candidates: int, as_json: bool) -> None:
     """Print the likeliest tokens for the masks of each text."""
-    trained = _open(name, runs, step)
+    trained = _open(place, step)
     for text, masks in zip(texts, fill(trained, texts, candidates), strict=True):
         if as_json:
             row = {"text": text, "masks": [[asdict(each) for each in mask] for mask in masks]}
@@ -46,10 +46,10 @@ def show_filled(name: str, runs: Path, step: int | None, texts: Sequence[str], c
 
 
 def show_generated(
-    name: str, runs: Path, step: int | None, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None
+    place: str, step: int | None, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None
 ) -> None:
     """Print each prompt with its continuation; one of a single prompt as it is generated."""
-    trained = _open(name, runs, step)
+    trained = _open(place, step)
     if len(prompts) > 1:
         made = generate(trained, prompts, max_tokens, sampling)
         print("\n\n".join(shown(prompt + text) for prompt, text in zip(prompts, made, strict=True)))
@@ -62,13 +62,13 @@ def show_generated(
     print()
 
 
-def show_translated(name: str, runs: Path, step: int | None, search: Search, maps: Path | None) -> None:
+def show_translated(place: str, step: int | None, search: Search, maps: Path | None) -> None:
     """Print the translation of each line of standard input, in order, as soon as some are done.
 
     Args:
         maps: where to draw what the translation of line N attends to, N.png.
     """
-    trained, cut, done = _open(name, runs, step), 0, 0
+    trained, cut, done = _open(place, step), 0, 0
     # A model that cannot do what is asked is refused before anything is read.
     translator(trained)
     if maps is not None:
@@ -90,9 +90,9 @@ def show_translated(name: str, runs: Path, step: int | None, search: Search, map
         print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
 
 
-def show_embedded(name: str, runs: Path, step: int | None, pooling: Pooling) -> None:
+def show_embedded(place: str, step: int | None, pooling: Pooling) -> None:
     """Print a line of JSON for each line of standard input."""
-    trained, cut, done = _open(name, runs, step), 0, 0
+    trained, cut, done = _open(place, step), 0, 0
     for texts in _batches(_given_lines(), _TEXTS_AT_ONCE):
         try:
             vectors = embed(trained, texts, pooling)
@@ -147,16 +147,6 @@ def _batches(texts: Iterator[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _open(name: str, runs: Path, step: int | None) -> TrainedModel:
-    """The model of a run with this name, or at this place.
-
-    Raises:
-        ValueError: there is neither, or as `load_model`.
-    """
+def _open(place: str, step: int | None) -> TrainedModel:
     keep_all_freed_memory()
-    if (runs / name / "recipe.json").is_file():
-        return load_model(str(runs / name), step)
-    if "://" not in name and not Path(name).exists():
-        there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
-        raise ValueError(f"no run {name} in {runs} (existing runs: {there}), and no directory of that name")
-    return load_model(name, step)
+    return load_model(place, step)

@@ -1,5 +1,6 @@
 """The command line. Commands import what they need, so that `--help` is fast."""
 
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from cluster.cli.options import (
     Step,
     Verify,
 )
+from cluster.cli.places import place_of
 from common.exit_codes import FAILED, STOPPED
 from common.redaction import shown
 
@@ -34,7 +36,7 @@ _NAMED = 3
 app = typer.Typer(
     help="Pretrain language models on your own text, evaluate them, and compare runs.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -45,6 +47,23 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
 app.add_typer(job_commands)
+
+
+def _show_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        from importlib.metadata import version
+
+        print(f"multihop {version('multihop')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Options of `multihop` itself."""
 
 
 @app.command()
@@ -107,7 +126,7 @@ def evaluate(
         typer.Option("--follow", help="Evaluate each new checkpoint of a run that another process trains."),
     ] = False,
 ) -> None:
-    """Evaluate a pretrained model on the recipe's tasks, and write the report. Skips trials that have their result."""
+    """Evaluate a model on the recipe's tasks, and write the report. Skips trials that have their result."""
     _run(recipe, overrides, runs, address, allow_change, verify, ("eval",), follow)
 
 
@@ -138,7 +157,7 @@ def report(
         list[str] | None, typer.Option(metavar="KEY", help="Recipe key that tells the lines apart. Repeatable.")
     ] = None,
 ) -> None:
-    """Write a report over several runs, each compared with the first: report.md, report.html, pictures."""
+    """Write a report over several runs. It compares each with the first: report.md, report.html, pictures."""
     from cluster.runs.compare import find_runs
     from eval.comparison.report import write_comparison
 
@@ -161,12 +180,17 @@ def experiment(
         typer.Option(metavar="DIR", help="Directory of the report. Default: the experiment's name in runs."),
     ] = None,
 ) -> None:
-    """Do all runs of an experiment, then write the report over them. Finished work is skipped."""
+    """Do all runs of an experiment, and report on them. Finished work is skipped."""
     from cluster.runs.experiment import read_experiment
-    from cluster.runs.run_experiment import run_experiment
 
     plan = read_experiment(file, overrides or [])
-    _exit_with(lambda: run_experiment(plan, runs, out))
+
+    def work() -> int:
+        from cluster.runs.run_experiment import run_experiment
+
+        return run_experiment(plan, runs, out)
+
+    _exit_with(work)
 
 
 @inspect_app.command("batch")
@@ -182,11 +206,12 @@ def inspect_batch(
     """Show the samples of a training step, decoded, and their documents."""
     import json
 
-    from cluster.cli.inspect_batch import deviations, inspect_step
-    from cluster.cli.inspected_step import show_step
     from cluster.runs.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
+    from cluster.cli.inspect_batch import deviations, inspect_step
+    from cluster.cli.inspected_step import show_step
+
     found = inspect_step(resolved, runs, step, world_size, rank)
     if others := deviations(resolved, runs):
         print(
@@ -214,7 +239,7 @@ def data_stats(
     picture: Annotated[Path, typer.Option(metavar="FILE", help="Output file of the plot.")] = Path("data-stats.png"),
     as_json: AsJson = False,
 ) -> None:
-    """Show document lengths, sources, dropped documents and token frequencies."""
+    """Show lengths of documents, sources and token frequencies. Also which documents were dropped."""
     from cluster.cli.data import show_stats
 
     show_stats(place, picture, as_json)
@@ -230,9 +255,10 @@ def fill(
     as_json: AsJson = False,
 ) -> None:
     """Fill in the mask tokens of texts with a masked model."""
+    place = place_of(run, runs)
     from cluster.cli.inference import show_filled
 
-    show_filled(run, runs, step, texts, candidates, as_json)
+    show_filled(place, step, texts, candidates, as_json)
 
 
 @app.command()
@@ -247,7 +273,8 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 1,
 ) -> None:
-    """Continue prompts with a causal model: always with the likeliest token, unless an option says to sample."""
+    """Continue prompts with a causal model. Always with the likeliest token, unless an option says to sample."""
+    place = place_of(run, runs)
     from cluster.cli.inference import show_generated
     from eval.inference.sampling import Sampling
 
@@ -255,7 +282,7 @@ def generate(
         sampling = None
     else:
         sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed)
-    show_generated(run, runs, step, prompts, max_tokens, sampling)
+    show_generated(place, step, prompts, max_tokens, sampling)
 
 
 @app.command()
@@ -269,11 +296,12 @@ def translate(
         Path | None, typer.Option(metavar="DIR", help="Draw what each line's translation attends to, N.png a line.")
     ] = None,
 ) -> None:
-    """Translate the lines of standard input with a model of pairs; prints a line for each."""
+    """Translate the lines of standard input. Needs a translation model; prints a line for each."""
+    place = place_of(run, runs)
     from cluster.cli.inference import show_translated
     from eval.inference.beam_search import Search
 
-    show_translated(run, runs, step, Search(beams, length_penalty), maps)
+    show_translated(place, step, Search(beams, length_penalty), maps)
 
 
 @app.command()
@@ -286,10 +314,11 @@ def embed(
         typer.Option(help="Mean of all tokens, or what the family is fine-tuned on: pooler, first or last token."),
     ] = "mean",
 ) -> None:
-    """Embed the lines of standard input; prints a line of JSON for each."""
+    """Embed the lines of standard input. Prints a line of JSON for each."""
+    place = place_of(run, runs)
     from cluster.cli.inference import show_embedded
 
-    show_embedded(run, runs, step, pooling)
+    show_embedded(place, step, pooling)
 
 
 @app.command()
@@ -312,29 +341,31 @@ def _run(
     wanted: tuple[str, ...],
     following: bool = False,
 ) -> None:
-    from cluster.runs.follow import follow
-    from cluster.runs.home import folder_here, in_home, opened_home
     from cluster.runs.recipe import load_recipe
-    from cluster.runs.stages import run_stages
 
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
-    loaded = in_home(load_recipe(recipe, given), runs)
+    loaded = load_recipe(recipe, given)
 
     def work() -> int:
-        with opened_home(runs, loaded.name) as home:
+        # These import torch, for which a mistake in the recipe should not wait.
+        from cluster.runs.follow import follow
+        from cluster.runs.home import folder_here, in_home, opened_home
+        from cluster.runs.stages import run_stages
+
+        placed = in_home(loaded, runs)
+        with opened_home(runs, placed.name) as home:
             if not following:
-                return run_stages(loaded, folder_here(runs), wanted, allowed or (), verify, home)
+                return run_stages(placed, folder_here(runs), wanted, allowed or (), verify, home)
             if home is not None:
                 raise ValueError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
-            return follow(loaded, Path(runs), allowed or (), verify)
+            return follow(placed, Path(runs), allowed or (), verify)
 
     _exit_with(work)
 
 
 def _exit_with(work: Callable[[], int]) -> None:
     """Do the work and exit with its code."""
-    from cluster.ray.gang import TrainingFailed
-    from cluster.ray.map import WorkerDiedError
+    from cluster.ray.failures import TrainingFailed, WorkerDiedError
 
     try:
         code = work()
@@ -350,6 +381,7 @@ def _exit_with(work: Callable[[], int]) -> None:
 def main() -> None:
     """The command `multihop`; it exits with one of common.exit_codes."""
     signal.signal(signal.SIGTERM, _interrupt)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that takes no files
     with told_in_a_sentence():
         app()
 

@@ -37,7 +37,7 @@ Verify = Annotated[
     typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
 ]
 CheckpointsPlace = Annotated[
-    str, typer.Argument(metavar="DIR", help="Run directory, checkpoint directory, or s3://BUCKET/PREFIX.")
+    str, typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, or s3://BUCKET/PREFIX.")
 ]
 DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 from cluster.doctor.finding import Facts
-from cluster.ray.gang import TrainingFailed
-from cluster.ray.map import WorkerDiedError
+from cluster.ray.failures import TrainingFailed, WorkerDiedError
 from cluster.runs.prepared import work_of
 from cluster.runs.recipe import Recipe, validate_recipe
 from cluster.runs.resolved import store_of

@@ -21,6 +21,7 @@ from typing import Any
 from cluster.console import clock, console
 from cluster.ray.copy_of_run import LOST_FILE, RunHome
 from cluster.ray.exchange import Exchange
+from cluster.ray.failures import TrainingFailed
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
@@ -42,10 +43,6 @@ _LAST_WORDS_S = 2.0
 """Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
 _SPARES_FROM_S = 300.0
 """A run with less than this left does not repay the seconds of a core and the memory that spares take."""
-
-
-class TrainingFailed(Exception):
-    """The ranks failed repeatedly without progress, or reported an error that a restart cannot fix."""
 
 
 def train_on_ray(

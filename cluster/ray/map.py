@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.ray.failures import WorkerDiedError
+
 RETRIES = 3
 _ENDS_S = 5.0
 """Seconds in which a task has to end that was interrupted, or killed."""
-
-
-class WorkerDiedError(Exception):
-    """The worker of a task died at each attempt; the message is for the user."""
 
 
 @dataclass(frozen=True)

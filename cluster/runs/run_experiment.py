@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster.console import console
-from cluster.ray.gang import TrainingFailed
-from cluster.ray.map import WorkerDiedError
+from cluster.ray.failures import TrainingFailed, WorkerDiedError
 from cluster.runs.evaluated import check_evaluation
 from cluster.runs.experiment import Plan
 from cluster.runs.folder import InUseError, check_recipe

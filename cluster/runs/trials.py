@@ -9,7 +9,8 @@ from typing import Any
 
 from cluster.console import console, progress_line
 from cluster.ray.copy_of_run import RunHome, data_of
-from cluster.ray.map import Resources, WorkerDiedError, map_on_ray
+from cluster.ray.failures import WorkerDiedError
+from cluster.ray.map import Resources, map_on_ray
 from common.files import make_folder, open_append
 from common.json_lines import Row, append_row, read_rows
 from eval.config import EvalConfig

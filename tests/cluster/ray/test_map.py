@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.ray.map import WorkerDiedError, map_on_ray
+from cluster.ray.failures import WorkerDiedError
+from cluster.ray.map import map_on_ray
 from common.files import replacing
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
