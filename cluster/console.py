@@ -1,7 +1,7 @@
 """Progress of long work: a live line on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import progress
@@ -12,6 +12,10 @@ from common.redaction import shown
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
+_BAR = 24
+"""Columns of a bar."""
+_GAP = "  "
+"""Between the parts of a line."""
 
 
 def plain(text: str) -> Text:
@@ -28,7 +32,12 @@ class ProgressLine:
         self._printed, self._updates, self._since = 0.0, 0, (0.0, 0)
 
     def update(self, done: int, total: int, detail: str = "") -> None:
-        """Show that `done` of `total` is done; `detail` follows the count."""
+        """Show that `done` of `total` is done.
+
+        Args:
+            detail: follows the count. Parts of it are separated by two blanks, the most important first; a terminal
+                shows as many as fit in its line.
+        """
         if total == 0:
             return
         detail = shown(detail)
@@ -52,16 +61,45 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
     if not console.is_terminal:
         yield ProgressLine(title, None)
         return
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=24),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[detail]}", markup=False),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console, transient=True) as live:
+    with progress.Progress(_Line(), console=console, transient=True) as live:
         yield ProgressLine(title, live)
+
+
+class _Line(progress.ProgressColumn):
+    """The whole line, which Rich's own columns would not fit to the terminal by what matters."""
+
+    def render(self, task: progress.Task) -> Text:
+        """The parts that fit."""
+        if not task.total:
+            return Text(task.description)
+        main, *others = task.fields["detail"].split(_GAP)
+        filled, dash = round(_BAR * task.percentage / 100), "━" if console.encoding.startswith("utf") else "-"
+        bar = Text.assemble((dash * filled, "bar.complete"), (dash * (_BAR - filled), "bar.back"))
+        left = "" if task.time_remaining is None else f"{_duration(task.time_remaining)} left"
+        last = 4 + len(others)
+        return _fitted(
+            [
+                (3, Text(task.description.rstrip())),
+                (last + 1, bar),
+                (0, Text(f"{task.completed:.0f}/{task.total:.0f}", "progress.download")),
+                (2, Text(main)),
+                *((4 + number, Text(other)) for number, other in enumerate(others)),
+                (last, Text(_duration(task.elapsed or 0), "progress.elapsed")),
+                (1, Text(left, "progress.remaining")),
+            ],
+            console.width,
+        )
+
+
+def _fitted(parts: Sequence[tuple[int, Text]], width: int) -> Text:
+    """The parts in their order; where they are wider than `width`, without those of the greatest numbers."""
+    used, fits = -len(_GAP), set[int]()
+    for number, part in sorted((part for part in parts if part[1]), key=lambda part: part[0]):
+        used += len(_GAP) + part.cell_len
+        if used > width and fits:
+            break
+        fits.add(number)
+    return Text(_GAP).join(part for number, part in parts if number in fits)
 
 
 def clock(at: float | None = None) -> str:
@@ -75,4 +113,5 @@ def clock(at: float | None = None) -> str:
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
