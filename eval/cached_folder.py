@@ -1,38 +1,60 @@
 """Folders that are made once on a machine and mapped by all its trials. They are in its cache."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+from filelock import FileLock
+
 from common.cache import cache_folder
-from common.files import sha256_json, sync
+from common.files import read_json_object, sha256_file, sha256_json, sync
+
+_HASHES = "sha256.json"
 
 
 def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
-    """The folder of an identity, made if it is not there.
+    """The folder of an identity, made if it is not there, and made again if its files are not as they were written.
 
-    It is made under another name, synced and renamed: a folder that is there is whole.
+    It is made under another name, hashed, synced and renamed, by one process at a time. Its files are hashed again by
+    whoever reads them: a bit that flips on the disk costs a second encoding, and never changes a score.
 
     Args:
         identity: everything that decides the content, as JSON values.
         make: writes the files into an empty folder.
     """
     folder = cache_folder("inputs", sha256_json(identity))
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
-    temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    temporary.mkdir(parents=True, mode=0o700)
-    try:
-        make(temporary)
-        for path in temporary.rglob("*"):
-            sync(path)
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if _is_whole(folder):
+            return folder
+        temporary = folder.with_name(f".{folder.name}.{uuid4().hex}")
+        temporary.mkdir(mode=0o700)
         try:
+            make(temporary)
+            (temporary / _HASHES).write_text(json.dumps(_hashes(temporary)))
+            for path in temporary.rglob("*"):
+                sync(path)
+            # Trials that have mapped the files of a damaged folder keep them.
+            shutil.rmtree(folder, ignore_errors=True)
             os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # else another trial was first
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return read_json_object(folder / _HASHES) == _hashes(folder)
+    except (OSError, ValueError):
+        return False
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file by its path."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _HASHES)
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}

@@ -7,15 +7,17 @@ from pydantic import Field, field_validator
 
 from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
 
-Init = Literal["pretrained", "random"]
-"""What a trial starts from: a checkpoint, or random weights."""
+Init = Literal["pretrained", "parent", "random"]
+"""What a trial starts from: the weights that are evaluated, those that their training began with, or random ones."""
+SHORTEST = 8
+"""The least length of an example in tokens."""
 ReportOn = Literal["half", "dev"]
 Pooling = Literal["family", "mean"]
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _Count = Annotated[int, Field(ge=1)]
-_Length = Annotated[int, Field(ge=8)]
+_Length = Annotated[int, Field(ge=SHORTEST)]
 
 
 class Features(Section):

@@ -1,11 +1,12 @@
 """The model that is evaluated: a run's checkpoint with the run's tokenizer, or a Hugging Face model with its own."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.files import sha256_json
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.export import EXPORTED_MODEL
 from pretrain.models.config import ModelConfig
@@ -41,6 +42,8 @@ class Evaluated:
     target_tokenizer_path: str | None = None
     """Of a model of pairs with two vocabularies, that of the target, whose size is `vocab_size`."""
     source_vocab_size: int | None = None
+    heldout_sha256: str | None = None
+    """SHA-256 of the run's held-out documents as tokens; None for a Hugging Face model."""
 
 
 def of_run(
@@ -59,6 +62,7 @@ def of_run(
         data_fingerprint=data.fingerprint,
         target_tokenizer_path=None if data.target_tokenizer is None else str(data_path / data.target_tokenizer.file),
         source_vocab_size=data.source_vocab_size,
+        heldout_sha256=sha256_json([shard.sha256 for shard in data.of_split("heldout")]),
     )
 
 
@@ -101,6 +105,35 @@ def of_huggingface(folder: Path) -> Evaluated:
         data_path=None,
         data_fingerprint=None,
     )
+
+
+def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evaluated:
+    """The same model with the weights that its training began with.
+
+    Args:
+        init_from: the recipe's `model.init_from`.
+        sha256: `parent` of a checkpoint of the run.
+
+    Raises:
+        ValueError: they are no longer there.
+    """
+    from pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
+    from pretrain.run.find_checkpoint import checkpoint_with
+
+    if sha256 is None:
+        raise ValueError(f"the run's checkpoint was not begun with model.init_from={init_from}; correct it")
+    folder = Path(init_from)
+    found: tuple[str, int | None] | None = None
+    if not is_huggingface(folder):
+        found = checkpoint_with(init_from, sha256)
+    elif content_hash(folder) == sha256:
+        found = (str(folder), None)
+    if found is None:
+        raise ValueError(
+            f"model.init_from={init_from} has no longer the weights that the run began with (content hash "
+            f"{sha256[:12]}); restore them"
+        )
+    return replace(evaluated, checkpoint_dir=found[0], checkpoint_sha256=sha256, checkpoint_step=found[1])
 
 
 @lru_cache(maxsize=2)

@@ -15,7 +15,7 @@ from eval.cached_folder import cached_folder
 from eval.config import TrialSettings
 from eval.frames import Frame
 from eval.inputs import Encoded, encode
-from eval.tasks.task import Example, Task, at_most, unit_hash
+from eval.tasks.task import Example, Task, at_most, is_reported
 
 _FORMAT = 1
 _TASK = "task.json"
@@ -72,12 +72,8 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
     Raises:
         ValueError: there are none to train on, to choose by or to report.
     """
-    dev, test, reported_on = list(task.dev), list(task.test), "test"
-    if not test:
-        halves = settings.report_on == "half"
-        reported_on = "half of dev" if halves else "dev"
-        test = [example for example in task.dev if not halves or _is_reported(example)]
-        dev = [example for example in task.dev if not halves or not _is_reported(example)]
+    test, reported_on = task.reported(settings.report_on)
+    dev = [example for example in task.dev if reported_on != "half of dev" or not is_reported(example)]
     sets = {
         "train": at_most(task.train, settings.max_examples),
         "dev": at_most(dev, settings.max_dev_examples),
@@ -88,10 +84,6 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
         if not sets[name]:
             raise ValueError(f"task {task.name} has no {name} examples; add some, or set eval.report_on=dev")
     return sets, reported_on
-
-
-def _is_reported(example: Example) -> bool:
-    return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
 
 
 def described(task: Task) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.config import EvalConfig, TrialSettings, settings_of
+from eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated
-from eval.known_tasks import load_task, located
+from eval.known_tasks import HELDOUT, load_task, located
 from eval.tasks.task import UNTRAINED, Example, Task
-from eval.trial import Trial
+from eval.trial import Trial, describe_task
 
 
-def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | None = None) -> list[Trial]:
+def plan_trials(
+    config: EvalConfig, evaluated: Evaluated, weights_dir: Path | None = None, parent: Evaluated | None = None
+) -> list[Trial]:
     """Each task with each of its settings and seeds, from each start.
 
     A task that trains nothing is run with the first seed only. Trials with `start_from` are given their
@@ -18,6 +20,7 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | No
 
     Args:
         weights_dir: for the weights of tasks that others start from, on a file system that all workers share.
+        parent: what the training of the evaluated model began with, for the start of this name.
 
     Raises:
         ValueError: a task is unknown or its files are missing.
@@ -25,6 +28,8 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | No
     # Workers start in another directory.
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
     sources = {asked.start_from for asked in config.tasks}
+    models = {"pretrained": evaluated, "parent": parent, "random": None}
+    assert parent is not None or "parent" not in config.starts
     trials = []
     for asked in config.tasks:
         name = located(asked.name)
@@ -33,21 +38,26 @@ def plan_trials(config: EvalConfig, evaluated: Evaluated, weights_dir: Path | No
         shares = asked.start_from is not None or asked.name in sources
         assert weights_dir is not None or not shares
         for settings in settings_of(config, asked, task.kind)[: 1 if untrained else None]:
+            # What is used, and not what was asked for, is in the key and in the row.
+            seq_len = min(settings.seq_len, max(SHORTEST, evaluated.model.max_positions))
+            settings = settings.model_copy(update={"seq_len": seq_len})
+            described = describe_task(task, settings, evaluated.heldout_sha256 if name == HELDOUT else None)
             work = _work(task, settings)
             for seed in config.seeds[: 1 if untrained else None]:
                 for init in config.starts:
-                    pretrained = init == "pretrained"
+                    start = models[init]
                     trials.append(
                         Trial(
                             task=name,
                             task_fingerprint=task.fingerprint,
                             kind=task.kind,
+                            described=described,
                             init=init,
                             seed=seed,
                             settings=settings.model_dump(mode="json"),
-                            checkpoint_dir=evaluated.checkpoint_dir if pretrained else None,
-                            checkpoint_sha256=evaluated.checkpoint_sha256 if pretrained else None,
-                            checkpoint_step=evaluated.checkpoint_step if pretrained else None,
+                            checkpoint_dir=start.checkpoint_dir if start else None,
+                            checkpoint_sha256=start.checkpoint_sha256 if start else None,
+                            checkpoint_step=start.checkpoint_step if start else None,
                             model=evaluated.model.model_dump(mode="json"),
                             vocab_size=evaluated.vocab_size,
                             tokenizer_path=evaluated.tokenizer_path,
@@ -70,7 +80,7 @@ def _work(task: Task, settings: TrialSettings) -> float:
     """A step forward and backward is three times as long as one forward; a frozen model has no backward."""
     train = _characters(task.train, settings.max_examples, settings.seq_len)
     dev = _characters(task.dev, settings.max_dev_examples, settings.seq_len)
-    test = _characters(task.test or task.dev, None, settings.seq_len)
+    test = _characters(task.reported(settings.report_on)[0], None, settings.seq_len)
     return settings.epochs * ((1 if settings.features else 3) * train + dev) + test
 
 

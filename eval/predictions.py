@@ -1,5 +1,6 @@
 """What stands behind a trial's score, kept beside its row: for comparisons example by example, and to be read."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,15 +48,17 @@ def predictions_of(
     }
 
 
-def write_predictions(folder: Path, key: str, content: dict[str, Any]) -> None:
-    """Write KEY.json, and the official files into KEY/, below `folder`."""
+def write_predictions(folder: Path, key: str, content: dict[str, Any]) -> str:
+    """Write KEY.json, and the official files into KEY/, below `folder`; returns the SHA-256 of KEY.json."""
     files = content.get("files", {})
     for name, text in files.items():
         make_folder(folder / key)
         write_atomically(folder / key / name, text.encode())
     make_folder(folder)
     rest = {name: value for name, value in content.items() if name != "files"}
-    write_atomically(folder / f"{key}.json", json.dumps(rest).encode())
+    written = json.dumps(rest).encode()
+    write_atomically(folder / f"{key}.json", written)
+    return hashlib.sha256(written).hexdigest()
 
 
 def _worst(

@@ -9,6 +9,7 @@ from typing import Any
 from common.files import read_json_object, write_atomically
 from common.json_lines import Row, read_rows
 from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
+from eval.asked import read_results
 from eval.curve import Curve, draw
 from eval.inference.examples import read_examples
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
@@ -30,8 +31,8 @@ _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translat
 def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
-    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/results.jsonl, eval/predictions/,
-    eval/examples.json and data/manifest.json.
+    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/plan.json, eval/results.jsonl,
+    eval/predictions/, eval/examples.json and data/manifest.json.
 
     Args:
         recipe: instead of recipe.json.
@@ -43,7 +44,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
     recipe = _read_json(run_dir / "recipe.json") if recipe is None else recipe
     summary = _read_json(run_dir / "summary.json") if summary is None else summary
     rows = read_rows(run_dir / "metrics.jsonl")
-    curves = read_curves(rows, summary)
+    curves, results = read_curves(rows, summary), read_results(run_dir)
     facts = {
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
@@ -57,8 +58,8 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
         "data": _data_facts(read_data_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
-        **examples_facts(read_examples(run_dir / "eval") if (recipe.get("eval") or {}).get("examples") else None),
-        **results_facts(read_rows(run_dir / "eval" / "results.jsonl"), recipe, run_dir),
+        **examples_facts(read_examples(run_dir / "eval", results.asked.examples) if results.asked else None),
+        **results_facts(results, recipe, run_dir),
     }
     picture = draw(curves) if curves else None
     facts["picture"] = base64.b64encode(picture).decode() if picture else None
@@ -88,9 +89,11 @@ def headline(recipe: Facts, summary: Facts) -> str:
     model = recipe.get("model") or {}
     declared = FAMILIES.get(str(model.get("family")))
     trained = "trained" if declared and declared.translates else "pretrained"
+    parent = model.get("init_from")
+    began = "" if parent is None else f", starting from the weights of {parent} (model.init_from)"
     sentence = (
         f"{declared.display_name if declared else 'A model'} with {model.get('layers')} layers and hidden size "
-        f"{model.get('hidden')}, {trained} for {summary['steps']:,} steps on {summary['tokens']:,} tokens. "
+        f"{model.get('hidden')}, {trained} for {summary['steps']:,} steps on {summary['tokens']:,} tokens{began}. "
     )
     part = next((name for name in LANGUAGE_MODEL_LOSSES if summary.get(heldout(name)) is not None), None)
     unigram, uniform = summary.get("unigram_loss"), summary.get("uniform_loss")

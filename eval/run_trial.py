@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import make_folder, replacing, sha256_file
+from common.files import make_folder, replacing, sha256_file, sha256_json
 from common.json_lines import Row
 from eval.config import TrialSettings
 from eval.evaluated import open_tokenizer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from data_prep.dataset.shards import TokenDataset
+    from data_prep.tokenizers.info import TokenizerInfo
+    from data_prep.tokenizers.tokenizer import Tokenizer
     from eval.finetune import History
     from eval.heads import TaskModel
     from pretrain.checkpoint.manifest import CheckpointManifest
@@ -57,14 +59,14 @@ def run_trial(trial: Trial) -> Outcome:
     started = time.monotonic()
     torch.set_num_threads(trial.threads)
     try:
-        described, found, predictions = _run_of(trial.kind)(trial)
+        found, predictions = _run_of(trial.kind)(trial)
     except NonFiniteLossError as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
     seconds = round(time.monotonic() - started, 3)
-    return Outcome({**_described(trial, described), **found, "status": "ok", "seconds": seconds}, predictions)
+    return Outcome({**_described(trial), **found, "status": "ok", "seconds": seconds}, predictions)
 
 
-def _run_of(kind: Kind) -> Callable[[Trial], tuple[Task, Row, dict[str, Any] | None]]:
+def _run_of(kind: Kind) -> Callable[[Trial], tuple[Row, dict[str, Any] | None]]:
     match kind:
         case "zero-shot":
             return _zero_shot
@@ -80,43 +82,33 @@ def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) ->
         error: the reason, in one sentence.
         retry: whether the trial is tried again when the command is rerun, because the reason was not in the trial.
     """
-    task = load_task(trial.task, trial.task_dir)
     empty: Row = {"value": None, "dev_value": None, "other_metrics": {}, "examples": {}}
     failure = {"status": "failed", "error": error, "retry": retry, "seconds": round(seconds, 3)}
-    return {**_described(trial, task), **empty, **failure}
+    return {**_described(trial), **empty, **failure}
 
 
-def _described(trial: Trial, task: Task) -> Row:
+def _described(trial: Trial) -> Row:
     """The part of a row that is known before the trial runs."""
     return {
-        "task": task.name,
-        "kind": task.kind,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
+        **trial.described,
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint_step": trial.checkpoint_step,
+        "checkpoint_sha256": trial.checkpoint_sha256,
+        "tokenizer_sha256": trial.tokenizer_sha256,
         "hyperparameters": hyperparameters(trial),
         "key": trial_key(trial),
-        "labels": list(task.labels),
-        "source": task.source,
-        "notes": task.notes,
         **({"start_from": shown_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
     }
 
 
-def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
+def _finetuned(trial: Trial) -> tuple[Row, dict[str, Any]]:
     from eval.frames import frame_of
     from eval.input_cache import task_inputs
 
-    tokenizer, info = open_tokenizer(trial.tokenizer_path)
-    if info.sha256 != trial.tokenizer_sha256:
-        raise ValueError(
-            f"{trial.tokenizer_path} is not the tokenizer that the trials were planned with; run the command again"
-        )
+    [(tokenizer, info)] = _tokenizers(trial)
     encoder = _model(trial)
     settings = TrialSettings.model_validate(trial.settings)
-    settings = settings.model_copy(update={"seq_len": min(settings.seq_len, encoder.config.max_positions)})
     family = encoder.config.family
     features, causal = settings.features, FAMILIES[family].causal
     frame = frame_of(family, info.special_ids, trial.vocab_size, frozen=features is not None)
@@ -130,7 +122,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
         model = _with_head(encoder, cut.task, trial, settings)
         spans = finetune_spans(model, cut, settings, trial.seed)
         row = _row(spans.value, spans.other_metrics, spans.history, cut.sizes, cut.reported_on)
-        return cut.task, row | _keep_weights(trial, model), spans.predictions
+        return row | _keep_weights(trial, model), spans.predictions
 
     from eval.predictions import predictions_of
     from eval.supervised import finetune_labelled
@@ -147,7 +139,7 @@ def _finetuned(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
     )
     sizes = {name: len(part) for name, part in sets.items()}
     row = _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on)
-    return task, row | _keep_weights(trial, model), predictions
+    return row | _keep_weights(trial, model), predictions
 
 
 def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettings) -> "TaskModel":
@@ -202,6 +194,22 @@ def _row(
     }
 
 
+def _tokenizers(trial: Trial) -> "list[tuple[Tokenizer, TokenizerInfo]]":
+    """The tokenizer that the trial was planned with, and that of the target if there are two.
+
+    Raises:
+        ValueError: the files are not those that the trial was planned with.
+    """
+    paths = [path for path in (trial.tokenizer_path, trial.target_tokenizer_path) if path is not None]
+    opened = [open_tokenizer(path, pairs=trial.kind == "translation") for path in paths]
+    hashes = [info.sha256 for _, info in opened]
+    if (hashes[0] if len(hashes) == 1 else sha256_json(hashes)) != trial.tokenizer_sha256:
+        raise ValueError(
+            f"{' or '.join(paths)} is not the tokenizer that the trials were planned with; run the command again"
+        )
+    return opened
+
+
 def _planned(trial: Trial) -> Task:
     """The task as the trial was planned with it."""
     task = load_task(trial.task, trial.task_dir)
@@ -213,7 +221,7 @@ def _planned(trial: Trial) -> Task:
     return task
 
 
-def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
+def _zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     if trial.task == HELDOUT:
         return _perplexity(trial)
     from eval.finetune import NonFiniteLossError
@@ -221,7 +229,7 @@ def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
     from eval.zero_shot.perplexity import evaluate_perplexity, text_of
 
     task = _planned(trial)
-    tokenizer, info = open_tokenizer(trial.tokenizer_path)
+    [(tokenizer, info)] = _tokenizers(trial)
     model = _model(trial).to(_device()).eval()
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
     if task.test:
@@ -240,22 +248,21 @@ def _zero_shot(trial: Trial) -> tuple[Task, Row, dict[str, Any] | None]:
         "examples": {"test": len(result.statistics)},
         "reported_on": "test",
     }
-    return task, row, {"statistics": result.statistics.tolist()}
+    return row, {"statistics": result.statistics.tolist()}
 
 
-def _translation(trial: Trial) -> tuple[Task, Row, dict[str, Any]]:
+def _translation(trial: Trial) -> tuple[Row, dict[str, Any]]:
     from eval.inference.trained_model import TrainedModel
     from eval.translation.evaluate import evaluate_translation
 
     task = _planned(trial)
-    tokenizer, info = open_tokenizer(trial.tokenizer_path, pairs=True)
-    target = None if trial.target_tokenizer_path is None else open_tokenizer(trial.target_tokenizer_path, pairs=True)[0]
+    (tokenizer, info), *rest = _tokenizers(trial)
+    target = rest[0][0] if rest else None
     trained = TrainedModel(trial.task, _model(trial).to(_device()).eval(), tokenizer, info.special_ids, target)
-    row, predictions = evaluate_translation(trained, task)
-    return task, row, predictions
+    return evaluate_translation(trained, task)
 
 
-def _perplexity(trial: Trial) -> tuple[Task, Row, None]:
+def _perplexity(trial: Trial) -> tuple[Row, None]:
     from data_prep.dataset.manifest import read_token_counts
     from eval.finetune import NonFiniteLossError
     from eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
@@ -284,7 +291,7 @@ def _perplexity(trial: Trial) -> tuple[Task, Row, None]:
         "examples": {"test": len(data.heldout)},
         "reported_on": "test",
     }
-    return load_task(trial.task, trial.task_dir), row, None
+    return row, None
 
 
 def _open_data(trial: Trial) -> "TokenDataset":

@@ -7,7 +7,7 @@ run the others, each from the chosen trial of its start and seed
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,12 +69,12 @@ def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[st
         rows: of results.jsonl; the last one of a key counts.
         tried: keys of trials that this command ran.
     """
-    last = _last(rows)
+    last = last_rows(rows)
     first = [trial for trial in trials if trial.start_from is None and _is_left(trial, last, tried)]
     if first:
         return Wave(first, [])
-    left = [(trial, last[str(trial.source_key)]) for trial in _with_sources(trials, last)]
-    left = [(trial, source) for trial, source in left if _is_left(trial, last, tried)]
+    known = [trial for trial in with_sources(trials, last) if trial.start_from is not None]
+    left = [(trial, last[str(trial.source_key)]) for trial in known if _is_left(trial, last, tried)]
     able = [trial for trial, source in left if source["status"] == "ok"]
     lost = _without_weights(able) - set(tried)
     if lost:
@@ -84,8 +84,9 @@ def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[st
 
 def remove_unneeded(weights_dir: Path, trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[str]) -> None:
     """Remove the weights that no trial will start from: those that were not chosen, and those whose trials are done."""
-    last = _last(rows)
-    needed = {trial.source_key for trial in _with_sources(trials, last) if _is_left(trial, last, ())}
+    last = last_rows(rows)
+    known = [trial for trial in with_sources(trials, last) if trial.start_from is not None]
+    needed = {trial.source_key for trial in known if _is_left(trial, last, ())}
     first = [trial for trial in trials if trial.start_from is None and trial.weights_dir is not None]
     unfinished = {trial.task for trial in first if _is_left(trial, last, tried)}
     needed |= {trial_key(trial) for trial in first if trial.task in unfinished}
@@ -100,7 +101,8 @@ def remove_torn(weights_dir: Path) -> None:
         remove_temporaries(weights_dir)
 
 
-def _last(rows: Sequence[Row]) -> dict[str, Row]:
+def last_rows(rows: Iterable[Row]) -> dict[str, Row]:
+    """By their keys the rows that count: of several with one key the last."""
     return {row["key"]: row for row in rows}
 
 
@@ -110,23 +112,34 @@ def _is_left(trial: Trial, last: Mapping[str, Row], tried: Collection[str]) -> b
     return row is None or (row.get("retry", False) and key not in tried)
 
 
-def _with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial]:
-    """The trials with `start_from` whose source task has all its rows, each with the chosen trial of its start."""
-    found = []
+def with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial]:
+    """The trials whose keys are known, in their order.
+
+    Those with `start_from` are known once their source task has all its rows: each is given the trial of its start and
+    seed with the settings that are chosen for that task.
+
+    Args:
+        last: of `last_rows`.
+    """
+    chosen: dict[tuple[str | None, str, int], str] = {}
     for name in dict.fromkeys(trial.start_from for trial in trials if trial.start_from is not None):
         sources = [(trial, trial_key(trial)) for trial in trials if trial.task == name]
         rows = [last[key] for _, key in sources if key in last]
         if len(rows) < len(sources):
             continue
         best = {start.init: canonical_json(choice.chosen.hyperparameters) for start, choice in choose(rows).items()}
-        chosen = {
-            (source.init, source.seed): key
+        chosen |= {
+            (name, source.init, source.seed): key
             for source, key in sources
             if canonical_json(hyperparameters(source)) == best[source.init]
         }
-        for trial in (trial for trial in trials if trial.start_from == name):
-            key = chosen[trial.init, trial.seed]
+    found = []
+    for trial in trials:
+        key = chosen.get((trial.start_from, trial.init, trial.seed))
+        if key is not None:
             found.append(replace(trial, source_key=key, source_sha256=last[key].get("weights_sha256")))
+        elif trial.start_from is None:
+            found.append(trial)
     return found
 
 

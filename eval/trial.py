@@ -8,7 +8,7 @@ from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
 from common.files import sha256_json
 from common.json_lines import Row
 from eval.config import Init, TrialSettings
-from eval.tasks.task import UNTRAINED, Kind
+from eval.tasks.task import UNTRAINED, Kind, Task
 from pretrain.models.config import ModelConfig
 
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
@@ -22,14 +22,16 @@ class Trial:
     """Its name, or the path of the YAML file that describes it."""
     task_fingerprint: str
     kind: Kind
-    """Of the task."""
+    """The kind of the task."""
+    described: dict[str, Any]
+    """What the trial's row says of the task (`describe_task`); not part of the key."""
     init: Init
     seed: int
     settings: dict[str, Any]
     """`TrialSettings`."""
     checkpoint_dir: str | None
-    """An absolute path or s3://BUCKET/PREFIX, of a checkpoint of ours or a Hugging Face model; None for random weights,
-    like the next two."""
+    """An absolute path or s3://BUCKET/PREFIX, of a checkpoint of ours or a Hugging Face model: what is evaluated, or
+    what its training began with; None for random weights, like the next two."""
     checkpoint_sha256: str | None
     """The checkpoint's content hash."""
     checkpoint_step: int | None
@@ -64,15 +66,36 @@ class Trial:
     """Of such a model, the vocabulary of the source; `vocab_size` is the target's."""
 
 
+_RULES = 2
+"""Raised when the same trial gives another result or another row than in earlier versions: it is then run again."""
+
+
+def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
+    """What a row says of its task, as plain values; `test_fingerprint`: instead of the task's."""
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "labels": list(task.labels),
+        "source": task.source,
+        "notes": task.notes,
+        "task_fingerprint": task.fingerprint,
+        "test_fingerprint": test_fingerprint or task.test_fingerprint(settings.report_on),
+    }
+
+
 def trial_key(trial: Trial) -> str:
     """SHA-256 of all that decides the result. Paths and threads do not: a run that is moved keeps its rows."""
     identity = {
+        "rules": _RULES,
         "task": trial.task_fingerprint,
         "hyperparameters": hyperparameters(trial),
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint": trial.checkpoint_sha256,
         "model": part_deciding(ModelConfig.model_validate(trial.model), _what(trial)),
+        "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
     }

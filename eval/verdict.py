@@ -1,12 +1,12 @@
 """What is said of training on each task: the trials from both starts, their difference, and the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from common.json_lines import Row
-from eval.statistics.choose import Choice, Start, choose
+from eval.statistics.choose import Choice, choose
 from eval.statistics.difference import (
     FEWEST_EXAMPLES,
     SIGNIFICANT,
@@ -29,14 +29,17 @@ class TaskResult:
     metric: str
     higher_is_better: bool
     pretrained: Choice | None
-    """From the newest checkpoint that has trials."""
+    parent: Choice | None
+    """From the weights that the training began with."""
     random: Choice | None
     by_step: dict[int, Choice]
-    """The pretrained ones by the checkpoint's step."""
+    """The pretrained ones by the checkpoint's step, with those of earlier checkpoints."""
     difference: Difference | None
     """Pretrained less random weights; None: a side is missing, or has too few seeds and no files of predictions."""
+    gained: Difference | None
+    """Pretrained less the parent, likewise."""
     rows: tuple[Row, ...]
-    """All trials of the task, of all settings."""
+    """All trials of the task that were asked for, of all settings."""
 
     @property
     def first(self) -> Row:
@@ -59,41 +62,51 @@ class TaskResult:
 
     def values(self, init: str) -> list[float]:
         """The test scores at the chosen hyperparameters."""
-        choice = self.pretrained if init == "pretrained" else self.random
+        choice = {"pretrained": self.pretrained, "parent": self.parent, "random": self.random}[init]
         return choice.chosen.values if choice else []
 
 
-def task_results(rows: Sequence[Row], run_dir: Path) -> list[TaskResult]:
+def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()) -> list[TaskResult]:
     """One result for each task that has rows, in the rows' order.
 
     Args:
-        rows: of `eval.statistics.choose.asked_rows`.
+        rows, earlier: of `eval.asked.read_results`.
         run_dir: where eval/predictions is.
 
     Raises:
         ValueError: a file of predictions is damaged.
     """
-    choices = choose(rows)
     return [
-        _task_result(task, [row for row in rows if row["task"] == task], choices, run_dir)
+        _task_result(
+            task,
+            [row for row in rows if row["task"] == task],
+            [row for row in earlier if row["task"] == task],
+            run_dir,
+        )
         for task in dict.fromkeys(row["task"] for row in rows)
     ]
 
 
-def _task_result(task: str, rows: list[Row], choices: dict[Start, Choice], run_dir: Path) -> TaskResult:
-    mine = [(start, choice) for start, choice in choices.items() if start.task == task]
-    by_step = {start.checkpoint_step or 0: choice for start, choice in mine if start.init == "pretrained"}
-    pretrained = by_step[max(by_step)] if by_step else None
-    random = next((choice for start, choice in mine if start.init == "random"), None)
+def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) -> TaskResult:
+    choices = {start.init: choice for start, choice in choose(rows).items()}
+    pretrained, parent, random = (choices.get(init) for init in ("pretrained", "parent", "random"))
+    ours = trials_of(run_dir, pretrained)
+    by_step = {
+        start.checkpoint_step: choice
+        for start, choice in choose([*earlier, *rows]).items()
+        if start.init == "pretrained" and start.checkpoint_step is not None
+    }
     return TaskResult(
         task=task,
         kind=rows[0]["kind"],
         metric=rows[0]["metric"],
         higher_is_better=rows[0]["higher_is_better"],
         pretrained=pretrained,
+        parent=parent,
         random=random,
         by_step=dict(sorted(by_step.items())),
-        difference=difference(rows[0]["metric"], trials_of(run_dir, random), trials_of(run_dir, pretrained)),
+        difference=difference(rows[0]["metric"], trials_of(run_dir, random), ours),
+        gained=difference(rows[0]["metric"], trials_of(run_dir, parent), ours),
         rows=tuple(rows),
     )
 
@@ -135,12 +148,25 @@ def training_of(translates: bool) -> str:
     return "training" if translates else "pretraining"
 
 
-def verdicts(results: Sequence[TaskResult]) -> list[Verdict]:
-    """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks."""
+def beside_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
+    """The same results with the parent in the place of random weights, for what this run's training alone gained."""
+    return [replace(result, random=result.parent, difference=result.gained) for result in results]
+
+
+def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Verdict]:
+    """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks.
+
+    Args:
+        continued: of `beside_parent`.
+    """
     tested = [r for r in results if not needed_for_a_verdict(r.kind, r.difference) and r.unigram is None]
     corrected = holm([result.difference.p for result in tested if result.difference])
     p_values = {result.task: p for result, p in zip(tested, corrected, strict=True)}
-    return [_verdict(result, p_values.get(result.task)) for result in results]
+    more = "continued " if continued else ""
+    return [
+        _verdict(result, p_values.get(result.task), more + training_of(result.kind == "translation"))
+        for result in results
+    ]
 
 
 def needed_for_a_verdict(kind: str, found: Difference | None) -> str:
@@ -156,9 +182,8 @@ def needed_for_a_verdict(kind: str, found: Difference | None) -> str:
     return ""
 
 
-def _verdict(result: TaskResult, p: float | None) -> Verdict:
+def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
     ours, theirs, found = result.values("pretrained"), result.values("random"), result.difference
-    training = training_of(result.kind == "translation")
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
         return Verdict("inconclusive", f"There is no result {missing} {training} to judge by.")
@@ -188,6 +213,7 @@ def _beside_unigram(result: TaskResult, numbers: str) -> Verdict:
     unigram = result.unigram
     assert unigram is not None
     numbers += f", {show(unigram)} for a unigram model"
-    if median(result.values("pretrained")) < min(unigram, median(result.values("random"))):
-        return Verdict("helped", f"Values: {numbers}.")
-    return Verdict("did not help", f"Values: {numbers}; the model is no better than one that uses no context.")
+    ours = median(result.values("pretrained"))
+    if ours >= unigram:
+        return Verdict("did not help", f"Values: {numbers}; the model is no better than one that uses no context.")
+    return Verdict("helped" if ours < median(result.values("random")) else "did not help", f"Values: {numbers}.")

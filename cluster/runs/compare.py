@@ -15,7 +15,8 @@ from common.files import write_atomically
 from common.redaction import shown
 from eval.comparison.differences import METHOD, run_differences
 from eval.comparison.pictures import draw_lines
-from eval.comparison.run_files import ComparedRun, read_run
+from eval.comparison.report import comparable
+from eval.comparison.run_files import ComparedRun, read_runs
 from eval.health import HEALTH
 from eval.losses import LOSS, PARTS, REFERENCES, heldout
 from eval.reporting.figures import PAPER, as_png
@@ -40,6 +41,8 @@ class Comparison:
     best development score."""
     differences: list[str]
     """A sentence for each task that a run and the first one have."""
+    notes: list[str]
+    """What a reader must know of the runs' results, in sentences."""
     heldout: list[dict[int, float]]
     """Held-out mlm_loss or clm_loss by step, in nats: the sum also depends on which other objective a run has."""
 
@@ -73,7 +76,7 @@ def compare(run_dirs: list[Path]) -> Comparison:
     Raises:
         ValueError: one of the files is damaged.
     """
-    compared = [read_run(run_dir) for run_dir in run_dirs]
+    compared = read_runs(run_dirs)
     recipes = [run.keys for run in compared]
     results = [_results(run) for run in compared]
     return Comparison(
@@ -85,6 +88,7 @@ def compare(run_dirs: list[Path]) -> Comparison:
         },
         results={key: [result.get(key, "") for result in results] for key in _keys(results)},
         differences=[f"{each.names[1]} against {each.names[0]}: {each.text}" for each in run_differences(compared)],
+        notes=[*(note for run in compared for note in run.notes), *filter(None, [comparable(compared)])],
         heldout=[run.heldout_loss for run in compared],
     )
 
@@ -116,6 +120,8 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
         console.print(plain(line))
     if comparison.differences:
         console.print(METHOD)
+    for note in comparison.notes:
+        console.print(plain(note))
     if any(comparison.heldout):
         picture = Path(f"compare-{'-'.join(comparison.names)}.png")
         lines = list(zip(comparison.names, comparison.heldout, strict=True))

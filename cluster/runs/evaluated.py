@@ -1,18 +1,21 @@
 """Which model a run's trials and examples are of, and which there are."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.runs.recipe import Recipe
 from cluster.runs.resolved import ResolvedRun
+from common.json_lines import read_rows
 from data_prep.tokenizers.existing import adopt
 from data_prep.tokenizers.special_tokens import TRAINED
 from data_prep.tokenizers.tokenizer import describe, parse
+from eval.asked import ask, read_asked
 from eval.check_settings import check_settings
-from eval.evaluated import Evaluated, of_huggingface, of_run, open_tokenizer
+from eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
 from eval.inference.examples import Examples, check_examples, read_examples
 from eval.known_tasks import check_tasks
-from eval.start_from import check_starts
+from eval.start_from import check_starts, next_wave
 from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.models.config import ModelConfig
 
@@ -30,6 +33,13 @@ def check_evaluation(recipe: Recipe) -> None:
     model = _evaluated_model(recipe)
     check_tasks(recipe.eval, model.family)
     check_starts(recipe.eval)
+    if "parent" in recipe.eval.starts and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
+        why = (
+            "model.init_from is not set: the training begins with random weights"
+            if recipe.model.init_from is None
+            else "eval.checkpoint is a model whose training is not known here"
+        )
+        raise ValueError(f"eval.starts has parent, the weights that the training begins with, and {why}; remove parent")
     check_settings(recipe.eval, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
@@ -40,18 +50,48 @@ def planned_trials(run: ResolvedRun) -> "list[Trial]":
     from cluster.runs.trials import weights_dir
     from eval.plan import plan_trials
 
-    return plan_trials(run.recipe.eval, _evaluated(run), weights_dir(run.results))
+    evaluated, asked = _evaluated(run), run.recipe.eval
+    parent = None
+    if "parent" in asked.starts:
+        parent = _parent(run, evaluated, f"eval.starts={json.dumps(asked.starts)}", "remove parent from eval.starts")
+    return plan_trials(asked, evaluated, weights_dir(run.results), parent)
+
+
+def planned_examples(run: ResolvedRun) -> Examples | None:
+    """The examples of the same model; None: the recipe has none."""
+    recipe = run.recipe
+    if not recipe.eval.examples:
+        return None
+    evaluated, before = _evaluated(run), None
+    if recipe.eval.checkpoint is None and recipe.model.init_from is not None:
+        before = _parent(run, evaluated, "eval.examples", "set eval.examples=[]")
+    return Examples(recipe.eval.examples, evaluated, before, recipe.seed, recipe.eval.cpus)
 
 
 def left_examples(run: ResolvedRun) -> Examples | None:
     """The examples of the same model, if they are not made; None: they are, or the recipe has none."""
-    recipe = run.recipe
-    if not recipe.eval.examples:
-        return None
-    parent = recipe.model.init_from if recipe.eval.checkpoint is None else None
-    examples = Examples(recipe.eval.examples, _evaluated(run), parent, recipe.seed, recipe.eval.cpus)
-    made = read_examples(run.results.parent)
-    return None if made is not None and made.get("key") == examples.key else examples
+    examples = planned_examples(run)
+    made = examples is None or read_examples(run.results.parent, examples.key)
+    return None if made else examples
+
+
+def is_evaluated(run: ResolvedRun) -> bool:
+    """Whether the last evaluation asked for what the recipe asks for now, and all of it is done."""
+    trials, rows, examples = planned_trials(run), read_rows(run.results), planned_examples(run)
+    asked = ask(trials, rows, run.recipe.eval, examples.key if examples else None)
+    noted = read_asked(run.folder)
+    if asked != noted and (noted or asked.trials or asked.examples):
+        return False
+    wave = next_wave(trials, rows)
+    return not (wave.trials or wave.failed or left_examples(run))
+
+
+def _parent(run: ResolvedRun, evaluated: Evaluated, what: str, otherwise: str) -> Evaluated:
+    assert run.recipe.model.init_from is not None and run.checkpoint is not None
+    try:
+        return of_parent(evaluated, run.recipe.model.init_from, run.checkpoint.parent)
+    except ValueError as error:
+        raise ValueError(f"{what} needs the weights before pretraining: {error}, or {otherwise}") from None
 
 
 def _evaluated(run: ResolvedRun) -> Evaluated:

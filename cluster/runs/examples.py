@@ -1,7 +1,6 @@
 """A run's examples, made as a Ray task where trials run, and shown."""
 
 import json
-from pathlib import Path
 
 from cluster.console import console
 from cluster.ray.map import Resources, map_on_ray
@@ -9,6 +8,7 @@ from cluster.runs.evaluated import left_examples
 from cluster.runs.resolved import ResolvedRun
 from common.files import write_atomically
 from common.redaction import shown
+from eval.asked import read_asked
 from eval.inference.examples import FILE, make_examples, read_examples
 from eval.reporting.examples import examples_facts
 
@@ -29,7 +29,9 @@ def make_left_examples(run: ResolvedRun) -> None:
     write_atomically(run.results.parent / FILE, content)
 
 
-def print_examples(eval_dir: Path) -> None:
+def print_examples(run: ResolvedRun) -> None:
     """Print what the model makes of each text before and after pretraining."""
-    for text, before, after in examples_facts(read_examples(eval_dir))["examples"]:
+    asked = read_asked(run.folder)
+    made = read_examples(run.results.parent, asked.examples) if asked else None
+    for text, before, after in examples_facts(made)["examples"]:
         console.print(shown(f"example   {text}\n  before  {before}\n  after   {after}"))

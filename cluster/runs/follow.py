@@ -25,6 +25,7 @@ from cluster.tracking.store import store_uri
 from common.files import make_folder
 from common.json_lines import Row, read_rows
 from common.storage import open_folder
+from eval.asked import Results, read_results
 from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import list_steps
 from pretrain.data.phases import total_steps
@@ -102,7 +103,7 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
             time.sleep(_POLL_S)
             continue
         seen = new[-1]
-        _say_skipped(new[:-1], read_rows(folder / "eval" / "results.jsonl"))
+        _say_skipped(new[:-1], read_results(folder))
         try:
             saved = read_checkpoint_manifest(folder_of_step(place, seen))
         except ValueError as error:
@@ -115,8 +116,8 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
         _evaluate(run)
 
 
-def _say_skipped(steps: Sequence[int], rows: Sequence[Row]) -> None:
-    evaluated = {row.get("checkpoint_step") for row in rows}
+def _say_skipped(steps: Sequence[int], results: Results) -> None:
+    evaluated = {row["checkpoint_step"] for row in (*results.rows, *results.earlier) if row["init"] == "pretrained"}
     if skipped := [step for step in steps if step not in evaluated]:
         named = f"step {skipped[0]}" if len(skipped) == 1 else f"steps {', '.join(map(str, skipped))}"
         console.print(f"skipped   {named}: a newer checkpoint is there")
@@ -141,24 +142,22 @@ def _evaluate(run: ResolvedRun) -> None:
             f"step {run.step}: its checkpoint was removed while it was evaluated; the newest is next. Raise "
             f"checkpoint.keep={run.recipe.checkpoint.keep} to keep checkpoints longer"
         )
-    rows, resolved = read_rows(run.results), run.recipe.model_dump(mode="json")
-    for line in _scores(rows, resolved["eval"], run.step):
+    for line in _scores(read_results(run.folder).rows):
         console.print(f"step {run.step}: {line}", markup=False)
     summary = summarise(run.folder, "running", read_summary(run.folder).get("stages", {}))
-    write_report(run.folder, resolved, summary)
-    log_beside(run.folder, run.recipe.tracking.uri, final(rows))
+    write_report(run.folder, run.recipe.model_dump(mode="json"), summary)
+    log_beside(run.folder, run.recipe.tracking.uri, final(read_rows(run.results)))
 
 
-def _scores(rows: Sequence[Row], section: dict[str, object], step: int) -> list[str]:
-    """A line for each task with a result of this checkpoint."""
-    from eval.statistics.choose import asked_rows, choose
+def _scores(rows: Sequence[Row]) -> list[str]:
+    """A line for each task with a result of the checkpoint."""
+    from eval.statistics.choose import choose
     from eval.statistics.words import spread
 
-    chosen = choose(asked_rows(rows, section))
     medians = {
         (start.task, start.init): f"{choice.chosen.rows[0]['metric']} {spread(choice.chosen.values)}"
-        for start, choice in chosen.items()
-        if choice.chosen.rows and start.checkpoint_step in (None, step)
+        for start, choice in choose(rows).items()
+        if choice.chosen.rows
     }
     return [
         f"{task} {score}, random weights {medians.get((task, 'random'), 'none')}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.console import console, progress_line
 from cluster.ray.session import check_answers, ray_session
-from cluster.runs.evaluated import check_evaluation, left_examples, planned_trials
+from cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
 from cluster.runs.folder import held_when_free, opened
 from cluster.runs.home import Home
 from cluster.runs.prepared import link, provide
@@ -23,6 +23,7 @@ from common.exit_codes import DONE, FAILED, STOPPED
 from common.json_lines import read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
+from eval.asked import read_results
 from eval.health import diagnosis
 from pretrain.checkpoint.huggingface_import import is_huggingface
 from pretrain.data.index import build_indexes
@@ -110,12 +111,7 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
         return True
     if run.data is None and run.recipe.eval.checkpoint is None:
         return True
-    if left_examples(run) is not None:
-        return True
-    from eval.start_from import next_wave
-
-    wave = next_wave(planned_trials(run), read_rows(run.results))
-    return bool(wave.trials or wave.failed)
+    return not is_evaluated(run)
 
 
 def _run_left(
@@ -230,11 +226,13 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     from cluster.runs.examples import make_left_examples
     from cluster.runs.trials import final, run_left
 
-    if not (run.recipe.eval.tasks or run.recipe.eval.examples):
+    asks = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
+    if not asks and not run.results.parent.exists():
         return 0
     with held_when_free(run.results.parent):
         tracker.look_again()
         tracker.log_trials(final(read_rows(run.results)))
+        examples = planned_examples(run)
         with seconds.of("eval"):
             make_left_examples(run)
             return run_left(
@@ -243,20 +241,23 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
                 run.results,
                 lambda row: tracker.log_trials(final([row])),
                 home=run.shared() if run.recipe.eval.checkpoint is None else None,
+                examples=examples.key if examples else None,
             )
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     from cluster.runs.examples import print_examples
     from eval.report import write_report
-    from eval.statistics.scores import median_scores
+    from eval.scores import median_scores
 
     write_report(run.folder)
-    tracker.log_scores(median_scores(read_rows(run.results), run.recipe.eval.model_dump(mode="json")))
+    results = read_results(run.folder)
+    tracker.log_scores(median_scores(results))
+    tracker.log_asked([row["key"] for row in results.rows])
     names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])
     if run.recipe.eval.examples:
-        print_examples(run.results.parent)
+        print_examples(run)
     _print_report_path(run)
 
 

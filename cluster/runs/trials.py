@@ -13,6 +13,7 @@ from cluster.ray.failures import WorkerDiedError
 from cluster.ray.map import Resources, map_on_ray
 from common.files import make_folder, open_append
 from common.json_lines import Row, append_row, read_rows
+from eval.asked import ask, write_asked
 from eval.config import EvalConfig
 from eval.predictions import write_predictions
 from eval.run_trial import Outcome, failed_row, run_trial
@@ -49,13 +50,17 @@ def run_left(
     on_row: OnRow,
     before_row: OnRow = lambda row: None,
     home: RunHome | None = None,
+    examples: str | None = None,
 ) -> int:
     """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
+
+    Which trials were asked for is noted first: whoever reads results takes their rows.
 
     Args:
         on_row: is given each row when it is on the disk.
         before_row: is given it before, and may raise to end all trials.
         home: of the run whose data set the trials read, if it is in an object store: each node fetches it.
+        examples: the key of the examples that were asked for.
 
     Returns:
         How many failed for a reason that a rerun may not meet again.
@@ -80,6 +85,7 @@ def run_left(
 
         while True:
             rows = read_rows(results)
+            write_asked(results.parent.parent, ask(trials, rows, config, examples))
             remove_unneeded(weights, trials, rows, tried)
             wave = next_wave(trials, rows, tried)
             if not (wave.trials or wave.failed):
@@ -125,7 +131,8 @@ def run_trials(
             row, predictions = outcome.row, outcome.predictions
         before_row(row)
         if predictions is not None:
-            write_predictions(results.parent / "predictions", row["key"], predictions)
+            sha256 = write_predictions(results.parent / "predictions", row["key"], predictions)
+            row |= {"predictions_sha256": sha256}
         # One that ran again for its weights alone keeps the result that it has.
         if not (row.get("retry", False) and row["key"] in succeeded):
             append_row(results, row)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-COMPARED = ("recipe.json", "summary.json", "eval/results.jsonl")
+COMPARED = ("recipe.json", "summary.json", "eval/plan.json", "eval/results.jsonl")
 """What comparisons read of a run directory beside metrics.jsonl; logged as artifacts under their last names."""
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 STORE_FILES = ("mlflow.db", "mlartifacts")
 """Prefixes of the local store's file names in the runs directory, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
+ASKED_TAG = "multihop.asked"
+"""Of a trial: whether the run's last evaluation asked for it."""
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
+_DESCRIBED = (
+    *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),
+    *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
+)
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
 # Callers continue without MLflow and retry later, so requests should fail fast.
@@ -180,8 +186,7 @@ def log_trial(
     started = now - round(1000 * row["seconds"])
     run = begun or client.create_run(experiment, start_time=started, tags=tags, run_name=name)
     run_id = run.info.run_id
-    described = ("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters")
-    log_params(client, run_id, {key: row[key] for key in described if key in row})
+    log_params(client, run_id, {key: row[key] for key in _DESCRIBED if key in row})
     if row.get("error"):
         client.set_tag(run_id, "error", row["error"][:_VALUE_LENGTH])
     numbers = {**row.get("other_metrics", {}), "dev_value": row.get("dev_value"), "seconds": row["seconds"]}
@@ -197,6 +202,14 @@ def log_trial(
         ]
     log_points(client, run_id, points)
     client.set_terminated(run_id, "FINISHED" if row["status"] == "ok" else "FAILED", end_time=now)
+
+
+def mark_asked(client: "MlflowClient", experiment: str, parent: str, keys: Collection[str]) -> None:
+    """Tag each trial nested under `parent` with whether its key is among `keys`: those that are shown elsewhere."""
+    for run in search(client, experiment, PARENT_TAG, parent):
+        asked = "true" if run.data.tags.get(TRIAL_TAG) in keys else "false"
+        if run.data.tags.get(ASKED_TAG) != asked:
+            client.set_tag(run.info.run_id, ASKED_TAG, asked)
 
 
 def is_number(value: Any) -> bool:

@@ -29,6 +29,7 @@ from cluster.tracking.store import (
     log_points,
     log_tags,
     log_trial,
+    mark_asked,
     metric_name,
     nested_runs,
     point,
@@ -118,6 +119,7 @@ class Tracker:
         self._logged: _Logged | None = None
         self._rows: list[dict[str, Any]] = []
         self._scores: list[tuple[str, int, float]] = []
+        self._asked: set[str] | None = None
         self._artifacts = [run_dir / COMPARED[0]]
 
     def begin(self) -> None:
@@ -164,6 +166,11 @@ class Tracker:
     def log_scores(self, scores: Iterable[tuple[str, int, float]]) -> None:
         """Log (name, step, value) as metrics of the run. A value that MLflow has already is not logged again."""
         self._scores += scores
+        self._log_if_due()
+
+    def log_asked(self, keys: Iterable[str]) -> None:
+        """Tag each logged trial with whether it is one of these: those that the last evaluation asked for."""
+        self._asked = set(keys)
         self._log_if_due()
 
     def log_artifacts(self, paths: list[Path]) -> None:
@@ -243,6 +250,9 @@ class Tracker:
         if self._scores:
             log_new_points(client, self.run_id, self._scores)
             self._scores.clear()
+        if self._asked is not None:
+            mark_asked(client, self._experiment_id, self.run_id, self._asked)
+            self._asked = None
         if final_status is not None:
             client.set_terminated(self.run_id, final_status)
         while self._artifacts:  # last: where they go may be away while MLflow is not

@@ -77,8 +77,8 @@ def _incomparable(one: Row, other: Row) -> str:
         return f"the metrics are {one['metric']} and {other['metric']}"
     if one["metric"] == "perplexity" and _units(one) != _units(other):
         return "the runs' tokenizers cut the text into different tokens"
-    counts = [(row.get("reported_on"), (row.get("examples") or {}).get("test")) for row in (one, other)]
-    return "" if counts[0] == counts[1] else "the scores are of different examples"
+    same = one["test_fingerprint"] == other["test_fingerprint"]
+    return "" if same else "the runs' test sets are not the same"
 
 
 def _units(row: Row) -> float | None:

@@ -14,7 +14,7 @@ from common.config import NOTHING, decided_by
 from common.files import make_folder, write_atomically
 from eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
 from eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
-from eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_run, training_clock
+from eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_runs, training_clock
 from eval.comparison.translations import ByLength, by_length, other_metrics, signatures
 from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
@@ -65,7 +65,7 @@ def write_comparison(
     Raises:
         ValueError: a file is damaged, or no run has the key `x`.
     """
-    every = _short_names([read_run(run_dir) for run_dir in run_dirs])
+    every = _short_names(read_runs(run_dirs))
     runs = _short_names(over_seeds(every))
     found = run_differences(runs)
     tasks = _tasks(runs)
@@ -82,7 +82,8 @@ def write_comparison(
         "runs": _run_lines(runs),
         "losses": [_loss_line(run) for run in every],
         "loss_note": _LOSS_NOTE,
-        "comparable": _comparable(every),
+        "comparable": comparable(every),
+        "notes": [note for run in every for note in run.notes],
         "tasks": [_task_section(runs, task, found, lengths.get(task)) for task in tasks],
         "score_note": _SCORE_NOTE,
         "verdicts": _verdicts(runs, found),
@@ -182,7 +183,7 @@ def _loss_line(run: ComparedRun) -> list[str]:
     ]
 
 
-def _comparable(runs: Sequence[ComparedRun]) -> str:
+def comparable(runs: Sequence[ComparedRun]) -> str:
     """Which held-out losses are of the same tokens: a unigram model has the same loss on them."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
@@ -314,9 +315,12 @@ def _task_section(
 ) -> Facts:
     numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
-    starts = {"pretrained": "trained" if translates else "pretrained"}
-    if any(_values(run, task, "random") for run in runs):
-        starts["random"] = "random weights"
+    names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
+    starts = {
+        init: name
+        for init, name in names.items()
+        if init == "pretrained" or any(_values(run, task, init) for run in runs)
+    }
     return {
         "others": other_metrics(runs, task) if translates else None,
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),

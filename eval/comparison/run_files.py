@@ -1,23 +1,29 @@
 """What the files of a run say, to set it beside others."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from common.config import DATA, MEANING, ORDER, UPDATES, decided_by
 from common.files import read_json_object
 from common.json_lines import Row, read_rows
+from eval.asked import Results, read_results
 from eval.losses import LANGUAGE_MODEL_LOSSES, by_step, heldout
-from eval.statistics.choose import Choice, Setting, asked_rows, choose
+from eval.statistics.choose import Choice, Setting, choose
 from eval.statistics.predictions import Trial
 from eval.tasks.task import UNTRAINED
 from eval.verdict import trials_of
-from pretrain.run.changes import flatten
+from pretrain.config import TrainingConfig
+from pretrain.run.changes import differences, flatten, listed
 
 Facts = dict[str, Any]
+_NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
+_NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
+"""Sections of a recipe, and keys of its `eval` section, that decide where and how fast."""
 Choices = dict[tuple[str, str], Choice]
 """By task and initial weights."""
 
@@ -33,7 +39,9 @@ class ComparedRun:
     summary: Facts
     metrics: tuple[Row, ...]
     choices: Choices
-    """Of the newest checkpoint that has trials."""
+    """Of the trials that the last evaluation asked for."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of its scores, in sentences."""
     seeds: tuple["ComparedRun", ...] = ()
     """The runs that this one stands for: see `over_seeds`."""
 
@@ -62,7 +70,7 @@ class ComparedRun:
 
 
 def read_run(folder: Path) -> ComparedRun:
-    """Read recipe.json and, if they exist, summary.json, metrics.jsonl and eval/results.jsonl.
+    """Read recipe.json and, if they exist, summary.json, metrics.jsonl, eval/plan.json and eval/results.jsonl.
 
     Raises:
         ValueError: a file is damaged, or recipe.json is not a resolved recipe.
@@ -72,24 +80,81 @@ def read_run(folder: Path) -> ComparedRun:
         summary = read_json_object(folder / "summary.json", advice="rerun the same command: it is rewritten")
     except FileNotFoundError:
         summary = {}
-    found = choose(asked_rows(read_rows(folder / "eval" / "results.jsonl"), recipe["eval"]))
-    ordered = sorted(found.items(), key=lambda item: item[0].checkpoint_step or 0)
-    choices = {(start.task, start.init): choice for start, choice in ordered if choice.chosen.rows}
+    results = read_results(folder)
+    found = choose(results.rows)
+    choices = {(start.task, start.init): choice for start, choice in found.items() if choice.chosen.rows}
     metrics = tuple(read_rows(folder / "metrics.jsonl"))
-    return ComparedRun(folder.resolve().name, folder, recipe, summary, metrics, choices)
+    name = folder.resolve().name
+    return ComparedRun(name, folder, recipe, summary, metrics, choices, tuple(_notes(name, recipe, summary, results)))
+
+
+def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    """`read_run` of each. Runs whose folders have the same name are called by their paths."""
+    runs = [read_run(folder) for folder in folders]
+    names = [run.name for run in runs]
+    return [replace(run, name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterator[str]:
+    again = "run `multihop eval` again"
+    if results.unknown:
+        yield (
+            f"{name} has results of an older version, which did not note what was asked for, and none is shown; {again}"
+        )
+    now = {key: value for key, value in recipe["eval"].items() if key not in _NOT_OF_SCORES}
+    then = {key: value for key, value in (results.asked.section if results.asked else now).items() if key in now}
+    if changed := differences(then, now):
+        yield (
+            f"The scores of {name} are those of its last evaluation; since then its recipe changed "
+            f"({listed([(f'eval.{key}', *values) for key, *values in changed])}); {again}"
+        )
+    steps = {row["checkpoint_step"] for row in results.rows if row["init"] == "pretrained"} - {None}
+    trained = summary.get("steps") or 0
+    if steps and recipe["eval"].get("checkpoint") is None and max(steps) < trained:
+        yield (
+            f"The scores of {name} are those of its checkpoint of step {max(steps):,}, and it is trained to step "
+            f"{trained:,}; {again}"
+        )
 
 
 def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Runs whose names are alike but for `-seedN`, where N is the seed of their recipe, as one without it in its name;
     what it has beside its trials is the first one's. The others as they are.
 
-    Runs that were fine-tuned stay apart: their trials have seeds of their own.
+    Runs that differ in more than their seed stay apart, and so do runs that were fine-tuned: their trials have seeds of
+    their own.
     """
-    groups: dict[str, list[ComparedRun]] = {}
+    groups: list[list[ComparedRun]] = []
     for run in runs:
-        trained = any(choice.chosen.rows[0]["kind"] not in UNTRAINED for choice in run.choices.values())
-        groups.setdefault(run.name if trained else _without_seed(run), []).append(run)
-    return [_as_one(name, group) if len(group) > 1 else group[0] for name, group in groups.items()]
+        same = next((group for group in groups if _differ_in_seed(group[0], run)), None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    return [_as_one(_without_seed(group[0]), group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _differ_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs differ in the seed of their training alone, and were tested on the same examples."""
+    rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
+    trained = any(row["kind"] not in UNTRAINED for found in rows for row in found.values())
+    tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in found.items()} for found in rows]
+    changed = (key for key, _, _ in differences(one.recipe, other.recipe) if key not in ("name", "seed"))
+    return (
+        not trained
+        and _without_seed(one) == _without_seed(other)
+        and tested[0] == tested[1]
+        and not any(map(_decides_results, changed))
+    )
+
+
+def _decides_results(key: str) -> bool:
+    if key.partition(".")[0] in _NOT_OF_RESULTS:
+        return False
+    try:
+        return bool(decided_by(TrainingConfig, key) & (DATA | ORDER | MEANING | UPDATES))
+    except KeyError:  # of another section, or of another version
+        return True
 
 
 def _without_seed(run: ComparedRun) -> str:

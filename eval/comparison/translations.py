@@ -32,18 +32,19 @@ class ByLength:
 
 
 def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
-    """BLEU by length of the runs whose trials of the task have the same sources; None: no trial tells their lengths.
+    """BLEU by length of the runs that were tested on the same pairs as the first; None: no trial tells their lengths.
 
     Raises:
         ValueError: a file of predictions is damaged.
     """
-    sources: list[int] = []
+    sources, tested = [], ""
     scores: dict[str, list[list[float]]] = {}
     for run in runs:
-        found = [read_predictions(folder, row) for folder, row in run.trials(task, "pretrained")]
-        told = [content for content in found if content and content.get("source_words")]
-        sources = sources or (told[0]["source_words"] if told else [])
-        tables = [bleu_by_length(content) for content in told if content["source_words"] == sources]
+        found = [(row, read_predictions(folder, row)) for folder, row in run.trials(task, "pretrained")]
+        told = [(row["test_fingerprint"], content) for row, content in found if content and content.get("source_words")]
+        if told and not tested:
+            tested, sources = told[0][0], told[0][1]["source_words"]
+        tables = [bleu_by_length(content) for fingerprint, content in told if fingerprint == tested]
         if tables:
             scores[run.name] = [list(values) for values in zip(*tables, strict=True)]
     if not scores:

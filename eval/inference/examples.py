@@ -32,8 +32,8 @@ class Examples:
     texts: list[str]
     after: Evaluated
     """The model after pretraining."""
-    init_from: str | None
-    """`model.init_from`, if the model began with other weights than random ones."""
+    before: Evaluated | None
+    """The model before it; None: random weights."""
     seed: int
     """Of the random weights."""
     threads: int
@@ -48,7 +48,7 @@ class Examples:
                 "checkpoint": self.after.checkpoint_sha256,
                 "tokenizer": self.after.tokenizer_sha256,
                 "model": part_deciding(self.after.model, MEANING),
-                "init_from": self.init_from,
+                "before": None if self.before is None else self.before.checkpoint_sha256,
                 "seed": self.seed,
                 "made": [_CANDIDATES, _TOKENS, _TOP_K],
             }
@@ -75,12 +75,13 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
             )
 
 
-def read_examples(eval_dir: Path) -> Row | None:
-    """What `make_examples` returned for a run; None if nothing was made yet."""
+def read_examples(eval_dir: Path, key: str | None) -> Row | None:
+    """What `make_examples` returned for a run; None if the examples of this key are not made."""
     try:
-        return read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
+        made = read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
     except FileNotFoundError:
         return None
+    return made if key is not None and made.get("key") == key else None
 
 
 def make_examples(examples: Examples) -> Row:
@@ -96,7 +97,7 @@ def make_examples(examples: Examples) -> Row:
     import torch
 
     torch.set_num_threads(examples.threads)
-    before, after = (_answers(examples, weights) for weights in (_weights_before(examples), _weights_after(examples)))
+    before, after = (_answers(examples, weights) for weights in (_weights_before(examples), _weights(examples.after)))
     rows = [
         dict(zip(("text", "before", "after"), each, strict=True))
         for each in zip(examples.texts, before, after, strict=True)
@@ -121,36 +122,19 @@ def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any
     ]
 
 
-def _weights_after(examples: Examples) -> "dict[str, torch.Tensor]":
+def _weights(evaluated: Evaluated) -> "dict[str, torch.Tensor]":
     from pretrain.checkpoint.huggingface_import import import_model
     from pretrain.checkpoint.verify import load_weights
 
-    after = examples.after
-    if after.checkpoint_step is None:
-        return import_model(Path(after.checkpoint_dir))[2]
-    return load_weights(after.checkpoint_dir)
+    if evaluated.checkpoint_step is None:
+        return import_model(Path(evaluated.checkpoint_dir))[2]
+    return load_weights(evaluated.checkpoint_dir)
 
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
-    from pretrain.checkpoint.huggingface_import import import_model, is_huggingface
-    from pretrain.checkpoint.verify import load_weights
     from pretrain.models.build import build_model, initialise
-    from pretrain.run.find_checkpoint import locate_checkpoint
 
     model = build_model(examples.after.model, examples.after.vocab_size)
     initialise(model, examples.seed)
     weights = dict(model.state_dict())
-    if (parent := examples.init_from) is None:
-        return weights
-    try:
-        found = (
-            import_model(Path(parent))[2]
-            if is_huggingface(Path(parent))
-            else load_weights(locate_checkpoint(parent)[0])
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"eval.examples needs the weights before pretraining, model.init_from={parent}: {error}; restore them, or "
-            "set eval.examples=[]"
-        ) from None
-    return {**weights, **found}
+    return weights if examples.before is None else {**weights, **_weights(examples.before)}

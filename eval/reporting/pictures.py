@@ -1,4 +1,4 @@
-"""The pictures of a task: small inline SVGs. The lines of the two starts differ in style, too."""
+"""The pictures of a task: small inline SVGs. The lines of the starts differ in style, too."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,8 @@ from eval.reporting.figures import PAGE, as_svg, new_figure, style
 
 Points = Sequence[tuple[float, float]]
 
-_FIRST, _SECOND, *_ = PAGE.series
-_STYLES = {"pretrained": (_FIRST, "-"), "random weights": (_SECOND, "--")}
+_FIRST, _SECOND, _THIRD, *_ = PAGE.series
+_STYLES = {"pretrained": (_FIRST, "-"), "parent": (_THIRD, ":"), "random weights": (_SECOND, "--")}
 _MOST_POINTS = 150
 _FEW = 12
 
@@ -18,7 +18,7 @@ def learning_curves(name: str, title: str, starts: Mapping[str, Sequence[Points]
     Args:
         name: of the picture, unique on its page.
         title: of the vertical axis.
-        starts: "pretrained" and "random weights" -> the (step, value) points of each of its trials.
+        starts: "pretrained", "parent" and "random weights" -> the (step, value) points of each of its trials.
     """
     figure, axes = new_figure(title, "step of fine-tuning")
     for start, trials in starts.items():

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.json_lines import Row
+from eval.asked import Results
+from eval.known_tasks import shown_name
 from eval.reporting.tasks import reported_on, task_section
-from eval.statistics.choose import asked_rows, task_names
 from eval.statistics.words import amount, show, spread
 from eval.tasks.task import UNTRAINED
-from eval.verdict import TaskResult, Verdict, task_results, training_of, verdicts
+from eval.verdict import TaskResult, Verdict, beside_parent, task_results, training_of, verdicts
 from pretrain.models.families import FAMILIES
 
 Facts = dict[str, Any]
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
 _FINE_TUNED = (
-    "Both starts are fine-tuned with the same grid of settings; each is judged at those with its own best median "
+    "All starts are fine-tuned with the same grid of settings; each is judged at those with its own best median "
     "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
     "test examples and the spread over the seeds (Student's t). "
 )
@@ -26,8 +26,12 @@ _HOLM = (
     "another seed of the {training} is not covered."
 )
 _ONE_START = (
-    "With eval.starts: [{start}] alone there is nothing to compare with: the report does not say whether {training} "
+    "With eval.starts: [{starts}] alone there is nothing to compare with: the report does not say whether {training} "
     "helped."
+)
+_CONTINUED = (
+    "What the model that this run began with had learned counts as {training} here; with parent in eval.starts the "
+    "report says what this run added."
 )
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
@@ -36,11 +40,10 @@ _TABLE_NOTE = (
 )
 
 
-def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
+def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
     """What the templates show of the trials.
 
     Args:
-        rows: of eval/results.jsonl.
         recipe: the resolved recipe.
 
     Raises:
@@ -48,27 +51,37 @@ def results_facts(rows: list[Row], recipe: Facts, run_dir: Path) -> Facts:
     """
     section = recipe.get("eval") or {}
     model = {} if section.get("checkpoint") else recipe.get("model") or {}
-    tasks = task_names(section)
-    rows = asked_rows(rows, section)
-    results = task_results(rows, run_dir)
+    tasks = [shown_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
+    results = task_results(counting.rows, run_dir, counting.earlier)
     starts = section.get("starts", ["pretrained", "random"])
-    found = verdicts(results) if len(starts) > 1 else []
+    with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
+    found = verdicts(results) if with_random else []
+    gained = verdicts(beside_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
     translates = family is not None and family.translates
     training, start = training_of(translates), "trained" if translates else "pretrained"
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
-    one_start = _ONE_START.format(start=starts[0], training=training)
+    sentences = [helped(found, tasks, training)] if with_random or not tasks else []
+    if tasks and with_parent:
+        sentences.append(helped(gained, tasks, f"continued {training}"))
+    elif tasks and with_random and model.get("init_from"):
+        sentences.append(_CONTINUED.format(training=training))
     return {
         "training": training,
         "start": start,
-        "helped": helped(found, tasks, training) if len(starts) > 1 or not tasks else one_start,
-        "verdicts": list(zip(results, found, strict=True)) if found else [],
+        "helped": " ".join(sentences) or _ONE_START.format(starts=", ".join(starts), training=training),
+        "questions": [
+            (f"Did {what} help?", list(zip(results, answers, strict=True)))
+            for what, answers in ((training, found), (f"continued {training}", gained))
+            if answers
+        ],
+        "with_parent": with_parent,
         "method": method + _HOLM.format(start=start, training=training),
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "results": [_line(result) for result in results],
-        "table_note": _TABLE_NOTE.format(start=start),
+        "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start),
         "sections": [task_section(result, model, run_dir) for result in results],
-        "failed": [row for row in rows if row["status"] != "ok"],
+        "failed": [row for row in counting.rows if row["status"] != "ok"],
     }
 
 
@@ -92,7 +105,8 @@ def _start(result: TaskResult) -> str:
 
 def _line(result: TaskResult) -> dict[str, str]:
     """The cells of a result's row in the table."""
-    best, starts = result.best, (result.pretrained, result.random)
+    best = result.best
+    starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
     where = reported_on(result)
     metric = result.metric + ("" if result.higher_is_better else " (lower is better)")
     return {
@@ -100,6 +114,8 @@ def _line(result: TaskResult) -> dict[str, str]:
         "kind": result.kind,
         "metric": metric if where == "test" else f"{metric}, on {where}",
         "pretrained": spread(result.values("pretrained")),
+        "parent": spread(result.values("parent")),
+        "gained": amount(result.gained, result.metric) if result.gained else "none",
         "random": spread(result.values("random")),
         "difference": amount(result.difference, result.metric) if result.difference else "none",
         "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in starts)

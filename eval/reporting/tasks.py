@@ -75,8 +75,8 @@ def _setting(name: str, value: Any) -> str:
 
 def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
     start = "trained" if result.kind == "translation" else "pretrained"
-    both = ((start, result.pretrained), ("random weights", result.random))
-    return [(name, choice) for name, choice in both if choice]
+    every = ((start, result.pretrained), ("parent", result.parent), ("random weights", result.random))
+    return [(name, choice) for name, choice in every if choice]
 
 
 def _varied(result: TaskResult) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import read_json_object
+from common.files import read_json_object, sha256_file
 from common.json_lines import Row
 
 Trial = tuple[Path, Row]
@@ -24,11 +24,14 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
     key = str(row.get("key"))
     if not key.isalnum():  # a path could lead anywhere
         return None
-    path = run_dir / "eval" / "predictions" / f"{key}.json"
+    path, advice = run_dir / "eval" / "predictions" / f"{key}.json", "delete it: seeds are then judged alone"
     try:
-        return read_json_object(path, advice="delete it: seeds are then judged alone", most_bytes=_MOST_BYTES)
+        content = read_json_object(path, advice=advice, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return None
+    if row.get("predictions_sha256") not in (None, sha256_file(path)):
+        raise ValueError(f"{path} is damaged: its SHA-256 is not its row's; {advice}")
+    return content
 
 
 def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None:

@@ -71,11 +71,40 @@ class Task:
     def fingerprint(self) -> str:
         """SHA-256 of all that decides a trial's result: labels, metrics and examples, not `source` and `notes`."""
         sets = {"train": self.train, "dev": self.dev, "test": self.test, **self.other_sets, **self.unlabelled}
-        parts = {name: [[e.texts, e.targets, e.document] for e in part] for name, part in sets.items()}
+        parts = {
+            name: [[e.texts, e.targets, e.document, e.sentence, e.id] for e in part] for name, part in sets.items()
+        }
         settings = [dict(self.settings)] if self.settings else []
         return sha256_json(
             [self.name, self.kind, self.metric, self.other_metrics, self.labels, parts, self.files_sha256, *settings]
         )
+
+    def reported(self, report_on: Literal["half", "dev"]) -> tuple[list[Example], str]:
+        """The examples whose score is reported, and which they are: "test", "half of dev" or "dev".
+
+        Args:
+            report_on: where there is no labelled test set, one half of the development set, or all of it.
+        """
+        if self.test:
+            return list(self.test), "test"
+        if report_on == "dev":
+            return list(self.dev), "dev"
+        return [example for example in self.dev if is_reported(example)], "half of dev"
+
+    def test_fingerprint(self, report_on: Literal["half", "dev"]) -> str:
+        """SHA-256 of what a score is the score of: the examples that are reported, and the labels.
+
+        Scores of one metric with equal fingerprints can be compared. Of a zero-shot task by name it is `files_sha256`.
+        """
+        if self.files_sha256:
+            return self.files_sha256
+        examples, _ = self.reported(report_on)
+        return sha256_json([self.labels, [[each.texts, each.targets] for each in examples]])
+
+
+def is_reported(example: Example) -> bool:
+    """Whether a development example is in the half that is reported where there is no labelled test set."""
+    return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
 
 
 def find_package_files(task: str, package: str, inner: str, distribution: str) -> Path:

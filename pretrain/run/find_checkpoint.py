@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import sha256_file
+from common.storage import open_folder
 from data_prep.dataset.manifest import Manifest, read_data_manifest
 from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import list_steps, newest_good
@@ -85,6 +86,32 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
     if saved is None:
         raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
     return folder_of_step(checkpoints, saved.step), saved, skipped
+
+
+def checkpoint_with(place: str, content_hash: str) -> tuple[str, int] | None:
+    """The location and step of the checkpoint at `place` with these weights; None: it is not there.
+
+    Args:
+        place: as for `find_checkpoint`.
+        content_hash: as `CheckpointManifest.content_hash` gives it.
+
+    Raises:
+        ValueError: there are no checkpoints.
+    """
+    location = place.rstrip("/")
+    if open_folder(location).size(MANIFEST) is not None:
+        found = [location]
+    else:
+        checkpoints = checkpoints_at(place)
+        found = [folder_of_step(checkpoints, step) for step in reversed(list_steps(checkpoints))]
+    for each in found:
+        try:
+            manifest = read_checkpoint_manifest(each)
+        except ValueError:  # damaged: it is not found
+            continue
+        if manifest.content_hash() == content_hash:
+            return each, manifest.step
+    return None
 
 
 def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:

@@ -8,12 +8,12 @@ import pytest
 
 from common.json_lines import Row
 from data_prep.dataset.shards import open_dataset
+from eval.asked import ask
 from eval.config import EvalConfig
 from eval.evaluated import of_run
 from eval.plan import plan_trials
 from eval.run_trial import failed_row, run_trial
 from eval.start_from import Wave, check_starts, next_wave, remove_unneeded
-from eval.statistics.choose import asked_rows
 from eval.trial import Trial, hyperparameters, trial_key, weights_file
 from pretrain.models.config import ModelConfig
 
@@ -103,19 +103,28 @@ def test_the_key_covers_the_source_and_is_unchanged_without_one(section: dict[st
     assert len(small | first | second) == 12
 
 
-def test_a_choice_that_changes_leaves_no_rows_of_the_other_in_the_report(section: dict[str, Any], plan: Plan) -> None:
-    trials, resolved = plan(section), EvalConfig.model_validate(section).model_dump(mode="json")
+def test_a_choice_that_changes_leaves_no_rows_of_the_other_in_the_report(
+    section: dict[str, Any], plan: Plan, tasks: list[str]
+) -> None:
+    trials, config = plan(section), EvalConfig.model_validate(section)
+
+    def asked(trials: list[Trial], rows: list[Row]) -> list[Row]:
+        keys = set(ask(trials, rows, config, None).trials)
+        return [row for key, row in {row["key"]: row for row in rows}.items() if key in keys]
+
     rows = [outcome(t) for t in next_wave(trials, []).trials]
     rows += [outcome(t) for t in next_wave(trials, rows).trials]
-    assert len(asked_rows(rows, resolved)) == 16
+    assert len(asked(trials, rows)) == 16
     # Trained again, the lower rate is better.
     rows += [outcome(t, dev=1.0) for t in trials if Path(t.task).stem == "large" and t.settings["lr"] == 1e-3]
-    assert {row["task"] for row in asked_rows(rows, resolved)} == {"large", "other"}
+    assert {row["task"] for row in asked(trials, rows)} == {"large", "other"}
     rows += [outcome(t) for t in next_wave(trials, rows).trials]
-    found = asked_rows(rows, resolved)
+    found = asked(trials, rows)
     assert len(found) == 16 and len([row for row in found if row["task"] == "small"]) == 4
-    without = {**resolved, "tasks": [{**item, "start_from": None} for item in resolved["tasks"]]}
-    assert {row["task"] for row in asked_rows(rows, without)} == {"large", "other"}
+    without = plan(
+        {**section, "tasks": [item["name"] if isinstance(item, dict) else item for item in section["tasks"]]}
+    )
+    assert {row["task"] for row in asked(without, rows)} == {"large", "other"}
 
 
 def test_trials_whose_source_failed_fail_with_its_reason(section: dict[str, Any], plan: Plan) -> None:

@@ -27,6 +27,7 @@ TRIAL = Trial(
     task="bbc-topics",
     task_fingerprint="t",
     kind="classification",
+    described={},
     init="pretrained",
     seed=0,
     settings=TrialSettings().model_dump(),
@@ -61,7 +62,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
     same = [
         replace(TRIAL, checkpoint_dir="/elsewhere", data_path="/elsewhere", tokenizer_path="/elsewhere", threads=4),
         replace(TRIAL, task_dir="/elsewhere", work=2.0, data_fingerprint="e"),
-        replace(TRIAL, model={**TRIAL.model, "preset": "bert-tiny"}),
+        replace(TRIAL, model={**TRIAL.model, "preset": "bert-tiny"}, described={"notes": "n"}),
         Trial(**json.loads(json.dumps(asdict(TRIAL)))),
     ]
     others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
@@ -75,6 +76,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
         replace(TRIAL, init="random", checkpoint_sha256=None),
         replace(TRIAL, checkpoint_sha256="e"),
         replace(TRIAL, tokenizer_sha256="e"),
+        replace(TRIAL, vocab_size=104),
         replace(TRIAL, model={**TRIAL.model, "layers": 2}),
         *(replace(TRIAL, settings={**TRIAL.settings, name: value}) for name, value in others.items()),
     ]

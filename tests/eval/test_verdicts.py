@@ -143,9 +143,9 @@ def test_the_table_line() -> None:
     assert result.best is not None and result.best["seed"] == 1
 
 
-def test_the_newest_checkpoint_is_judged_and_all_are_kept() -> None:
-    rows = [{**row, "checkpoint_step": step} for step in (20, 10) for row in rows_of([step / 100], [])]
-    [result] = task_results(rows, NOWHERE)
+def test_the_checkpoint_that_was_asked_for_is_judged_and_earlier_ones_are_kept() -> None:
+    asked, earlier = ([{**row, "checkpoint_step": n} for row in rows_of([n / 100], [])] for n in (20, 10))
+    [result] = task_results(asked, NOWHERE, earlier)
     assert result.values("pretrained") == [0.2] and list(result.by_step) == [10, 20]
 
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from asked_trials import ask_for
+
 
 def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials: list[tuple[int, str, float]]) -> Path:
     (folder / "eval").mkdir(parents=True)
@@ -26,11 +28,12 @@ def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials
         {
             "task": "topics", "kind": "classification", "metric": "accuracy", "higher_is_better": True, "init": init,
             "seed": seed, "value": value, "dev_value": value, "status": "ok", "other_metrics": {},
-            "key": f"{init}{seed}",
+            "key": f"{init}{seed}", "test_fingerprint": "t", "checkpoint_step": None,
         }
         for seed, init, value in trials
     ]  # fmt: skip
-    results.append({**results[0], "seed": 2, "init": "other", "value": None, "status": "failed"})
+    ask_for(folder, results)
+    results.append({**results[0], "value": 0.1, "key": "notasked"})
     results.insert(0, {**results[0], "value": 0.0})  # the last row of a trial counts
     (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in results))
     return folder

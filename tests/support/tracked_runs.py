@@ -64,7 +64,7 @@ def wait_until_logged(client: Any, run_id: str, step: int) -> None:
         time.sleep(0.1)
 
 
-def trial(key: str, seed: int = 0, status: str = "ok", value: float | None = 0.75) -> dict[str, Any]:
+def trial(key: str, seed: int = 0, status: str = "ok", value: float | None = 0.75, **other: Any) -> dict[str, Any]:
     return {
         "task": "topics",
         "kind": "classification",
@@ -79,6 +79,7 @@ def trial(key: str, seed: int = 0, status: str = "ok", value: float | None = 0.7
         "key": key,
         "status": status,
         "seconds": 12.5,
+        **other,
     }
 
 

@@ -8,7 +8,16 @@ import tarfile
 from .files import matching, read
 
 MARK = "multihop archive "
-_WANTED = ("recipe.json", "summary.json", "metrics.jsonl", "report.html", "report.md", "*.png", "eval/*.jsonl")
+_WANTED = (
+    "recipe.json",
+    "summary.json",
+    "metrics.jsonl",
+    "report.html",
+    "report.md",
+    "*.png",
+    "eval/plan.json",
+    "eval/*.jsonl",
+)
 _LINE = 3 * 4096
 
 

@@ -1,6 +1,7 @@
 """Trials on Ray: each leaves its row, whatever happens to the others."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
 from common.json_lines import read_rows
 from data_prep.dataset.shards import open_dataset
+from eval.asked import read_results
 from eval.config import EvalConfig
 from eval.evaluated import of_run
 from eval.plan import plan_trials
@@ -115,3 +117,28 @@ def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(
     again = read_rows(results)
     timeless = [{**row, "seconds": 0} for row in (chosen, rows[-1], *again[-2:])]
     assert timeless[:2] == timeless[2:]
+
+
+def test_a_file_that_was_edited_and_put_back_fewer_seeds_and_another_model_show_their_own_rows(
+    bert_data: Path, gpt2_data: Path, tmp_path: Path
+) -> None:
+    task, results = _own(tmp_path, "own"), tmp_path / "eval" / "results.jsonl"
+    labels = tmp_path / "own.csv"
+
+    def evaluate(data: Path = bert_data, seeds: Sequence[int] = (0, 1)) -> tuple[int, list[float]]:
+        """How many trials were run, and the scores that count."""
+        given = {"tasks": [task], "seeds": seeds, "epochs": 1, "lr": 1e-3, "batch_size": 8}
+        config, seen = EvalConfig.model_validate(given), []
+        assert run_left(_random(config, data, results), config, results, seen.append) == 0
+        rows = read_results(tmp_path).rows
+        assert [row["seed"] for row in rows] == list(seeds)
+        return len(seen), [row["value"] for row in rows]
+
+    ran, first = evaluate()
+    official = labels.read_text()
+    labels.write_text(official.replace(",1\n", ",2\n").replace(",0\n", ",1\n").replace(",2\n", ",0\n"))
+    assert ran == evaluate()[0] == evaluate(gpt2_data)[0] == 2
+    labels.write_text(official)
+    assert evaluate() == (0, first)
+    assert evaluate(seeds=[1]) == (0, first[1:])
+    assert len(read_rows(results)) == 6, "nothing is lost"

@@ -60,6 +60,22 @@ def test_trials_logged_beside_the_driver_are_logged_once_and_leave_its_run_alone
     assert history(client, tracker.run_id, "loss") == [(1, 5.0)]
 
 
+def test_trials_that_the_last_evaluation_did_not_ask_for_are_tagged(run_dir: Path) -> None:
+    tracker, client = start(run_dir), client_of(run_dir)
+    tracker.log_trials([trial("k1"), trial("k2", checkpoint_sha256="c", test_fingerprint="t")])
+
+    def asked() -> dict[str, str]:
+        return {key: run.data.tags["multihop.asked"] for key, run in trials_of(client, tracker.run_id).items()}
+
+    tracker.log_asked(["k1", "k2"])
+    assert asked() == {"k1": "true", "k2": "true"}
+    tracker.log_asked(["k2"])
+    tracker.close("done")
+    assert asked() == {"k1": "false", "k2": "true"}
+    params = trials_of(client, tracker.run_id)["k2"].data.params
+    assert (params["checkpoint_sha256"], params["test_fingerprint"]) == ("c", "t")
+
+
 def test_scores_are_metrics_of_the_run_logged_when_they_change(run_dir: Path) -> None:
     tracker, client = start(run_dir), client_of(run_dir)
     tracker.log_scores([("topics accuracy", 10, 0.5), ("topics accuracy", 20, 0.75), ("topics macro F1 (%)", 0, 1.0)])

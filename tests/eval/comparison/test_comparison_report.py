@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_trials import ask_for
 from made_up_runs import make_run, with_predictions
 from markdown_it import MarkdownIt
 
@@ -161,7 +162,9 @@ def _translating(runs: Path, name: str, seed: int, bleu: float, words: Sequence[
         "task": "verses", "kind": "translation", "metric": "BLEU", "higher_is_better": True, "init": "pretrained",
         "seed": 0, "value": bleu, "dev_value": None, "status": "ok", "key": f"key{name.replace('-', '')}",
         "other_metrics": {"chrF": bleu / 2, "BLEU of the source": 0.5}, "signatures": {"BLEU": "nrefs:1|tok:13a"},
+        "test_fingerprint": f"of {words}", "checkpoint_step": None,
     }  # fmt: skip
+    ask_for(run, [row])
     (run / "eval" / "results.jsonl").write_text(json.dumps(row) + "\n")
     table = [[100, 100, *[100 if each <= 40 else bleu] * 4, *[100] * 4] for each in words]
     (run / "eval" / "predictions").mkdir()

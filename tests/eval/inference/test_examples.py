@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.dataset.manifest import read_data_manifest
 from data_prep.tokenizers.tokenizer import load
-from eval.evaluated import of_run
+from eval.evaluated import of_parent, of_run
 from eval.inference.examples import Examples, check_examples, make_examples
 from eval.inference.fill import fill
 from eval.inference.trained_model import TrainedModel
@@ -50,19 +50,25 @@ def test_a_model_that_began_with_other_weights(
 ) -> None:
     """Its checkpoint is its own parent here: nothing changed by pretraining."""
     examples = examples_of(gpt2, gpt2_data, checkpoint, ["The river", ""])
-    parent = str(tmp_path / "checkpoints")
-    for row in make_examples(replace(examples, init_from=parent))["examples"]:
+    sha256 = examples.after.checkpoint_sha256
+    parent = of_parent(examples.after, str(tmp_path / "checkpoints"), sha256)
+    assert parent == examples.after == of_parent(examples.after, parent.checkpoint_dir, sha256)
+    for row in make_examples(replace(examples, before=parent))["examples"]:
         assert row["before"] == row["after"] != ""
     random = make_examples(examples)["examples"]
     assert random[0]["before"] != random[0]["after"]
-    with pytest.raises(ValueError, match=r"init_from=/nowhere: /nowhere holds no checkpoints.*set eval.examples=\[\]"):
-        make_examples(replace(examples, init_from="/nowhere"))
+    with pytest.raises(ValueError, match="/nowhere holds no checkpoints"):
+        of_parent(examples.after, "/nowhere", sha256)
+    with pytest.raises(ValueError, match=r"has no longer the weights that the run began with .*restore them"):
+        of_parent(examples.after, parent.checkpoint_dir, "0" * 64)
+    with pytest.raises(ValueError, match=r"was not begun with model\.init_from="):
+        of_parent(examples.after, parent.checkpoint_dir, None)
 
 
 def test_what_identifies_them(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
     examples = examples_of(gpt2, gpt2_data, checkpoint, ["The river"])
     other = replace(examples.after, checkpoint_sha256="0")
-    for changed in ({"texts": ["A stone"]}, {"seed": 4}, {"init_from": "/there"}, {"after": other}):
+    for changed in ({"texts": ["A stone"]}, {"seed": 4}, {"before": other}, {"after": other}):
         assert replace(examples, **changed).key != examples.key
     moved = replace(examples.after, checkpoint_dir="/elsewhere", tokenizer_path="/elsewhere/tokenizer.model")
     assert replace(examples, after=moved, threads=9).key == examples.key

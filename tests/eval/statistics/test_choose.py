@@ -1,13 +1,12 @@
-"""Rows are those of the recipe, and each start is judged at its own best settings."""
+"""Each start is judged at its own best settings."""
 
 from typing import Any
 
 import pytest
 
-from eval.statistics.choose import Start, asked_rows, choose, task_names
-from eval.statistics.scores import median_scores
-
-Section = dict[str, Any]
+from eval.asked import Results
+from eval.scores import median_scores
+from eval.statistics.choose import Start, choose
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
@@ -17,10 +16,6 @@ def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **oth
         "value": None if dev is None else 1 - dev, "status": "failed" if dev is None else "ok",
         "higher_is_better": True, "checkpoint_step": 10 if init == "pretrained" else None, **other,
     }  # fmt: skip
-
-
-def section(**other: Any) -> Section:
-    return {"tasks": ["t"], "seeds": [0, 1, 2], "lr": [3e-4, 1e-4], **other}
 
 
 def test_the_development_score_alone_chooses_and_each_start_for_itself() -> None:
@@ -44,8 +39,15 @@ def test_a_task_has_one_score_for_each_start_and_checkpoint() -> None:
     ]
     rows += [row(3e-4, seed, dev, "random", metric="F1") for seed, dev in enumerate((None, None, 0.25))]
     rows += [row(3e-4, 0, None, "random", task="failed", metric="F1")]
-    asked = section(tasks=["t", "failed"])
-    assert list(median_scores(rows, asked)) == [("t F1", 10, 0.5), ("t F1", 20, 0.25), ("t F1 random", 0, 0.75)]
+    rows += [row(3e-4, 0, 0.5, task=f"of {init}", init=init, metric="F1") for init in ("pretrained", "parent")]
+    rows[-2]["checkpoint_step"] = None
+    earlier, asked = (
+        tuple(each for each in rows if (each["checkpoint_step"] == 10) is is_10) for is_10 in (True, False)
+    )
+    assert list(median_scores(Results(asked, earlier, None, False))) == [
+        ("t F1", 10, 0.5), ("t F1", 20, 0.25), ("t F1 random", 0, 0.75),
+        ("of pretrained F1 eval.checkpoint", 0, 0.5), ("of parent F1 parent", 0, 0.5),
+    ]  # fmt: skip
 
 
 def test_where_less_is_better_the_least_wins() -> None:
@@ -70,30 +72,3 @@ def test_checkpoints_choose_for_themselves() -> None:
     found = choose(rows)
     chosen = [found[Start("t", "pretrained", step)].chosen.hyperparameters["lr"] for step in (10, 20)]
     assert chosen == [3e-4, 1e-4]
-
-
-def test_rows_are_those_that_the_recipe_asks_for_in_its_order_and_the_last_of_a_trial_counts() -> None:
-    old, again = row(1e-4, 0, 0.1), row(1e-4, 0, 0.6)
-    other = [row(1e-3, 0, 0.9), row(1e-4, 9, 0.9), row(1e-4, 0, 0.9, task="u")]
-    rest = [row(1e-4, 1, 0.5), row(3e-4, 1, 0.5), row(3e-4, 0, 0.5)]
-    assert asked_rows([old, *other, *rest, again], section()) == [rest[2], rest[1], again, rest[0]]
-    assert asked_rows([old, *other], section(lr=1e-3)) == [other[0]]
-
-
-def test_rows_of_another_number_of_examples_or_length_do_not_count() -> None:
-    rows = [
-        row(1e-4, 0, 0.5, kind=kind, hyperparameters={"max_examples": examples, "seq_len": seq_len})
-        for kind, examples, seq_len in (
-            ("tagging", 64, 128), ("tagging", None, 64), ("tagging", None, 128), ("spans", None, 384)
-        )
-    ]  # fmt: skip
-    assert asked_rows(rows, section(max_examples=None, seq_len=None)) == rows[2:]
-    assert asked_rows(rows, section(max_examples=64, seq_len=None)) == rows[:1]
-
-
-def test_a_task_may_have_settings_of_its_own() -> None:
-    rows = [row(lr, 0, 0.5, task=task) for task in ("t", "u") for lr in (1e-3, 1e-4)]
-    tasks = [{"name": "t", "lr": None}, {"name": "u", "lr": [1e-3]}]
-    assert asked_rows(rows, section(tasks=tasks)) == [rows[1], rows[2]]
-    assert task_names({"tasks": ["a", *tasks]}) == ["a", "t", "u"] and task_names({}) == []
-    assert asked_rows(rows, {"tasks": ["u"], "seeds": [0]}) == rows[2:], "what is not set may be anything"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval.predictions import write_predictions
 from eval.statistics.predictions import read_predictions, read_statistics
 
 
@@ -39,3 +40,12 @@ def test_a_damaged_table_is_named(tmp_path: Path, table: Any) -> None:
     row = write(tmp_path, "a", {"statistics": table, "targets": []})
     with pytest.raises(ValueError, match=r"predictions/a\.json: statistics is not a table of numbers"):
         read_statistics([(tmp_path, row)], [(tmp_path, row)])
+
+
+def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path: Path) -> None:
+    sha256 = write_predictions(tmp_path / "eval" / "predictions", "a", {"statistics": [[1.0, 1.0], [0.0, 1.0]]})
+    row, path = {"key": "a", "predictions_sha256": sha256}, tmp_path / "eval" / "predictions" / "a.json"
+    assert read_predictions(tmp_path, row) == json.loads(path.read_text())
+    path.write_text(path.read_text().replace("0.0", "1.0"))
+    with pytest.raises(ValueError, match=r"a\.json is damaged: its SHA-256 is not its row's; delete it"):
+        read_predictions(tmp_path, row)
