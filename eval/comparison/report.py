@@ -19,6 +19,7 @@ from eval.comparison.translations import ByLength, by_length, other_metrics, sig
 from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
 from eval.reporting.render import duration, render
+from eval.reporting.tasks import metric_of
 from eval.statistics.words import amount, show, spread
 from pretrain.config import TrainingConfig
 from pretrain.run.changes import differences
@@ -263,8 +264,7 @@ def _tasks(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _metric(runs: Sequence[ComparedRun], task: str) -> str:
-    rows = [run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task]
-    return str(rows[0]["metric"]) + ("" if rows[0]["higher_is_better"] else " (lower is better)")
+    return metric_of(next(run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task))
 
 
 def _values(run: ComparedRun, task: str, init: str) -> list[float]:

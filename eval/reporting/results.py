@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.asked import Results
 from eval.known_tasks import shown_name
-from eval.reporting.tasks import reported_on, task_section
+from eval.reporting.tasks import metric_of, reported_on, task_section
 from eval.statistics.words import amount, show, spread
 from eval.tasks.task import UNTRAINED
 from eval.verdict import TaskResult, Verdict, beside_parent, task_results, training_of, verdicts
@@ -108,7 +108,7 @@ def _line(result: TaskResult) -> dict[str, str]:
     best = result.best
     starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
     where = reported_on(result)
-    metric = result.metric + ("" if result.higher_is_better else " (lower is better)")
+    metric = metric_of(result.first)
     return {
         "task": result.task,
         "kind": result.kind,

@@ -56,6 +56,36 @@ def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -
     assert parsed.tables["published"][1] == scores and f"| {' | '.join(scores)} |" in markdown
 
 
+def test_a_continued_model_is_beside_the_one_that_it_began_with(tmp_path: Path) -> None:
+    starts = ["pretrained", "parent", "random"]
+    recipe = {**RECIPE, "model": {**RECIPE["model"], "init_from": "runs/<parent>"}}
+    rows = report_rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
+    write_report(reported_run(tmp_path / "two", rows, recipe))
+    for text in read_report(tmp_path / "two")[1:]:
+        assert "starting from the weights of runs/&lt;parent&gt; (model.init" in text
+        assert "with parent in eval.starts the report says what this run added" in text
+
+    rows += [report_row("bbc-topics", "parent", seed, value) for seed, value in enumerate((0.7, 0.72, 0.71))]
+    rows += [report_row("conll2003", "parent", seed, value) for seed, value in enumerate((0.31, 0.36, 0.33))]
+    write_report(reported_run(tmp_path / "three", rows, {**recipe, "eval": {**recipe["eval"], "starts": starts}}))
+    parsed, html, markdown = read_report(tmp_path / "three")
+    header, topics, _ = parsed.tables["results"]
+    assert header[3:8] == ["pretrained", "parent", "difference to parent", "random weights", "difference"]
+    assert (
+        topics[4] == "0.710 [0.700 to 0.720]" and topics[5].startswith("19.0 points [") and topics[8] == "3+3+3 / 0+0+0"
+    )
+    for text in (html, markdown):
+        assert "Did pretraining help?" in text and "Did continued pretraining help?" in text
+        assert "continued pretraining helped on 1 and was inconclusive on 1" in text
+        assert "better with continued pretraining by 19.0 points" in text
+
+
+def test_f1_names_its_class(tmp_path: Path) -> None:
+    rows = [row | {"metric": "F1", "labels": ["ham", "spam"]} for row in report_rows([0.9], [0.5])]
+    write_report(reported_run(tmp_path / "run", rows))
+    assert read_report(tmp_path / "run")[0].tables["results"][1][2] == "F1 of the class spam"
+
+
 def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
     recipe = {**RECIPE, "eval": {**RECIPE["eval"], "starts": ["pretrained"]}}
     rows = [row for row in report_rows([0.5, 0.52, 0.51], []) if row["init"] == "pretrained"]

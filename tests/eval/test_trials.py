@@ -2,20 +2,22 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from common.files import sha256_json
 from common.json_lines import Row, append_row, read_rows
 from data_prep.dataset.shards import open_dataset
 from eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from eval.evaluated import Evaluated, of_run
+from eval.known_tasks import load_task
 from eval.plan import plan_trials
 from eval.run_trial import failed_row, run_trial
 from eval.trial import Trial, trial_key
@@ -183,6 +185,61 @@ def test_weights_come_from_the_checkpoint(
     # The "checkpoint" holds the random weights of seed 77.
     like_it = replace(random, seed=77)
     assert run_trial(pretrained).row["value"] == run_trial(like_it).row["value"] != run_trial(random).row["value"]
+
+
+@pytest.mark.usefixtures("bbc")
+def test_trials_of_the_parent_start_from_its_weights(
+    bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, quick: TrialSettings, tmp_path: Path
+) -> None:
+    section = {"tasks": ["bbc-topics"], "seeds": [0], "starts": ["pretrained", "parent"], "max_examples": 40}
+    config = EvalConfig.model_validate({**section, "epochs": 1, "lr": quick.lr, "seq_len": 16})
+    folder, sha256 = checkpoint(bert, bert_data)
+    parent = _evaluated(bert, (folder, sha256), bert_data)
+    evaluated = replace(parent, checkpoint_dir=str(tmp_path / "none"), checkpoint_sha256="x", checkpoint_step=20)
+    ours, theirs = plan_trials(config, evaluated, parent=parent)
+    assert (ours.init, theirs.init) == ("pretrained", "parent") and trial_key(ours) != trial_key(theirs)
+    row, like_it = (
+        run_trial(theirs).row,
+        run_trial(replace(ours, checkpoint_dir=folder, checkpoint_sha256=sha256, checkpoint_step=7)).row,
+    )
+    assert (row["init"], row["checkpoint_sha256"], row["checkpoint_step"]) == ("parent", sha256, 7)
+    assert row["curve"] == like_it["curve"] and row["value"] == like_it["value"]
+
+
+def test_a_row_says_the_length_that_was_used_and_what_it_is_the_result_of(
+    gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint
+) -> None:
+    saved = checkpoint(gpt2, gpt2_data)
+    short, long = (
+        _plan(EvalConfig(tasks=_tasks("heldout-perplexity"), seq_len=length), gpt2, saved, gpt2_data)[0]
+        for length in (gpt2.max_positions, 4096)
+    )
+    assert trial_key(short) == trial_key(long)
+    row, failed = run_trial(long).row, failed_row(long, "it broke", 1.0)
+    data = open_dataset(gpt2_data).manifest
+    assert row["hyperparameters"]["seq_len"] == gpt2.max_positions
+    fingerprints = {
+        "checkpoint_sha256": saved[1], "tokenizer_sha256": data.tokenizer.sha256,
+        "task_fingerprint": long.task_fingerprint,
+        "test_fingerprint": sha256_json([shard.sha256 for shard in data.of_split("heldout")]),
+    }  # fmt: skip
+    for each in (row, failed):
+        assert {name: each[name] for name in fingerprints} == fingerprints
+
+
+def test_the_fingerprint_of_a_test_set_is_that_of_its_examples_and_labels_alone(tmp_path: Path) -> None:
+    def fingerprint(test: Sequence[str], train: str = "river,good", report_on: Literal["half", "dev"] = "half") -> str:
+        for name, rows in (("train", [train, "stone,bad"]), ("test", test)):
+            (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        (tmp_path / "own.yaml").write_text(
+            "kind: classification\ntrain: train.csv\ndev: test.csv\ntest: test.csv\nfields: {text: text, label: label}\n"
+        )
+        return load_task(str(tmp_path / "own.yaml"), None).test_fingerprint(report_on)
+
+    first = fingerprint(["one,good", "two,bad"])
+    assert first == fingerprint(["one,good", "two,bad"], "another,good", "dev")
+    others = [["one,good", "two,good"], ["two,bad", "one,good"], ["one,good"], ["one,good", "three,bad"]]
+    assert len({first, *map(fingerprint, others)}) == 5
 
 
 def test_a_damaged_checkpoint_is_not_evaluated(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
