@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from common.config import Record
-from common.files import read_json_object, write_atomically
+from common.files import make_folder, read_json_object, write_atomically
 from common.json_lines import Row, read_rows
 from eval.config import EvalConfig
 from eval.start_from import last_rows, with_sources
@@ -83,8 +83,9 @@ def ask(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, exampl
 
 
 def write_asked(run_dir: Path, asked: AskedTrials) -> None:
-    """Write plan.json, if it says something else; `eval` is there, and its lock is held."""
+    """Write plan.json, if it says something else; the caller holds the lock of the run's evaluation."""
     if read_asked(run_dir) != asked:
+        make_folder((run_dir / PLAN).parent)
         content = json.dumps(asked.model_dump(mode="json"), ensure_ascii=False, indent=1)
         write_atomically(run_dir / PLAN, content.encode() + b"\n")
 

@@ -302,6 +302,11 @@ def _open_data(trial: Trial) -> "TokenDataset":
     data = open_dataset(trial.data_path, _needs_no_training_shard)
     if data.manifest.fingerprint != trial.data_fingerprint:
         raise ValueError(f"the data in {trial.data_path} is not the run's data; run `multihop prep` again")
+    for shard in data.manifest.of_split("heldout"):
+        # Preparation takes an unchanged size and modification time for an unchanged file.
+        path = Path(trial.data_path) / shard.file
+        if sha256_file(path) != shard.sha256:
+            raise ValueError(f"{path} is damaged: its SHA-256 is not the manifest's; run `multihop prep --verify`")
     return data
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,7 +156,7 @@ def test_a_trial_gives_a_row_that_stands_in_the_file(
     config = EvalConfig.model_validate({**settings, "tasks": ["bbc-topics"], "seeds": [0]})
     trials = _plan(config, bert, checkpoint(bert, bert_data), bert_data)
     outcomes = [run_trial(trial) for trial in trials]
-    assert len(list((cache / "multihop" / "inputs").iterdir())) == 1  # both starts share it
+    assert len(list((cache / "multihop" / "inputs").glob("[!.]*"))) == 1  # both starts share it
     rows = [outcome.row for outcome in outcomes]
     for outcome in outcomes:
         found = outcome.predictions
@@ -198,10 +200,8 @@ def test_trials_of_the_parent_start_from_its_weights(
     evaluated = replace(parent, checkpoint_dir=str(tmp_path / "none"), checkpoint_sha256="x", checkpoint_step=20)
     ours, theirs = plan_trials(config, evaluated, parent=parent)
     assert (ours.init, theirs.init) == ("pretrained", "parent") and trial_key(ours) != trial_key(theirs)
-    row, like_it = (
-        run_trial(theirs).row,
-        run_trial(replace(ours, checkpoint_dir=folder, checkpoint_sha256=sha256, checkpoint_step=7)).row,
-    )
+    same = replace(ours, checkpoint_dir=folder, checkpoint_sha256=sha256, checkpoint_step=7)
+    row, like_it = run_trial(theirs).row, run_trial(same).row
     assert (row["init"], row["checkpoint_sha256"], row["checkpoint_step"]) == ("parent", sha256, 7)
     assert row["curve"] == like_it["curve"] and row["value"] == like_it["value"]
 
@@ -231,9 +231,8 @@ def test_the_fingerprint_of_a_test_set_is_that_of_its_examples_and_labels_alone(
     def fingerprint(test: Sequence[str], train: str = "river,good", report_on: Literal["half", "dev"] = "half") -> str:
         for name, rows in (("train", [train, "stone,bad"]), ("test", test)):
             (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-        (tmp_path / "own.yaml").write_text(
-            "kind: classification\ntrain: train.csv\ndev: test.csv\ntest: test.csv\nfields: {text: text, label: label}\n"
-        )
+        files = "train: train.csv\ndev: test.csv\ntest: test.csv\n"
+        (tmp_path / "own.yaml").write_text(f"kind: classification\n{files}fields: {{text: text, label: label}}\n")
         return load_task(str(tmp_path / "own.yaml"), None).test_fingerprint(report_on)
 
     first = fingerprint(["one,good", "two,bad"])
@@ -266,6 +265,21 @@ def test_perplexity_has_its_references_beside_it(gpt2: ModelConfig, gpt2_data: P
     assert others["unigram perplexity"] < others["uniform perplexity"] == pieces
     # Random weights predict next to nothing.
     assert pieces / 2 < row["value"] < 2 * pieces
+
+
+def test_held_out_text_with_a_flipped_bit_is_not_evaluated(
+    gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(gpt2_data, tmp_path / "data"))
+    trial = _plan(EvalConfig(tasks=_tasks("heldout-perplexity"), seq_len=32), gpt2, checkpoint(gpt2, data), data)[0]
+    [shard] = open_dataset(data).manifest.of_split("heldout")
+    path, before = data / shard.file, (data / shard.file).stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"SHA-256 is not the manifest.s; run `multihop prep --verify`"):
+        run_trial(trial)
 
 
 @pytest.mark.usefixtures("bbc")

@@ -17,6 +17,7 @@ from worker_runs import assert_same_state
 from workplace import losses, ranks_of
 
 from common.json_lines import read_rows
+from eval.statistics.words import show
 from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.checkpoint.verify import newest_step, verify
 
@@ -244,6 +245,43 @@ def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplac
     assert "model.layers" in shown and "phases[0].steps" in shown and "perplexity" in shown
     assert "model.hidden" not in shown
     assert len(list((workplace / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
+
+
+def test_a_run_that_is_evaluated_again_as_another_model_and_back_shows_what_was_asked_for_last(
+    workplace: Path, whole: Path
+) -> None:
+    (workplace / "novel.txt").write_text("The river was a stone. The letter was a garden.\n" * 20)
+    (workplace / "novel.yaml").write_text("kind: perplexity\ntest: novel.txt\n")
+    child = ("name=child", f"model.init_from={whole}", "phases[0].steps=10", "cluster.workers=1", "eval.examples=[]")
+    own = (*child, "eval.tasks=[novel.yaml]", "eval.starts=[pretrained, parent, random]")
+    run = workplace / "runs" / "child"
+
+    def shown() -> tuple[str, str]:
+        """The report's first sentences, and its row of the task."""
+        lines = (run / "report.md").read_text().splitlines()
+        return lines[2], next(line for line in lines if line.startswith("| novel |"))
+
+    multihop(workplace, "run", "recipe.yaml", *own)
+    headline, first = shown()
+    assert re.search(rf"pretrained for 10 steps on [\d,]+ tokens, starting from the weights of {whole} ", headline), (
+        headline
+    )
+    rows = read_rows(run / "eval" / "results.jsonl")
+    assert {row["init"]: row["checkpoint_step"] for row in rows} == {"pretrained": 10, "parent": STEPS, "random": None}
+    cells = first.strip("| ").split(" | ")
+    value = {row["init"]: row["value"] for row in rows}
+    assert cells[3:5] == [show(value["pretrained"]), show(value["parent"])] and cells[6] == show(value["random"])
+
+    multihop(workplace, "checkpoints", "export", "runs/whole", "--to", "hf", "--out", "model")
+    theirs = (*child, "eval.tasks=[novel.yaml]", "eval.checkpoint=model", "eval.starts=[pretrained]")
+    multihop(workplace, "eval", "recipe.yaml", *theirs)
+    headline, other = shown()
+    assert "Evaluation of the Hugging Face model in" in headline and other != first
+    assert len(read_rows(run / "eval" / "results.jsonl")) == len(rows) + 1
+    said = multihop(workplace, "eval", "recipe.yaml", *own)
+    assert "nothing left to do" not in said and shown()[1] == first
+    assert len(read_rows(run / "eval" / "results.jsonl")) == len(rows) + 1, "no trial is run again"
+    assert "nothing left to do" in multihop(workplace, "eval", "recipe.yaml", *own)
 
 
 def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) -> None:

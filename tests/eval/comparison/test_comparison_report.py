@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from common.json_lines import append_row, read_rows
 from eval.comparison.report import write_comparison
-from eval.comparison.run_files import training_clock
+from eval.comparison.run_files import read_runs, training_clock
 
 
 def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Path:
@@ -205,3 +205,42 @@ def test_runs_whose_trials_have_seeds_of_their_own_stay_apart(tmp_path: Path) ->
     runs.append(with_predictions(tmp_path, "one", [0.6, 0.7]))
     found, _, _ = _report(runs, tmp_path / "out")
     assert [line[0] for line in found["difference to seed1-one"]] == ["seed1-one", "seed1-two", "one"]
+
+
+def test_runs_that_differ_in_more_than_their_seed_or_their_test_set_stay_apart(tmp_path: Path) -> None:
+    runs = [_translating(tmp_path, f"sizes-seed{seed}-one", seed, 20.0) for seed in (1, 2, 3, 4)]
+    other = json.loads((runs[1] / "recipe.json").read_text())
+    other["phases"][0]["lr"] = 0.5
+    (runs[1] / "recipe.json").write_text(json.dumps(other))
+    row = json.loads((runs[2] / "eval" / "results.jsonl").read_text())
+    (runs[2] / "eval" / "results.jsonl").write_text(json.dumps({**row, "test_fingerprint": "another"}) + "\n")
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert [line[0] for line in found["differs from one in"]] == ["one", "seed2-one", "seed3-one"]
+    assert found["differs from one in"][0][1].endswith("seeds 1, 4")
+
+
+def test_runs_of_the_same_name_are_told_by_their_paths(tmp_path: Path) -> None:
+    runs = [with_predictions(tmp_path / folder, "one", [value, value]) for folder, value in (("a", 0.6), ("b", 0.9))]
+    assert [run.name for run in read_runs(runs)] == [str(run) for run in runs]
+    markdown = _report(runs, tmp_path / "out")[1]
+    assert "better on 1 of 1 (topics by 30.0 points" in markdown
+
+
+def test_what_scores_are_older_than_is_said(tmp_path: Path) -> None:
+    runs = [with_predictions(tmp_path, name, [0.6, 0.7]) for name in ("new", "changed", "older", "early")]
+    recipe = json.loads((runs[1] / "recipe.json").read_text())
+    recipe["eval"] |= {"seeds": [0, 1], "cpus": 4}
+    (runs[1] / "recipe.json").write_text(json.dumps(recipe))
+    (runs[2] / "eval" / "plan.json").unlink()
+    rows = read_rows(runs[3] / "eval" / "results.jsonl")
+    content = "".join(json.dumps({**row, "checkpoint_step": 10}) + "\n" for row in rows)
+    (runs[3] / "eval" / "results.jsonl").write_text(content)
+    (runs[3] / "summary.json").write_text(json.dumps({"steps": 20}))
+    found, markdown, html = _report(runs, tmp_path / "out")
+    assert [line[1] for line in found["difference to new"]][2] == "none", "an older version's rows are not shown"
+    notes = [run.notes for run in read_runs(runs)]
+    assert notes[0] == () and [len(each) for each in notes[1:]] == [1, 1, 1]
+    assert "its recipe changed (eval.seeds was [0, 1, 2], is [0, 1])" in notes[1][0]
+    assert "older has results of an older version" in notes[2][0] and "run `multihop eval` again" in notes[2][0]
+    assert "its checkpoint of step 10, and it is trained to step 20" in notes[3][0]
+    assert all("is trained to step 20" in text for text in (markdown, html))
