@@ -94,6 +94,7 @@ KINDS = {
     "stride": ("spans",),
     "document_context": ("tagging",),
     "pooling": ("classification", "regression", "choice"),
+    "seq_len": ("classification", "regression", "tagging", "choice", "spans", "zero-shot"),
 }
 """The kinds of task that a setting matters for, of those that do not matter for every kind."""
 

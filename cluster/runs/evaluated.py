@@ -1,6 +1,6 @@
 """Which model a run's trials and examples are of, and which there are."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,53 +45,59 @@ def check_evaluation(recipe: Recipe) -> None:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
 
 
-def planned_trials(run: ResolvedRun) -> "list[Trial]":
-    """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`."""
+def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
+    """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
+
+    Args:
+        to_run: False: they are only asked for their keys, and the weights that the run began with may be gone.
+
+    Raises:
+        ValueError: a task cannot be read, or weights are gone.
+    """
     from cluster.runs.trials import weights_dir
     from eval.plan import plan_trials
 
     evaluated, asked = _evaluated(run), run.recipe.eval
-    parent = None
-    if "parent" in asked.starts:
-        parent = _parent(run, evaluated, f"eval.starts={json.dumps(asked.starts)}", "remove parent from eval.starts")
+    needs_parent = "parent" in asked.starts
+    parent = _parent(run, evaluated, "remove parent from eval.starts", to_run) if needs_parent else None
     return plan_trials(asked, evaluated, weights_dir(run.results), parent)
 
 
-def planned_examples(run: ResolvedRun) -> Examples | None:
-    """The examples of the same model; None: the recipe has none."""
+def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
+    """The examples of the same model; None: the recipe has none. `to_run` and errors as for `planned_trials`."""
     recipe = run.recipe
     if not recipe.eval.examples:
         return None
-    evaluated, before = _evaluated(run), None
-    if recipe.eval.checkpoint is None and recipe.model.init_from is not None:
-        before = _parent(run, evaluated, "eval.examples", "set eval.examples=[]")
+    evaluated = _evaluated(run)
+    continues = recipe.eval.checkpoint is None and recipe.model.init_from is not None
+    before = _parent(run, evaluated, "set eval.examples=[]", to_run) if continues else None
     return Examples(recipe.eval.examples, evaluated, before, recipe.seed, recipe.eval.cpus)
-
-
-def left_examples(run: ResolvedRun) -> Examples | None:
-    """The examples of the same model, if they are not made; None: they are, or the recipe has none."""
-    examples = planned_examples(run)
-    made = examples is None or read_examples(run.results.parent, examples.key)
-    return None if made else examples
 
 
 def is_evaluated(run: ResolvedRun) -> bool:
     """Whether the last evaluation asked for what the recipe asks for now, and all of it is done."""
-    trials, rows, examples = planned_trials(run), read_rows(run.results), planned_examples(run)
+    trials, rows = planned_trials(run, to_run=False), read_rows(run.results)
+    examples = planned_examples(run, to_run=False)
     asked = ask(trials, rows, run.recipe.eval, examples.key if examples else None)
     noted = read_asked(run.folder)
     if asked != noted and (noted or asked.trials or asked.examples):
         return False
     wave = next_wave(trials, rows)
-    return not (wave.trials or wave.failed or left_examples(run))
+    return not (wave.trials or wave.failed) and (
+        examples is None or read_examples(run.results.parent, examples.key) is not None
+    )
 
 
-def _parent(run: ResolvedRun, evaluated: Evaluated, what: str, otherwise: str) -> Evaluated:
-    assert run.recipe.model.init_from is not None and run.checkpoint is not None
+def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool) -> Evaluated:
+    """The weights that the run began with; `otherwise`: what to do where they are gone."""
+    init_from, saved = run.recipe.model.init_from, run.checkpoint
+    assert init_from is not None and saved is not None
+    if saved.parent is not None and not to_run:
+        return replace(evaluated, checkpoint_dir=init_from, checkpoint_sha256=saved.parent, checkpoint_step=None)
     try:
-        return of_parent(evaluated, run.recipe.model.init_from, run.checkpoint.parent)
+        return of_parent(evaluated, init_from, saved.parent)
     except ValueError as error:
-        raise ValueError(f"{what} needs the weights before pretraining: {error}, or {otherwise}") from None
+        raise ValueError(f"{error}, or {otherwise}") from None
 
 
 def _evaluated(run: ResolvedRun) -> Evaluated:

@@ -4,7 +4,7 @@ import json
 
 from cluster.console import console
 from cluster.ray.map import Resources, map_on_ray
-from cluster.runs.evaluated import left_examples
+from cluster.runs.evaluated import planned_examples
 from cluster.runs.resolved import ResolvedRun
 from common.files import write_atomically
 from common.redaction import shown
@@ -20,8 +20,8 @@ def make_left_examples(run: ResolvedRun) -> None:
         ValueError: as `make_examples`.
         WorkerDiedError: as `map_on_ray`.
     """
-    examples, config = left_examples(run), run.recipe.eval
-    if examples is None:
+    examples, config = planned_examples(run), run.recipe.eval
+    if examples is None or read_examples(run.results.parent, examples.key) is not None:
         return
     resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here=run.home is not None)
     (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)

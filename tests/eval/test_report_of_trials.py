@@ -39,7 +39,12 @@ def test_it_says_when_pretraining_did_not_help(tmp_path: Path) -> None:
 def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -> None:
     section = {"tasks": ["news.yaml"], "seeds": [0]}
     recipe = {**RECIPE, "model": {**RECIPE["model"], "family": "transformer"}, "eval": section}
-    changes = {"kind": "translation", "metric": "BLEU", "hyperparameters": {"beams": 4}, "dev_value": None}
+    changes = {
+        "kind": "translation",
+        "metric": "BLEU",
+        "hyperparameters": {"beams": 4, "seq_len": 128},
+        "dev_value": None,
+    }
     rows = [report_row("news", init, 0, value) | changes for init, value in (("pretrained", 9.7), ("random", 0.1))]
     run = reported_run(tmp_path / "run", rows, recipe)
     for row, matches in zip(rows, (4, 1), strict=True):
@@ -51,6 +56,7 @@ def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -
         assert "Did training help?" in text and "Of 1 task, training helped on 1." in text
         assert "better with training by" in text and "pretrain" not in text.split("Hardware")[0]
         assert "fine-tun" not in text and "trained for 2,000 steps" in text
+        assert "beams 4" in text and "seq_len 128" not in text, "a translation is as long as the model says"
         assert "Published, on another data set" in text and "of models of this size" not in text
     scores = ["Transformer-base", "BLEU", "27.3", "WMT 2014, English to German", "Vaswani et al. 2017, table 2"]
     assert parsed.tables["published"][1] == scores and f"| {' | '.join(scores)} |" in markdown

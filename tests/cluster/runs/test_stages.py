@@ -1,6 +1,7 @@
 """What the stages of a run refuse before they start."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,17 +10,26 @@ from cluster.runs.stages import run_stages
 from common.json_lines import append_row
 
 
-def test_features_that_the_model_lacks_are_refused_before_anything_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ({"features": {"layers": [3]}}, "the model has 2 layers and no hidden state 3"),
+        ({"starts": ["pretrained", "parent"]}, r"eval.starts has parent, .* and model.init_from is not set"),
+    ],
+)
+def test_what_the_model_lacks_is_refused_before_anything_starts(
+    tmp_path: Path, section: dict[str, Any], complaint: str
+) -> None:
     recipe = Recipe.model_validate(
         {
             "name": "frozen",
             "data": {"sources": [{"path": "texts/"}]},
             "model": {"preset": "bert-tiny"},
             "phases": [{"steps": 10}],
-            "eval": {"features": {"layers": [3]}},
+            "eval": section,
         }
     )
-    with pytest.raises(ValueError, match="the model has 2 layers and no hidden state 3"):
+    with pytest.raises(ValueError, match=complaint):
         run_stages(recipe, tmp_path)
     assert not list(tmp_path.iterdir())
 
