@@ -15,5 +15,9 @@ class UnreadableFileError(Exception):
         """Not caused by the file's content: it may be readable another time."""
 
 
+class ChangedError(OSError):
+    """The file is not what it was when its first byte was read."""
+
+
 class ReadFailed(OSError):
     """The server of a file did not answer after all retries. Trying again later may help."""

@@ -21,15 +21,23 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
-from data_prep.reading.failures import ReadFailed
+from data_prep.reading.failures import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
+"""Requests in a row without a new byte."""
 _LONGEST_WAIT_S = 20.0
 _SILENCE_S = 60.0
-_SKIP = 2**20
+_PATIENCE_S = 900.0
+"""Longer than _ATTEMPTS of _SILENCE_S take."""
+_LEAST_RATE = 10_000
+"""Bytes a second that must arrive on average, after _PATIENCE_S."""
+_PIECE = 2**20
 _SIZE = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _GONE = (404, 410)
 _FORBIDDEN = (401, 403)
+_NO_HEAD = (403, 405, 501)
+"""Statuses of HEAD where GET may be allowed: a presigned URL is signed for one method."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,18 @@ def describe(url: str) -> Description:
 
     Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not report the size.
     """
-    with _ask(url, "HEAD", {}) as answer:
-        size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
-        etag, ranges = answer.headers.get("ETag"), answer.headers.get("Accept-Ranges", "") == "bytes"
+    try:
+        answer = _ask(url, "HEAD", {})
+    except _HeadRefusedError:
+        try:
+            answer = _ask(url, "GET", {"Range": "bytes=0-0"})
+        except EOFError:
+            return Description(0, 0, "", ranges=False)
+    with answer:
+        size, changed, etag = (answer.headers.get(name) for name in ("Content-Length", "Last-Modified", "ETag"))
+        ranges = answer.headers.get("Accept-Ranges", "") == "bytes"
+        if answer.status == 206:
+            (_, size), ranges = _range_of(answer), True
     if size is None or not _SIZE.fullmatch(size):
         raise ValueError(f"{url}: the server does not report the file's size; download it and give its path")
     mtime_ns = 0
@@ -69,38 +86,61 @@ def describe(url: str) -> Description:
 
 
 class HttpFile:
-    """Reads one connection in order; a jump or an interruption opens another at that byte."""
+    """Reads one connection in order; a jump or an interruption opens another at that byte.
+
+    All answers must be of one version of the file, as far as the server tells versions.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._at = 0
+        """Offset of the connection's next byte."""
         self._answer: HTTPResponse | None = None
+        self._version: dict[str, str] = {}
+        """ETag, Last-Modified and size, as far as an answer had them."""
         self._connect(0)
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
         """Up to `nbytes` bytes from `offset` on; fewer at the end of the file.
 
-        Raises FileNotFoundError, PermissionError, ReadFailed.
+        Raises FileNotFoundError, PermissionError, ReadFailed, and ChangedError when the file is not what it was.
         """
-        for attempt in range(_ATTEMPTS):
+        pieces: list[bytes] = []
+        at, end = offset, offset + nbytes
+        attempt = received = 0
+        began = time.monotonic()
+        if offset != self._at:
+            self.close()
+        while at < end:
             try:
-                if self._answer is None or offset != self._at:
-                    self._connect(offset)
                 if self._answer is None:
-                    return b""
-                data = self._answer.read(nbytes)
-                left = self._answer.length
-                if len(data) < nbytes and left:  # the connection ended before the file did
+                    self._connect(at)
+                if self._answer is None:
+                    break
+                # One read of the socket: what has arrived is not lost when the connection is cut.
+                piece = self._answer.read1(min(_PIECE, end - self._at))
+                if not piece and self._answer.length:
                     raise ConnectionError("the connection was cut")
-            except (FileNotFoundError, PermissionError, ReadFailed):
+            except (FileNotFoundError, PermissionError, ReadFailed, ChangedError):
                 raise
             except (OSError, HTTPException) as error:
                 self.close()
                 _wait(self._url, attempt, _reason(error))
+                attempt += 1
                 continue
-            self._at += len(data)
-            return data
-        raise AssertionError("the last wait raises")
+            if not piece:
+                break
+            wanted = piece[max(0, at - self._at) :]  # an answer may begin before the byte that was asked for
+            self._at += len(piece)
+            received += len(piece)
+            if wanted:
+                pieces.append(wanted)
+                at, attempt = self._at, 0
+            if time.monotonic() - began > _PATIENCE_S + received / _LEAST_RATE:
+                raise ReadFailed(
+                    f"{self._url} sends less than {_LEAST_RATE:,} bytes a second; download it and give its path"
+                )
+        return b"".join(pieces)
 
     def close(self) -> None:
         """Close the connection."""
@@ -110,20 +150,46 @@ class HttpFile:
 
     def _connect(self, offset: int) -> None:
         self.close()
+        headers = {}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+            etag = self._version.get("ETag", "")
+            validator = etag if etag.startswith('"') else self._version.get("Last-Modified")  # RFC 9110, 13.1.5
+            if validator:
+                headers["If-Range"] = validator
         try:
-            self._answer = _ask(self._url, "GET", {"Range": f"bytes={offset}-"} if offset else {})
+            answer = _ask(self._url, "GET", headers)
         except EOFError:
             return
-        self._at = offset
-        if offset and self._answer.status != 206:
-            # This server has no range requests: receive what comes before and drop it.
-            left = offset
-            while left and (skipped := len(self._answer.read(min(left, _SKIP)))):
-                left -= skipped
+        try:
+            length = answer.headers["Content-Length"]
+            start, size = _range_of(answer) if answer.status == 206 else (0, length)
+            if start is None and length == str(int(self._version.get("size", 0)) - offset):
+                start = offset  # it does not say which bytes it sends, but as many as are left
+            if start is None or start > offset:
+                raise ReadFailed(
+                    f"{self._url}: the server was asked for the bytes from {offset:,} on and sends "
+                    f"{'others' if start is None else f'those from {start:,} on'}; download it and give its path"
+                )
+            told = {
+                "ETag": answer.headers["ETag"],
+                "Last-Modified": answer.headers["Last-Modified"],
+                "size": size if _SIZE.fullmatch(size or "") else None,
+            }
+            for name, value in told.items():
+                if value is not None and value != self._version.setdefault(name, value):
+                    raise ChangedError(f"{self._url} changed while it was read")
+        except OSError:
+            answer.close()
+            raise
+        self._answer, self._at = answer, start
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
-    """The server's response, with retries while it is busy or away. Raises EOFError for a range beyond the end."""
+    """The server's response, with retries while it is busy or away.
+
+    Raises EOFError for a range beyond the end, and _HeadRefusedError.
+    """
     request = urllib.request.Request(url, method=method, headers={"Accept-Encoding": "identity", **headers})
     if (credentials := _credentials(url)) is not None:
         request.add_unredirected_header("Authorization", credentials)
@@ -134,6 +200,8 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
             return answer
         except urllib.error.HTTPError as error:
             error.close()
+            if method == "HEAD" and error.code in _NO_HEAD:
+                raise _HeadRefusedError from None
             if error.code in _GONE:
                 raise FileNotFoundError(2, f"HTTP status {error.code}", url) from None
             if error.code in _FORBIDDEN:
@@ -146,6 +214,18 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
         except (OSError, HTTPException) as error:
             _wait(url, attempt, _reason(error))
     raise AssertionError("the last wait raises")
+
+
+def _range_of(answer: HTTPResponse) -> tuple[int | None, str | None]:
+    """The offset of the first byte in an answer of status 206, and the file's size; None: not told."""
+    found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if found is None:
+        return None, None
+    return int(found[1]), None if found[2] == "*" else found[2]
+
+
+class _HeadRefusedError(Exception):
+    """The server does not answer HEAD."""
 
 
 class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):

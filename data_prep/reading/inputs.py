@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from data_prep.reading.sources import InputFile, group_into_splits, with_targets
 
 UNREADABLE = "unreadable"
 """The identity of a file that cannot be opened."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 _REQUESTS = 16
 """Concurrent requests."""
 
@@ -61,6 +63,11 @@ def identity(file: InputFile) -> str:
         return UNREADABLE
 
 
+def is_known_by_content(file: InputFile) -> bool:
+    """Whether the file is remote, and its server does not tell versions: only its bytes show whether it has changed."""
+    return is_remote(file.path) and _SHA256.fullmatch(file.identity) is not None
+
+
 def has_changed(file: InputFile) -> bool:
     """Whether the first `size` bytes, of when the file was listed, differ now or are gone.
 
@@ -74,7 +81,7 @@ def has_changed(file: InputFile) -> bool:
         return True
     if version and file.identity:
         return file.identity != f"{version} {size}"
-    if (size, mtime_ns) == (file.size, file.mtime_ns):
+    if (size, mtime_ns) == (file.size, file.mtime_ns) and not is_known_by_content(file):
         return False
     return size < file.size or (bool(file.identity) and identity(file) != file.identity)
 

@@ -36,7 +36,8 @@ class Entry:
     problem: str = ""
     """Why it cannot be read."""
     in_order: bool = False
-    """The server has no range requests: it can only be read from the beginning."""
+    """It is read from the beginning by one worker: the server has no range requests or, without versions, all of the
+    file must be hashed while it is read."""
 
     @property
     def is_hidden(self) -> bool:
@@ -70,7 +71,7 @@ def _find(location: str, key: str, root: str) -> list[Entry]:
             about = http.describe(location)
         except FileNotFoundError:
             return []
-        return [Entry(location, about.size, about.mtime_ns, in_order=not about.ranges)]
+        return [Entry(location, about.size, about.mtime_ns, in_order=not (about.ranges and about.version))]
     if not is_remote(location):
         anchor = os.path.join(root, "") if root else Path(location).anchor
         return _matches(_Local(), location, anchor, location)
@@ -206,4 +207,4 @@ class _Remote:
         path = self._prefix + info.path
         if info.type == fs.FileType.Directory:
             return Entry(path, is_folder=True)
-        return Entry(path, info.size or 0, info.mtime_ns or 0)
+        return Entry(path, info.size or 0, info.mtime_ns or 0, in_order=not info.mtime_ns)

@@ -3,14 +3,15 @@
 Libraries raise OSError for both. So an error of access is recorded here, below the library, where it occurs.
 """
 
+import hashlib
 import io
 import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from data_prep.reading.failures import ReadFailed, UnreadableFileError
-from data_prep.reading.inputs import UNREADABLE, has_changed
+from data_prep.reading.failures import ChangedError, ReadFailed, UnreadableFileError
+from data_prep.reading.inputs import UNREADABLE, has_changed, is_known_by_content
 from data_prep.reading.locations import block_bytes, is_remote, open_location, refused
 from data_prep.reading.sources import InputFile
 
@@ -23,6 +24,9 @@ class OpenedFile:
         self._failure: Exception | None = None
         self.furthest = 0
         """Offset after the last byte that was read."""
+        self._digest = hashlib.sha256() if is_known_by_content(file) else None
+        """Of the first `_hashed` bytes, as they were read last; -1: they were not read in order."""
+        self._hashed = 0
         try:
             self._place = open_location(file.path)
         except ReadFailed:
@@ -62,6 +66,8 @@ class OpenedFile:
             self._failure = _changed()
             raise self._failure
         self.furthest = max(self.furthest, offset + len(data))
+        if self._digest is not None:
+            self._hash(data, offset)
         return data
 
     def blocks(self, start: int) -> Iterator[bytes]:
@@ -76,8 +82,21 @@ class OpenedFile:
 
     def check_unchanged(self) -> None:
         """Call at the end. Raises UnreadableFileError if the bytes that were listed have changed."""
-        if self._file.identity == UNREADABLE or has_changed(self._file):
+        if self._digest is not None and self._hashed == self._file.size:
+            is_changed = self._digest.hexdigest() != self._file.identity
+        else:
+            is_changed = self._file.identity == UNREADABLE or has_changed(self._file)
+        if is_changed:
             raise _changed()
+
+    def _hash(self, data: bytes, offset: int) -> None:
+        if offset == 0:
+            self._digest, self._hashed = hashlib.sha256(), 0
+        if self._digest is None or offset != self._hashed:
+            self._hashed = -1
+            return
+        self._digest.update(data)
+        self._hashed += len(data)
 
 
 class _Stream(io.RawIOBase):
@@ -113,7 +132,7 @@ def _changed() -> UnreadableFileError:
 
 
 def _failure(path: str, error: OSError) -> Exception:
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | ChangedError):
         return _changed()
     found = refused(path, error) if is_remote(path) else error
     if isinstance(found, ReadFailed):

@@ -39,7 +39,11 @@ def read_part(part: Part) -> Iterator[Raw | Bad]:
     if file.problem:
         raise UnreadableFileError(file.problem)
     with OpenedFile(file) as opened:
-        yield from read_opened(part, opened)
+        try:
+            yield from read_opened(part, opened)
+        except UnreadableFileError:
+            opened.check_unchanged()  # a file that is being changed may look broken
+            raise
         opened.check_unchanged()
 
 

@@ -54,7 +54,7 @@ class InputFile:
     documents: str = "file"
     """What a document of a .txt file is: file, line or block."""
     in_order: bool = False
-    """The server has no range requests: it can only be read from the beginning."""
+    """It is read from the beginning by one worker, see `Entry.in_order`."""
     problem: str = ""
     """Why nothing of it can be used, as found by listing; "": no problem."""
     identity: str = ""

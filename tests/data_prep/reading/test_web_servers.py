@@ -1,0 +1,159 @@
+"""Web servers that send other bytes than were asked for, change a file while it is read, or hardly send anything."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from web_server import Web, serving
+
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.pipeline.prepare import prepare
+from data_prep.reading import http as http_files
+from data_prep.reading import inputs
+from data_prep.reading.failures import ReadFailed, UnreadableFileError
+from data_prep.reading.readers import read_part
+from data_prep.reading.sources import InputFile, group_into_splits, list_files
+
+TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
+OTHERS = [text.replace("word", "WORD") for text in TEXTS]
+"""In as many bytes."""
+NAMES = ["a.jsonl", "b.jsonl.gz", "c.parquet"]
+
+
+def write(folder: Path, texts: list[str]) -> None:
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    (folder / "a.jsonl").write_bytes(rows)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(rows, 0, mtime=0))
+    pq.write_table(pa.table({"text": texts}), folder / "c.parquet", compression="none", use_dictionary=False)
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    write(tmp_path, TEXTS)
+    with serving(tmp_path, monkeypatch) as url:
+        monkeypatch.setattr(Web, "ranges", True)
+        yield url
+
+
+def listed(url: str) -> list[InputFile]:
+    files = list_files([Source(path=url)])
+    return inputs.identified(files, inputs.hash_files(files))
+
+
+def documents(files: list[InputFile]) -> list[Any]:
+    return [item for split in group_into_splits(files, 5_000) for part in split for item in read_part(part)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_range_that_begins_before_what_was_asked_for_is_read_from_there(
+    web: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A cache may send whole blocks."""
+    monkeypatch.setattr(Web, "aligned", 4_096)
+    monkeypatch.setattr(Web, "cutting_every", 3)
+    assert documents(listed(f"{web}/{name}")) == TEXTS
+
+
+def test_a_range_that_does_not_have_what_was_asked_for_is_refused(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = listed(f"{web}/a.jsonl")
+    with monkeypatch.context() as later:
+        later.setattr(Web, "off_by", 1)
+        with pytest.raises(
+            ReadFailed, match="asked for the bytes from 4,999 on and sends those from 5,000 on; download"
+        ):
+            documents(files)
+    monkeypatch.setattr(Web, "names_range", False)
+    assert documents(files) == TEXTS, "as many bytes as are left are those that are left"
+    monkeypatch.setattr(Web, "aligned", 4_096)
+    with pytest.raises(ReadFailed, match="asked for the bytes from 4,999 on and sends others; download it"):
+        documents(files)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tells", ["", "etag"])
+def test_a_file_that_becomes_another_of_its_size_after_it_was_hashed_is_set_aside(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tells: str
+) -> None:
+    monkeypatch.setattr(Web, "tells", tells)
+    files = listed(f"{web}/{name}")
+    assert files[0].can_be_cut == (tells == "etag" and name != "b.jsonl.gz")
+    assert documents(files) == TEXTS
+    write(tmp_path, OTHERS)
+    with pytest.raises(UnreadableFileError, match="changed while being read") as failed:
+        documents(files)
+    assert failed.value.for_now
+    assert documents(listed(f"{web}/{name}")) == OTHERS
+
+
+@pytest.mark.parametrize("tells", ["", "etag"])
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_file_that_becomes_another_between_two_requests_is_not_read_as_a_mixture(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str, ranges: bool
+) -> None:
+    """It is the first one again when the reader looks at the end."""
+    monkeypatch.setattr(Web, "tells", tells)
+    monkeypatch.setattr(Web, "ranges", ranges)
+    files = listed(f"{web}/a.jsonl")
+    first = Web.requests
+    monkeypatch.setattr(Web, "cutting_every", first + 1)
+    monkeypatch.setattr(Web, "before_get", lambda number: write(tmp_path, OTHERS if number == first + 2 else TEXTS))
+    with pytest.raises(UnreadableFileError, match="changed while being read"):
+        documents(files)
+    if ranges:
+        assert len(Web.conditions) == 1 and (Web.conditions[0] is None) == (tells == "")
+
+
+@pytest.mark.parametrize("status", [403, 405, 501])
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_server_that_does_not_answer_head_is_asked_for_a_byte(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, ranges: bool
+) -> None:
+    monkeypatch.setattr(Web, "head_status", status)
+    monkeypatch.setattr(Web, "ranges", ranges)
+    files = listed(f"{web}/a.jsonl?X-Amz-Signature=0123")
+    assert files[0].size == (tmp_path / "a.jsonl").stat().st_size and files[0].can_be_cut == ranges
+    assert documents(files) == TEXTS
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    assert documents(listed(f"{web}/empty.jsonl")) == []
+    with pytest.raises(ValueError, match="does not exist"):
+        list_files([Source(path=f"{web}/nothing.jsonl")])
+
+
+def test_connections_that_are_all_cut_are_enough_as_long_as_each_brings_some_bytes(
+    web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Web, "cutting_every", 1)
+    assert documents(listed(f"{web}/a.jsonl")) == TEXTS
+    assert Web.requests > 40
+    files = listed(f"{web}/a.jsonl")
+    monkeypatch.setattr(Web, "ranges", False)  # none gets further than the first 1,000 bytes
+    with pytest.raises(ReadFailed, match=r"the connection was cut.*start again"):
+        documents(files)
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_server_that_hardly_sends_anything_is_given_up(
+    web: str, monkeypatch: pytest.MonkeyPatch, ranges: bool
+) -> None:
+    files = listed(f"{web}/a.jsonl")
+    monkeypatch.setattr(http_files, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(Web, "ranges", ranges)
+    monkeypatch.setattr(Web, "drips", 0.02)
+    with pytest.raises(ReadFailed, match="sends less than 10,000 bytes a second; download it and give its path"):
+        documents(files)
+
+
+def test_a_file_without_versions_is_prepared_as_any_other(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Web, "tells", "")
+    tok = TokenizerConfig(vocab_size=64, threads=1)
+    remote = DataConfig(sources=[Source(path=f"{web}/{name}") for name in NAMES])
+    local = DataConfig(sources=[Source(path=str(tmp_path / name)) for name in NAMES])
+    assert prepare(remote, tok, tmp_path / "remote").fingerprint == prepare(local, tok, tmp_path / "local").fingerprint
