@@ -1,5 +1,6 @@
 """`multihop data`: verify and describe a prepared data set. Also the estimate of `multihop prep --dry-run`."""
 
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,25 +28,32 @@ from data_prep.reading.sources import list_files
 _SHARES = (0.5, 0.9, 0.99)
 
 
-def data_set_at(place: Path) -> Path:
-    """The directory of the data set at `place`, which may be a run directory.
+def data_set_at(place: str, runs: Path) -> Path:
+    """The directory of the data set of a run, given its name or directory, or of the data set in the directory `place`.
 
     Raises:
         ValueError: there is no data set.
     """
-    for folder in (place, place / "data"):
+    folders = [folder for root in (runs / place, Path(place)) for folder in (root, root / "data")]
+    for folder in folders:
         if (folder / MANIFEST).is_file():
             return folder
-    raise ValueError(f"no prepared data set in {place} ({MANIFEST} is missing); give a data set or a run directory")
+    if (runs / place / "recipe.json").is_file():
+        raise ValueError(f"the run {runs / place} has no prepared data; run `multihop prep` with its recipe")
+    there = ", ".join(sorted(path.parents[1].name for path in runs.glob(f"*/data/{MANIFEST}"))) or "none"
+    raise ValueError(
+        f"no run {place} with prepared data in {runs} (runs with data: {there}), and no data set in the directory "
+        f"{place} ({MANIFEST} is missing)"
+    )
 
 
-def show_verdict(place: Path) -> int:
+def show_verdict(place: str, runs: Path) -> int:
     """Hash every file of the data set and print what is damaged; returns the exit code.
 
     Raises:
         ValueError: there is no data set, or its manifest is damaged.
     """
-    folder = data_set_at(place)
+    folder = data_set_at(place, runs)
     manifest = read_data_manifest(folder)
     files = len(dataset_files(manifest))
     with progress_line("verify   ") as line:
@@ -57,13 +65,13 @@ def show_verdict(place: Path) -> int:
     return FAILED if damages else DONE
 
 
-def show_stats(place: Path, picture: Path, as_json: bool) -> None:
-    """Print statistics of the data set as tables and write a plot, or print JSON.
+def show_stats(place: str, runs: Path, picture: Path | None, as_json: bool) -> None:
+    """Print statistics of the data set as tables or JSON, and write a plot to `picture`.
 
     Raises:
         ValueError: there is no data set, or a file is missing or truncated.
     """
-    found = gather(data_set_at(place))
+    found = gather(data_set_at(place, runs))
     if as_json:
         Console().print_json(data=_as_dict(found))
     else:
@@ -72,8 +80,9 @@ def show_stats(place: Path, picture: Path, as_json: bool) -> None:
             console.print(plain(f"source {number}  {source}"), soft_wrap=True)
         for table in _tables(found):
             console.print(table)
+    if picture is not None:
         draw(found, picture)
-        print(f"wrote {picture}")
+        print(f"wrote {shown(str(picture))}", file=sys.stderr if as_json else sys.stdout)
 
 
 def show_forecast(recipe: Recipe, runs: Path) -> None:

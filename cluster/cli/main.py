@@ -226,23 +226,26 @@ def inspect_batch(
 
 
 @data_app.command("verify")
-def verify_data(place: DataPlace) -> None:
+def verify_data(place: DataPlace, runs: Runs = Path("runs")) -> None:
     """Hash every file of a data set. Exit code 1: a file is damaged."""
     from cluster.cli.data import show_verdict
 
-    raise typer.Exit(show_verdict(place))
+    raise typer.Exit(show_verdict(place, runs))
 
 
 @data_app.command("stats")
 def data_stats(
     place: DataPlace,
-    picture: Annotated[Path, typer.Option(metavar="FILE", help="Output file of the plot.")] = Path("data-stats.png"),
+    runs: Runs = Path("runs"),
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot lengths and token frequencies to this PNG file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show lengths of documents, sources and token frequencies. Also which documents were dropped."""
     from cluster.cli.data import show_stats
 
-    show_stats(place, picture, as_json)
+    show_stats(place, runs, picture, as_json)
 
 
 @app.command()

@@ -39,7 +39,9 @@ Verify = Annotated[
 CheckpointsPlace = Annotated[
     str, typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, or s3://BUCKET/PREFIX.")
 ]
-DataPlace = Annotated[Path, typer.Argument(metavar="DIR", help="Prepared data set or run directory.")]
+DataPlace = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run name, run directory, or directory of a prepared data set.")
+]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
 ModelPlace = Annotated[
     str,

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 from data_prep.dataset.manifest import SetAside
+from data_prep.pipeline.choose import FRAGMENTS
 from data_prep.reading.sources import Part
 from data_prep.stages.outputs import Output
 
@@ -12,6 +13,15 @@ _NAMED_BYTES = 4 * 2**20
 """Of the names and reasons of bad files, and as many of those of bad places: every reader of a manifest parses them."""
 _REASONS = 1000
 """More different reasons are counted together: a reason may hold a number."""
+
+
+_NAMED_REASONS = 5
+_ADVICE = {
+    "read": "correct data.sources[].field or the files",
+    "filter": "relax or remove these rules of data.filters",
+    "decontaminate": "correct data.decontaminate",
+}
+_NOT_DROPPED = ("kept", FRAGMENTS)
 
 
 def account(
@@ -82,6 +92,22 @@ def _few(counts: Counter[str]) -> dict[str, int]:
     few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
     others = counts.total() - sum(few.values())
     return {**few, **({"other reasons": others} if others else {})}
+
+
+def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
+    """A sentence that says which stages' rules took all documents or pairs, and what to do."""
+    dropped = [
+        (number, stage, reason)
+        for stage in _ADVICE
+        for reason, number in counts.get(stage, {}).items()
+        if number and reason not in _NOT_DROPPED and not reason.startswith("contaminated by ")
+    ]
+    what = "pair" if is_pairs else "document"
+    if not dropped:
+        return f"data.sources have no {what}; add text, or correct data.sources[].field"
+    most = sorted(dropped, reverse=True)[:_NAMED_REASONS]
+    reasons = "; ".join(f"{stage}: {number:,} {reason}" for number, stage, reason in most)
+    return f"no {what} of data.sources is left ({reasons}); {_ADVICE[most[0][1]]}, or add text"
 
 
 def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:

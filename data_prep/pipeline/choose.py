@@ -37,7 +37,7 @@ from data_prep.rules import clean
 from data_prep.stages.documents import Kept
 from data_prep.stages.outputs import AtHand, Output, stage_key
 
-_FRAGMENTS = "pieces of contaminated ones, kept"
+FRAGMENTS = "pieces of contaminated ones, kept"
 RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]
 """Runs a stage on items, anywhere, and returns the outputs in the items' order: (stage's name, function, items)."""
 
@@ -68,7 +68,7 @@ def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> 
     if data.decontaminate is not None:
         splits, more, told = decontaminated(work, splits, data, data.decontaminate, stages)
         outputs, counts = outputs + more, counts | told
-        if told["decontaminate"].get(_FRAGMENTS):
+        if told["decontaminate"].get(FRAGMENTS):
             splits, more, told = without_duplicates(work, splits, data, stages)
             outputs, counts = outputs + more, counts | {f"{stage} after cutting": of for stage, of in told.items()}
     return splits, outputs, counts
@@ -180,7 +180,7 @@ def decontaminated(
     kept = list(left())
     counts = Counter({"kept": _documents(kept), "contaminated": sum(output.facts["documents"] for output in cut)})
     if config.action == "cut":
-        counts[_FRAGMENTS] = sum(output.facts["pieces"] for output in cut)
+        counts[FRAGMENTS] = sum(output.facts["pieces"] for output in cut)
     for output in cut:
         counts.update({f"contaminated by {name}": number for name, number in output.facts["sets"].items()})
     return kept, [table, *overlaps, common, *cut], {"decontaminate": dict(counts)}

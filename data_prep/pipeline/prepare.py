@@ -44,7 +44,7 @@ from data_prep.dataset.manifest import (
 )
 from data_prep.dataset.shards import count_target_tokens, count_tokens, token_dtype
 from data_prep.dataset.verify import remember
-from data_prep.pipeline.accounts import account, without_broken
+from data_prep.pipeline.accounts import account, nothing_left, without_broken
 from data_prep.pipeline.choose import Stages, choose, kept_key
 from data_prep.pipeline.coverage import CHECKED_BYTES, CountUnknown, check_coverage, count_unknown
 from data_prep.pipeline.encode import EncodeSplit, TrainTokenizer, assemble_shard, encode_split, train_tokenizer
@@ -127,6 +127,8 @@ def prepare(
     sample_bytes = int(tok.sample_mb * 1e6)
     to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in used]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
+    if not sample.kept:
+        raise ValueError(nothing_left({**read_counts, **chosen_counts}, data.holds_pairs))
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
     languages = tuple(source.language for source in data.sources)
     to_draw = used if tok.path is None or data.holds_pairs else []
@@ -288,8 +290,6 @@ def _fingerprint_of(out_dir: Path) -> str | None:
 
 
 def _check_heldout(documents: int, held: int, fraction: float) -> None:
-    if not documents:
-        raise ValueError("data.sources have no document; add text, or correct data.sources[].field")
     if fraction and not held:
         raise ValueError(
             f"none of the {documents} documents falls into data.heldout_fraction={fraction:g}; add documents, raise it "

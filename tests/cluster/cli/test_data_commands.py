@@ -57,24 +57,32 @@ def test_verify_compares_what_the_manifest_says_of_the_tokenizer_with_the_tokeni
     info = manifest.tokenizer.model_copy(update={"special_ids": {**manifest.tokenizer.special_ids, "mask": 7}})
     try:
         write_manifest(folder / "data", manifest.model_copy(update={"tokenizer": info}))
-        assert show_verdict(folder) == 1
+        assert show_verdict(str(folder), Path("runs")) == 1
         assert "does not describe the tokenizer in" in capsys.readouterr().out
     finally:
         write_manifest(folder / "data", manifest)
-    assert show_verdict(folder) == 0
+    assert show_verdict(str(folder), Path("runs")) == 0
 
 
-def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path) -> None:
+def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def data(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["data", *arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(folder)
     picture = tmp_path / "stats.png"
     code, shown = data("stats", str(folder), "--picture", str(picture))
     assert code == 0 and "more.jsonl" in shown and "copy of another" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
+    picture.unlink()
+    by_name = data("stats", "mine")
+    assert by_name == data("stats", "runs/mine") == data("stats", "mine", "--runs", str(tmp_path / "runs"))
+    assert by_name[0] == 0 and "copy of another" in by_name[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "a command that shows something writes nothing"
     told = json.loads(data("stats", str(folder / "data"), "--json")[1])
     assert sum(part["documents"] for part in told["parts"]) == told["counts"]["encode"]["kept"]
     assert data("verify", str(folder))[0] == 0
@@ -89,5 +97,6 @@ def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path) -> 
     with pytest.raises(ValueError, match="cannot be read"):
         data("stats", str(folder))
     shard.write_bytes(whole)
-    with pytest.raises(ValueError, match="no prepared data set in"):
-        data("verify", str(tmp_path))
+    assert data("verify", "mine")[0] == 0
+    with pytest.raises(ValueError, match=r"no run other .*\(runs with data: mine\), and no data set in the directory"):
+        data("verify", "other")

@@ -1,5 +1,6 @@
 """However much is set aside: everything is counted, and what is named fits into a manifest that can be read."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,37 @@ def test_countless_different_reasons_are_counted_together(tmp_path: Path) -> Non
     counts, _ = account(splits, read, 1.0)
     assert len(counts["read"]) == 1_002 and sum(counts["read"].values()) == 100 + 5_001
     assert counts["read"]["7 columns, the first line has 2"] == 2 and counts["read"]["other reasons"] == 4_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"filters": {"gopher_quality": {"min_words": 900}, "c4": {"min_sentences": 500}}},
+            r"no document of data\.sources is left \(filter: 1\d\d fewer than 500 sentences.*\); relax or remove these "
+            r"rules of data\.filters, or add text",
+        ),
+        (
+            {"decontaminate": {"against": ["{folder}/exam.txt"], "common": None, "ngram": 3}},
+            r"\(decontaminate: 120 contaminated\); correct",
+        ),
+        (
+            {"sources": [{"path": "{folder}/texts/a.jsonl", "field": "body"}], "max_bad_fraction": 1.0},
+            r"\(read: 40 no field 'body'\); correct data\.sources\[\]\.field or the files, or add text",
+        ),
+        ({"sources": [{"path": "{folder}/none.jsonl"}]}, r"data\.sources have no document; add text, or correct"),
+    ],
+)
+def test_where_nothing_is_left_the_rules_that_took_most_are_named(
+    tmp_path: Path, corpus: Path, data: DataConfig, tok: TokenizerConfig, settings: dict[str, Any], sentence: str
+) -> None:
+    texts = [json.loads(line)["text"] for path in corpus.glob("*.jsonl") for line in path.read_text().splitlines()]
+    texts += [path.read_text() for path in (corpus / "books").iterdir()]
+    (tmp_path / "exam.txt").write_text("\n".join(texts))
+    (tmp_path / "none.jsonl").touch()
+    given = json.loads(json.dumps(settings).replace("{folder}", str(tmp_path)))
+    with pytest.raises(ValueError, match=sentence):
+        prepare(DataConfig.model_validate(data.model_dump() | given), tok, tmp_path / "out")
 
 
 def test_a_manifest_that_could_not_be_read_is_not_written_and_what_was_there_stays(
