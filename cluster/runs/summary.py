@@ -16,7 +16,7 @@ from common.json_lines import read_rows
 from eval.health import HEALTH, diagnosis
 from eval.losses import LOSS, PARTS, REFERENCES, heldout
 
-_PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece")
+_PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ from data_prep.stages.documents import Kept, ReadSplit, read_split
 from data_prep.stages.in_store import StoredStages
 from data_prep.stages.outputs import Output, on_disk, stage_key
 from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.info import TARGET_TOKENIZER
+from data_prep.tokenizers.info import TARGET_TOKENIZER, TOKENIZER
 
 _BESIDE = ".beside"
 """In the data set's directory: shards that wait for the commit."""
@@ -150,7 +150,9 @@ def prepare(
         unknown = (infos[0].special_ids.get("unk"), infos[-1].special_ids.get("unk"))
         to_check = [CountUnknown(output.path, looked_at, models, unknown) for output in drawn]
         check_coverage(run("unknown tokens", count_unknown, to_check), tok)
-    encoded = run_once("encode", encode_split, [_encode_item(work, split, trained, languages, data) for split in used])
+    library = "sentencepiece" if infos[0].file == TOKENIZER else "tokenizers"
+    to_encode = [_encode_item(work, split, trained, library, languages, data) for split in used]
+    encoded = run_once("encode", encode_split, to_encode)
     plan = {split: plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
         raise ValueError("the train or the held-out documents have no token; add text")
@@ -240,13 +242,13 @@ def _tokenizer_items(
 
 
 def _encode_item(
-    work: Path, split: Kept, trained: list[Output], languages: tuple[str, ...], data: DataConfig
+    work: Path, split: Kept, trained: list[Output], library: str, languages: tuple[str, ...], data: DataConfig
 ) -> EncodeSplit:
     first, *others = trained
     depends_on = [kept_key(split), first.sha256, data.heldout_fraction, languages, unicodedata.unidata_version]
     if data.holds_pairs:
         depends_on += ["pairs", *(other.sha256 for other in others)]
-    key = stage_key("encode", ["sentencepiece", "sentencex"], *depends_on)
+    key = stage_key("encode", [library, "sentencex"], *depends_on)
     target = trained[-1].path if data.holds_pairs else None
     return EncodeSplit(key, str(work / "encode"), split, data.heldout_fraction, first.path, languages, target)
 

@@ -1,23 +1,31 @@
-"""GPT-2's byte-level BPE, which encodes any text without loss.
+"""GPT-2's byte-level BPE, which encodes any text without loss, by the library tokenizers.
 
-Radford et al. 2019, section 2.2, and the algorithm published with it (src/encoder.py of openai/gpt-2): text is split
-into words (with the space before them), numbers, punctuation and whitespace; the bytes of each are joined by the merges
-in the order in which these were learned.
+Radford et al. 2019, section 2.2: text is split into words (with the space before them), numbers, punctuation and
+whitespace; the bytes of each are joined by the merges in the order in which these were learned. Added tokens that are
+not special, such as ModernBERT's runs of spaces, are found in the text before.
+
+What the library is given are stretches of text that contain whole words: their tokens are cached. A text is cut where
+one of GPT-2's words certainly ends and no added token can lie.
 """
 
-import re
-import sys
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
-from itertools import groupby, pairwise
-from typing import Literal
+from functools import cached_property, partial
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.rules.sentences import LANGUAGE, split_sentences
-from data_prep.tokenizers.word_cache import Ids, Lengths, WordCache
+from data_prep.tokenizers.library import encode_each, searched_tokens
+from data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
-# Unicode's property White_Space; Python's \s has four control characters more.
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+# Unicode's property White_Space; Python's str.isspace has four control characters more.
+_SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000").union(map(chr, range(0x2000, 0x200B)))
 
 
 class ByteBPE:
@@ -25,12 +33,13 @@ class ByteBPE:
 
     kind: Literal["byte-bpe"] = "byte-bpe"
 
-    def __init__(self, tokens: list[str], merges: list[tuple[str, str]]) -> None:
+    def __init__(self, library: "Tokenizer", tokens: list[str]) -> None:
         """`tokens` in the order of their ids, spelled as in vocab.json; they include all 256 bytes."""
         self._tokens = tokens
-        self._ids = {token: number for number, token in enumerate(tokens)}
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        self._words = WordCache(lambda words: map(self._join, words))
+        self._added = library.get_added_tokens_decoder()
+        self._normalizes = library.normalizer is not None
+        self._joined = _Joined(searched_tokens(library))
+        self._words = WordTable(partial(encode_each, library), cuts=_cuts(self._joined))
 
     @property
     def vocab_size(self) -> int:
@@ -42,21 +51,26 @@ class ByteBPE:
         A part begins with the whitespace that follows the previous sentence. A sentence may end inside a part, where a
         split could change tokens.
         """
-        cut, starts, at = _patterns(document.isascii())[1], [0], 0
+        if self._changes(document):
+            return [document]
+        starts, at = [0], 0
         for sentence in split_sentences(document, language):
             at = document.index(sentence, at) + len(sentence)
-            if cut.match(document, at):
+            around = document[at - 1 : at + 1]
+            if len(around) == 2 and _may_end(*around) and not self._joined(*around):
                 starts.append(at)
         return [document[start:end] for start, end in pairwise([*starts, len(document)])]
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        return self._words.encode([_patterns(text.isascii())[0].findall(text) for text in texts])
+        # Added tokens may be found only in what normalisation makes of a text, not in its own characters.
+        changed = [i for i, text in enumerate(texts) if self._changes(text)]
+        return self._words.encode([text.encode() for text in texts], changed)
 
     def encode_continuation(self, text: str) -> list[int]:
         return self.encode([text])[0].tolist()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._tokens[i] for i in ids).translate(_BYTES).encode("latin-1").decode(errors="replace")
+        return b"".join(self._bytes[i] for i in ids).decode(errors="replace")
 
     def id_to_token(self, i: int) -> str:
         return self._tokens[i]
@@ -65,23 +79,21 @@ class ByteBPE:
         return self.decode([i])
 
     def begins_word(self, i: int) -> bool:
-        return self._tokens[i].startswith(tuple(LETTERS[byte] for byte in b"\t\n\v\f\r "))
+        return self._bytes[i][:1] in {b"\t", b"\n", b"\v", b"\f", b"\r", b" "}
 
-    def _join(self, word: str) -> list[int]:
-        parts = [LETTERS[byte] for byte in word.encode()]
-        while len(parts) > 1:
-            ranks = [self._ranks.get(pair, sys.maxsize) for pair in pairwise(parts)]
-            first = min(ranks)
-            if first == sys.maxsize:
-                break
-            joined: list[str] = []
-            at = 0
-            while at < len(parts):
-                is_pair = at < len(ranks) and ranks[at] == first
-                joined.append(parts[at] + parts[at + 1] if is_pair else parts[at])
-                at += 1 + is_pair
-            parts = joined
-        return [self._ids[part] for part in parts]
+    def _changes(self, text: str) -> bool:
+        """Whether the tokenizer normalises the text to another one."""
+        return self._normalizes and not unicodedata.is_normalized("NFC", text)
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """The bytes of each token; an added token is spelled as it stands in texts."""
+        return [
+            token.encode()
+            if i in self._added or not _BYTES.keys() >= set(token)
+            else bytes(_BYTES[letter] for letter in token)
+            for i, token in enumerate(self._tokens)
+        ]
 
 
 def _letters() -> list[str]:
@@ -92,31 +104,61 @@ def _letters() -> list[str]:
 
 
 LETTERS = _letters()
-_BYTES = {ord(letter): byte for byte, letter in enumerate(LETTERS)}
+_BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
 
 
-@cache
-def _patterns(is_ascii: bool) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """A pattern of the words that merges stay within, and one of the places where text can be split between words.
+class _Joined:
+    """Between which characters a text must not be cut, because an added token may be there."""
 
-    These are before whitespace, and between punctuation and a following letter or digit, except for the apostrophe,
-    which may begin a contraction. What comes before such a place does not affect the words after it.
+    def __init__(self, added: "list[AddedToken]") -> None:
+        spelled = [(token, token.content) for token in added if token.content]
+        spelled += [(token, unicodedata.normalize("NFC", content)) for token, content in spelled if token.normalized]
+        self._within = {pair for _, content in spelled for pair in pairwise(content)}
+        # Whether such a token is found depends on the characters around it, or it takes the spaces behind it along.
+        looking = [content for token, content in spelled if token.single_word or token.rstrip]
+        self._firsts, self._lasts = ({content[end] for content in looking} for end in (0, -1))
+        self.are_ascii = all(content.isascii() for _, content in spelled)
+
+    def __call__(self, before: str, after: str) -> bool:
+        return (before, after) in self._within or after in self._firsts or before in self._lasts
+
+
+def _may_end(before: str, after: str) -> bool:
+    """Whether a sentence can end between two characters of a text without changing its words.
+
+    That is before whitespace, and between punctuation and a following letter or digit, except for the apostrophe, which
+    may begin a contraction. What comes before such a place does not affect the words after it.
     """
-    letter, number = ("A-Za-z", "0-9") if is_ascii else (_ranges("L"), _ranges("N"))
-    word = (
-        rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letter}]+| ?[{number}]+| ?[^{_SPACE}{letter}{number}]+"
-        rf"|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
+    if before in _SPACES:
+        return False
+    category = unicodedata.category(before)
+    # Unicode may since have assigned a character that is unassigned to Python.
+    return after in _SPACES or (
+        before != "'" and category[0] not in "LN" and category != "Cn" and unicodedata.category(after)[0] in "LN"
     )
-    cut = rf"(?<=[^{_SPACE}])(?=[{_SPACE}])|(?<=[^{_SPACE}{letter}{number}'])(?=[{letter}{number}])"
-    return re.compile(word), re.compile(cut)
 
 
-def _ranges(category: str) -> str:
-    """All characters of one of Unicode's major categories, as the inside of a pattern's brackets."""
-    found = ""
-    is_in = ((code, unicodedata.category(chr(code))[0] == category) for code in range(sys.maxunicode + 1))
-    for inside, run in groupby(is_in, key=lambda each: each[1]):
-        if inside:
-            codes = [code for code, _ in run]
-            found += f"\\U{codes[0]:08x}-\\U{codes[-1]:08x}"
-    return found
+def _cuts(joined: _Joined) -> NDArray[np.bool_]:
+    """bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
+
+    It is where whitespace follows something else, and where letters, digits and punctuation of ASCII meet.
+    """
+    cuts = np.zeros((256, 256), bool)
+    for before, after in product(map(chr, range(128)), repeat=2):
+        cuts[ord(after), ord(before)] = _parts(before, after) and not joined(before, after)
+    if joined.are_ascii:
+        for after in _SPACES & set(map(chr, range(128))):
+            cuts[ord(after), 128:] = not joined(chr(128), after)
+            cuts[ord(after), [space.encode()[-1] for space in _SPACES if not space.isascii()]] = False
+    return cuts.ravel()
+
+
+def _parts(before: str, after: str) -> bool:
+    """Whether a word of GPT-2's certainly ends between two characters of ASCII."""
+    if before in _SPACES or after in _SPACES:
+        return before not in _SPACES
+    return "'" not in (before, after) and _kind(before) != _kind(after)
+
+
+def _kind(character: str) -> str:
+    return "L" if character.isalpha() else "N" if character.isdigit() else ""

@@ -55,8 +55,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
         max_positions: the model's maximum sequence length, in tokens.
 
     Raises:
-        ValueError: the model was not trained by `multihop prep` and splits or normalises differently, or the package
-            tokenizers is not installed.
+        ValueError: the model was not trained by `multihop prep` and splits or normalises differently.
     """
     content = model.read_bytes()
     tokenizer = build_tokenizer(content, info.special_ids, has_segments)
@@ -77,10 +76,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
 
 def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
     """The tokenizer of a data set's file as one of the library tokenizers."""
-    try:
-        from tokenizers import Tokenizer, processors
-    except ImportError:
-        raise ValueError("the package tokenizers is not installed; pip install 'multihop[huggingface]'") from None
+    from tokenizers import Tokenizer, processors
 
     if model.startswith(b"{"):
         tokenizer = Tokenizer.from_str(json.dumps(_with_stripping_mask(json.loads(model), special_ids)))

@@ -16,8 +16,7 @@ import numpy as np
 import sentencepiece as spm
 
 from data_prep.rules.sentences import LANGUAGE, split_sentences
-from data_prep.tokenizers.word_cache import Ids, Lengths, flat
-from data_prep.tokenizers.word_table import WordTable
+from data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
 
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()

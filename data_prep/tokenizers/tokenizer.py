@@ -10,7 +10,7 @@ from common.files import open_regular
 from data_prep.rules.sentences import LANGUAGE
 from data_prep.tokenizers.info import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
 from data_prep.tokenizers.special_tokens import find_special
-from data_prep.tokenizers.word_cache import Ids, Lengths
+from data_prep.tokenizers.word_table import Ids, Lengths
 
 
 class Tokenizer(Protocol):

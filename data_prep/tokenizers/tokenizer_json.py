@@ -5,9 +5,13 @@ from collections import Counter
 from typing import Any
 
 from data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
+from data_prep.tokenizers.library import open_library
 from data_prep.tokenizers.special_tokens import find_special
-from data_prep.tokenizers.wordpiece import CONTINUES, MAX_WORD_CHARS, UNKNOWN, WordPiece
+from data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
 
+_MAX_WORD_CHARS = 200
+"""A longer word becomes one [UNK]: 200 in Google's program, 100 in most published tokenizer.json. No more is allowed,
+since the library's time for a word of WordPiece grows faster than its square."""
 _WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUES}
 _BERT_NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _BPE = {
@@ -15,51 +19,61 @@ _BPE = {
     "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+_DECIDES = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+"""What must be as in GPT-2's of a BPE model; the rest the library heeds, or it is about characters without a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
     """The tokenizer in a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
     try:
-        return _parse(json.loads(content))
+        build = _builder(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"the tokenizer.json is malformed ({error!r}); give another") from None
+    library = open_library(content)
+    return build(library, _in_order(library.get_vocab(with_added_tokens=True)))
 
 
-def _parse(tree: dict[str, Any]) -> WordPiece | ByteBPE:
+def _builder(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
+    """The class for a tokenizer.json. Raises ValueError as `parse_json`."""
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
         raise ValueError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
     tokens = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
-    lowercase = normalizer.get("lowercase")
     if (
         _agrees(model, _WORDPIECE)
-        and _agrees(normalizer, _BERT_NORMALIZER)
-        and normalizer.get("strip_accents") in (None, lowercase)
+        and normalizer.get("type") == _BERT_NORMALIZER["type"]
         and cutter.get("type") == "BertPreTokenizer"
     ):
-        return _wordpiece(tokens, bool(lowercase), model["max_input_chars_per_word"])
-    if _agrees(model, _BPE) and not normalizer and _agrees({"use_regex": True} | cutter, _BYTE_LEVEL):
+        _check_wordpiece(tokens, model["max_input_chars_per_word"])
+        return WordPiece
+    if (
+        _agrees(model, {key: _BPE[key] for key in _DECIDES})
+        and normalizer.get("type") in (None, "NFC")
+        and _agrees({"use_regex": True} | cutter, _BYTE_LEVEL)
+    ):
         # Newer versions of the library write a merge as a list, older ones as its parts separated by a space.
-        return _byte_bpe(tokens, [each.split(" ") if isinstance(each, str) else each for each in model["merges"]])
+        merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
+        _check_byte_bpe(tokens, merges)
+        return ByteBPE
     raise ValueError("the tokenizer.json is of neither BERT's nor GPT-2's kind; give another or the original files")
 
 
 def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
     """The tokenizer.json of a BERT vocabulary. Raises ValueError when it is not one."""
-    _wordpiece(tokens, lowercase, MAX_WORD_CHARS)
+    _check_wordpiece(tokens, _MAX_WORD_CHARS)
     return _json(
         tokens,
         normalizer={**_BERT_NORMALIZER, "strip_accents": None, "lowercase": lowercase},
         pre_tokenizer={"type": "BertPreTokenizer"},
         decoder={"type": "WordPiece", "prefix": CONTINUES, "cleanup": False},
-        model={**_WORDPIECE, "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": _numbered(tokens)},
+        model={**_WORDPIECE, "max_input_chars_per_word": _MAX_WORD_CHARS, "vocab": _numbered(tokens)},
     )
 
 
 def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
     """The tokenizer.json of GPT-2's vocabulary and merges. Raises ValueError when they do not belong together."""
     tokens = _in_order(vocab)
-    _byte_bpe(tokens, merges)
+    _check_byte_bpe(tokens, merges)
     return _json(
         tokens,
         normalizer=None,
@@ -84,16 +98,17 @@ def _json(tokens: list[str], **parts: Any) -> bytes:
     return (json.dumps(tree, ensure_ascii=False) + "\n").encode()
 
 
-def _wordpiece(tokens: list[str], lowercase: bool, max_word_chars: int) -> WordPiece:
+def _check_wordpiece(tokens: list[str], max_word_chars: int) -> None:
     if UNKNOWN not in tokens:
         raise ValueError(f"the vocabulary lacks {UNKNOWN}; give a BERT vocabulary")
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     if twice:
         raise ValueError(f"the vocabulary has the token {twice[0]!r} twice; remove one")
-    return WordPiece(tokens, lowercase, max_word_chars)
+    if max_word_chars > _MAX_WORD_CHARS:
+        raise ValueError(f"max_input_chars_per_word={max_word_chars} is more than {_MAX_WORD_CHARS}; set it to 100")
 
 
-def _byte_bpe(tokens: list[str], merges: list[list[str]]) -> ByteBPE:
+def _check_byte_bpe(tokens: list[str], merges: list[list[str]]) -> None:
     known = set(tokens)
     if lacking := [letter for letter in LETTERS if letter not in known]:
         raise ValueError(f"the vocabulary lacks {len(lacking)} of the 256 bytes, {lacking[0]!r} first; give GPT-2's")
@@ -102,7 +117,6 @@ def _byte_bpe(tokens: list[str], merges: list[list[str]]) -> ByteBPE:
             raise ValueError(
                 f"merge {number}, {' '.join(merge)!r}, does not join two tokens into one of the vocabulary"
             )
-    return ByteBPE(tokens, [(first, second) for first, second in merges])
 
 
 def _in_order(vocab: dict[str, int]) -> list[str]:

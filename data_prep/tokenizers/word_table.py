@@ -1,17 +1,24 @@
-"""`word_cache` for words between separators, which numpy finds, compares and looks up.
+"""A cache of the tokens of words, which numpy finds, compares and looks up.
+
+Half of a text consists of a few hundred words (Zipf 1949), and the tokens of a word do not depend on its context as
+long as no token spans words. So each word is encoded when it is first seen, and numpy gathers the tokens of texts.
 
 A short word is its own key: its bytes and its length make two integers. Keys are in a hash table with linear probing,
 in which all words of a batch are looked up at once. Long words, which are rare, are looked up one by one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.word_cache import MAX_BYTES, Ids, Lengths, WordTokens
-
+Ids = NDArray[np.int32]
+Lengths = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
+
+# Memory of the cached words, exceeded by one batch at most. Beyond it the cache is emptied.
+MAX_BYTES = 64 * 2**20
 
 _SHORT = 15
 """Longest word, in bytes, with a key: of a key's 16 bytes the last is for the length."""
@@ -24,13 +31,59 @@ _LENGTH_BYTES = np.array([(n + 1) << 56 for n in range(_SHORT + 1)], np.uint64)
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], np.uint64)
 
 
-class WordTable:
-    """The tokens of words between separators, within MAX_BYTES."""
+class WordTokens:
+    """The tokens of words, by the words' numbers from 0."""
 
-    def __init__(self, encode: Callable[[list[str]], Iterable[Sequence[int]]], separators: bytes) -> None:
-        """`encode` returns the tokens of each of several words; `separators` are ASCII bytes that separate words."""
+    def __init__(self) -> None:
+        self._ids: Ids = np.empty(0, np.int32)
+        self._starts: Lengths = np.zeros(1, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def append(self, tokens: Iterable[Sequence[int]]) -> None:
+        """Add words with the next numbers, given the tokens of each."""
+        ids, lengths = flat(tokens)
+        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths)])
+        self._ids = np.concatenate([self._ids, ids])
+
+    def gather(self, words: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[Ids, Lengths]:
+        """The tokens of texts.
+
+        Args:
+            words: int64, the numbers of the texts' words, concatenated.
+            bounds: int64 (texts + 1,), where each text begins in `words`, and the end.
+
+        Returns:
+            ids: int32 (sum of lengths,), the texts' tokens, concatenated.
+            lengths: int64 (texts,), the number of tokens of each text.
+        """
+        starts = self._starts[words]
+        lengths = self._starts[words + 1] - starts
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        at = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+        return self._ids[at], np.diff(ends[bounds])
+
+
+class WordTable:
+    """The tokens of words, within MAX_BYTES."""
+
+    def __init__(
+        self,
+        encode: Callable[[list[str]], Iterable[Sequence[int]]],
+        separators: bytes = b"",
+        cuts: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Without separators and cuts a text is one word.
+
+        Args:
+            encode: returns the tokens of each of several words.
+            separators: ASCII bytes between words.
+            cuts: bool (65536,), by two adjacent bytes, first + 256 * second: whether a word ends between them.
+        """
         self._encode = encode
         self._separators = separators
+        self._cuts = cuts
         self._forget()
 
     def _forget(self) -> None:
@@ -51,7 +104,7 @@ class WordTable:
     def encode(self, texts: list[bytes], whole: Sequence[int] = ()) -> tuple[Ids, Lengths]:
         """The tokens of texts in UTF-8, as `WordTokens.gather` returns them.
 
-        `whole` are the indices of texts that are one word each, separators included.
+        `whole` are the indices of texts that are one word each.
         """
         if self._bytes > MAX_BYTES:
             self._forget()
@@ -60,11 +113,16 @@ class WordTable:
         is_separator = np.zeros(len(joined), bool)
         for separator in self._separators:
             is_separator |= np.frombuffer(joined, np.uint8) == separator
+        ends_word = np.zeros(len(joined), bool)
+        if self._cuts is not None:
+            ends_word[1:] = self._cuts.take(np.ndarray((len(joined) - 1,), "<u2", joined, strides=(1,)))
+            ends_word[text_ends + 1] = False
+        ends_word |= is_separator
         for text in whole:
-            is_separator[text_ends[text] - len(texts[text]) : text_ends[text]] = False
-        is_separator[text_ends] = True
-        ends = np.flatnonzero(is_separator)
-        starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+            ends_word[text_ends[text] - len(texts[text]) : text_ends[text]] = False
+        ends_word[text_ends] = is_separator[text_ends] = True
+        ends = np.flatnonzero(ends_word[:-16])
+        starts = np.concatenate([[0], ends[:-1] + is_separator[ends[:-1]]])[: len(ends)]
         words = self._number(joined, starts, ends - starts)
         return self._tokens.gather(words, np.concatenate([[0], np.searchsorted(ends, text_ends) + 1]))
 
@@ -143,3 +201,10 @@ def _keys(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) ->
     low = eights[starts] & _LOW_MASKS.take(lengths)
     high = eights[starts + 8] & _HIGH_MASKS.take(lengths)
     return low, high | _LENGTH_BYTES.take(lengths)
+
+
+def flat(tokens: Iterable[Sequence[int]]) -> tuple[Ids, Lengths]:
+    """Tokens of several texts, concatenated, int32; and the number of tokens of each, int64."""
+    tokens = list(tokens)
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    return np.fromiter(chain.from_iterable(tokens), np.int32, lengths.sum()), lengths

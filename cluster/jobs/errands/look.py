@@ -13,7 +13,7 @@ from .files import read
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 SUFFIXES = (".py", ".jinja")
 MARK = "multihop found: "
-_VERSIONS = ("ray", "torch", "deepspeed", "mlflow", "pyarrow", "sentencepiece")
+_VERSIONS = ("ray", "torch", "deepspeed", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 
 
 def code_files(root: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """BERT's and GPT-2's tokenizers, and any SentencePiece model, are taken over: same ids as the published algorithms."""
 
 import json
+import unicodedata
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import chain
@@ -82,6 +83,12 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def is_alike(character: str) -> bool:
+    """False for private use, which the library drops, for the Greek letter whose small form depends on its place in a
+    word, and for what may have been assigned since Python's tables were made."""
+    return unicodedata.category(character) not in ("Cn", "Co") and character != "Σ"
+
+
 def one(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode([text])[0].tolist()
 
@@ -91,6 +98,8 @@ def one(tokenizer: Tokenizer, text: str) -> list[int]:
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 @example(SNIPPETS)
 def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list[str]) -> None:
+    """But for two things that the library does otherwise than Google's program."""
+    texts = ["".join(each for each in text if is_alike(each)) for text in texts]
     tokenizer = parse(adopt(bert, lowercase))
     ids, lengths = tokenizer.encode(texts)
     vocabulary = {token: number for number, token in enumerate(BERT_TOKENS)}
@@ -205,7 +214,11 @@ def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert:
         (folder / "merges.txt").write_text("\n".join(merges))
         assert expected in refusal(folder)
     tree = json.loads(adopt(bert))
-    for change in ({"normalizer": {"type": "NFC"}}, {"pre_tokenizer": None}, {"model": {"type": "BPE"}}, {"model": []}):
+    changes: list[dict[str, Any]] = [
+        *({"normalizer": {"type": "NFC"}}, {"pre_tokenizer": None}, {"model": {"type": "BPE"}}, {"model": []}),
+        *({"model": tree["model"] | {"max_input_chars_per_word": 201}}, {"added_tokens": [{"id": 0, "content": "a"}]}),
+    ]
+    for change in changes:
         (tmp_path / "tokenizer.json").write_text(json.dumps(tree | change))
         assert "cannot be used" in refusal(tmp_path / "tokenizer.json")
 
@@ -292,7 +305,7 @@ def test_real_speeches_by_berts_vocabulary() -> None:
     path = real_bert()
     tokenizer = parse(adopt(path))
     vocabulary = {token: number for number, token in enumerate(path.read_text().split("\n"))}
-    for text in speeches():
+    for text in map(clean, speeches()):
         assert one(tokenizer, text) == bert_ids(text, vocabulary, True)
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizers import word_cache, word_table
-from data_prep.tokenizers.word_cache import WordCache
+from data_prep.tokenizers import word_table
 from data_prep.tokenizers.word_table import WordTable
 
 
@@ -52,15 +51,25 @@ def test_more_words_than_the_table_had_room_for() -> None:
     assert len(table) == len({*words}) > 60_000
 
 
-@pytest.mark.parametrize("module", [word_table, word_cache])
-def test_words_are_forgotten_when_they_are_many(module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_BYTES", 50_000)
-    cache = WordCache(spell) if module is word_cache else WordTable(spell, b" ")
+@given(st.lists(st.lists(TEXT, max_size=5), min_size=1, max_size=4))
+def test_words_that_are_cut_without_a_separator(batches: list[list[str]]) -> None:
+    cuts = np.zeros((256, 256), bool)
+    cuts[ord(" "), [ord("a"), ord("b"), "é".encode()[-1]]] = cuts[ord("a"), ord("b")] = True
+    table = WordTable(lambda words: ([*word.encode(), 256] for word in words), cuts=cuts.ravel())
+    for batch in batches:
+        ids, lengths = table.encode([text.encode() for text in batch])
+        words = [re.split("(?<=[abé])(?= )|(?<=b)(?=a)", text) for text in batch]
+        spelled = [[token for word in each for token in (*word.encode(), 256)] for each in words]
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == spelled
+
+
+def test_words_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_table, "MAX_BYTES", 50_000)
+    table = WordTable(spell, b" ")
     sizes = []
     for start in range(0, 3000, 100):
         texts = [f"{number} {'x' * (number % 40)}" for number in range(start, start + 100)]
-        given: list = [text.split() for text in texts] if module is word_cache else [text.encode() for text in texts]
-        ids, _ = cache.encode(given)
+        ids, _ = table.encode([text.encode() for text in texts])
         assert ids.tolist() == [token for spelled in expected(texts, []) for token in spelled]
-        sizes.append(len(cache))
+        sizes.append(len(table))
     assert max(sizes) < 1000 and sorted(sizes) != sizes
