@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 — curly quotes
 """Cleaning: one spelling, nothing visible lost, and what a plain implementation gives."""
 
+import random
 import re
 import sys
 import unicodedata
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config import CleanConfig
+from data_prep.rules import clean as clean_module
 from data_prep.rules.clean import clean, depends_on
 
 # What each step of cleaning looks for, so that texts which need several of them are common.
@@ -94,3 +96,21 @@ def test_a_missing_ftfy_is_named_with_what_to_do(monkeypatch):
 def test_what_repairing_depends_on_is_told():
     assert depends_on(CleanConfig()) == {}
     assert depends_on(CleanConfig(fix_mojibake=True))["mojibake"].startswith("ftfy ")
+
+
+@given(st.text("\u0301\u0323\u0345\u0334\u0344\u05b0\u302a\U0001d165ae\u00e9\u1e69 ", max_size=60))
+def test_many_marks_on_a_letter_are_sorted_as_a_few(text: str) -> None:
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(clean_module, "_MANY_MARKS", 2)
+        clean_module._runs_of_marks.cache_clear()
+        sorted_before = clean(text)
+    clean_module._runs_of_marks.cache_clear()
+    assert sorted_before == clean(text)
+
+
+def test_a_megabyte_of_marks_on_a_letter() -> None:
+    """In quadratic time it would take a quarter of an hour."""
+    draw = random.Random(0)
+    text = clean("e" + "".join(draw.choices("\u0301\u0323\u0345\u0334", k=400_000)) + " a")
+    assert text.startswith("\u1eb9\u0334\u0334") and text.endswith("\u0345 a")
+    assert unicodedata.is_normalized("NFC", text)
