@@ -83,15 +83,15 @@ KEYS: dict[str, tuple[Kind, tuple[int, ...]]] = {
     "zero_optimization.stage3_model_persistence_threshold": (_SIZE, _ALWAYS),
     "zero_optimization.stage3_max_live_parameters": (_SIZE, _ALWAYS),
     "zero_optimization.stage3_max_reuse_distance": (_SIZE, _ALWAYS),
-    "zero_optimization.stage3_module_granularity_threshold": (_SIZE, _ALWAYS),
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": (_FLAG, _ALWAYS),
     "zero_optimization.stage3_allgather_sequential": (_FLAG, _ALWAYS),
 }
 """All keys that are passed on, and the ZeRO stages in which each has an effect: all, where its section or name says
 when it counts, because it may stay in a file when the recipe chooses something else. Left out are keys that write files
 or send data elsewhere (monitors, profilers, NVMe), that name classes or code, that change the computation by more than
-rounding, or that DeepSpeed reads and does not use (zero_optimization.allgather_partitions; bf16.immediate_grad_update
-in the optimizers that are used here)."""
+rounding (zero_optimization.stage3_module_granularity_threshold loses the gradients of a model that it takes for one
+module), or that DeepSpeed reads and does not use (zero_optimization.allgather_partitions; bf16.immediate_grad_update in
+the optimizers that are used here)."""
 _UNSET = (None, "auto")
 
 

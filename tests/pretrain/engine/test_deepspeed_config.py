@@ -86,6 +86,7 @@ def test_contradictions_are_refused(given: dict[str, object], complaint: str) ->
         ("bf16.bf16_master_weights_and_grads", True),
         ("bf16.immediate_grad_update", True),
         ("zero_optimization.allgather_partitions", True),
+        ("zero_optimization.stage3_module_granularity_threshold", 1000),
         ("fp16.auto_cast", True),
     ],
 )
