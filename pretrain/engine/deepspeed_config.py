@@ -181,7 +181,8 @@ def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> N
 
     No value is shown that is not a number or a truth value: it may be a secret.
     """
-    known = {path.removeprefix(section).partition(".")[0]: path for path in KEYS if path.startswith(section)}
+    paths = (path.removeprefix(section) for path in KEYS if path.startswith(section))
+    known = dict.fromkeys(path.partition(".")[0] for path in paths)
     for key, value in given.items():
         path = f"{section}{key}"
         if path in _REFUSED:
