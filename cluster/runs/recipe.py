@@ -14,6 +14,7 @@ from common.config import NOTHING, PLACE, SPEED, Section
 from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from data_prep.tokenizers.special_tokens import TRAINED, is_for
 from eval.config import EvalConfig
+from pretrain.check_effects import check_effects
 from pretrain.config import TrainingConfig
 from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
 from pretrain.models.families import FAMILIES
@@ -161,7 +162,9 @@ def _read(path: Path, overrides: Iterable[Override]) -> Recipe:
     for override in overrides:
         put(content, override)
     content.setdefault("name", path.stem)
-    return validate_recipe(content, str(path))
+    recipe = validate_recipe(content, str(path))
+    check_effects(recipe)
+    return recipe
 
 
 def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:

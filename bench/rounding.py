@@ -1,0 +1,165 @@
+"""How runs that compute the same in another order drift apart: python bench/rounding.py --picture docs/rounding.png
+
+A recipe is trained on one rank, again on one rank, on two ranks, and on one rank with half the micro-batch, each from
+step 0: the samples of a step and the sums over them are the same, and only their order and so their rounding differ.
+Then one step on two ranks is taken from some of the first run's checkpoints: that step's loss and gradient norm differ
+by the rounding of a step from the same state, however far the runs have drifted apart by then.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cluster.runs.recipe import load_recipe
+from common.files import write_atomically
+from common.json_lines import Row, read_rows
+from pretrain.checkpoint.manifest import folder_of_step
+from pretrain.run.files import ROWS
+from pretrain.run.stop import STOP_FILE
+
+FIRST = "1 rank"
+EVERY = 5
+"""Steps between the checkpoints of the first run."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=Path("recipes/demo.yaml"), help="without dropout, in fp32")
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--at", type=int, nargs="+", default=[5, 15, 40, 100, 200], help="steps to take one step from")
+    parser.add_argument("--work", type=Path, help="folder for the runs; default: a temporary one")
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("bench/results/rounding.json"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rounding-") as temporary:
+        report = measure(options, options.work or Path(temporary))
+    show(report)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.json, json.dumps(report, indent=1).encode())
+    if options.picture is not None:
+        draw(options.picture, report)
+
+
+def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    half = load_recipe(options.recipe, []).engine.micro_batch
+    assert isinstance(half, int), "a number of samples"
+    variants: dict[str, tuple[int, list[str]]] = {
+        FIRST: (1, [f"checkpoint.every_steps={EVERY}", "checkpoint.keep=1000"]),
+        "1 rank again": (1, []),
+        "2 ranks": (2, []),
+        "1 rank, half the micro-batch": (1, [f"engine.micro_batch={half // 2}"]),
+    }
+    curves = {}
+    for number, (name, (ranks, overrides)) in enumerate(variants.items()):
+        run_dir = prepare(options, work, f"run-{number}", overrides)
+        train(run_dir, ranks)
+        curves[name] = steps_of(run_dir)
+        print(f"{name}: {len(curves[name])} steps", file=sys.stderr)
+    first, one_step = work / "run-0", {}
+    for at in options.at:
+        run_dir = work / f"from-{at}"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.copytree(first, run_dir, symlinks=True, ignore=shutil.ignore_patterns("checkpoints", *ROWS, "logs"))
+        shutil.copytree(
+            folder_of_step(str(first / "checkpoints"), at), folder_of_step(str(run_dir / "checkpoints"), at)
+        )
+        (run_dir / STOP_FILE).touch()  # after the first step
+        train(run_dir, 2)
+        one_step[at + 1] = steps_of(run_dir)[at + 1]
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, torch {version('torch')}",
+        "recipe": str(options.recipe),
+        "steps": options.steps,
+        "loss": {name: {step: row["loss"] for step, row in curve.items()} for name, curve in curves.items()},
+        "grad_norm": {step: row["grad_norm"] for step, row in curves[FIRST].items()},
+        "one_step": {
+            step: {key: abs(row[key] / curves[FIRST][step][key] - 1) for key in ("loss", "grad_norm")}
+            for step, row in one_step.items()
+        },
+    }
+
+
+def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[str]) -> Path:
+    """A new run's folder with its recipe and data, which are prepared for the first one."""
+    every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_every=1", *overrides]
+    data, run_dir = work / "prepared", work / name
+    if not data.exists():
+        command = [sys.executable, "-m", "cluster.cli.main", "prep", str(options.recipe), "--runs", str(work)]
+        subprocess.run([*command, f"name={data.name}"], check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir()
+    (run_dir / "data").symlink_to((data / "data").resolve())
+    (run_dir / "recipe.json").write_text(load_recipe(options.recipe, every).model_dump_json())
+    return run_dir
+
+
+def train(run_dir: Path, ranks: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
+    code = subprocess.run([*command, "-m", "pretrain.run.worker", str(run_dir)], env=environment, capture_output=True)
+    assert code.returncode == 0 or (run_dir / STOP_FILE).exists(), code.stderr.decode()[-2000:]
+
+
+def steps_of(run_dir: Path) -> dict[int, Row]:
+    return {row["step"]: row for row in read_rows(run_dir / "metrics.jsonl") if "loss" in row}
+
+
+def differences(report: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Of each run but the first: by step, how far its loss is from the first run's, as a share of it."""
+    first = report["loss"][FIRST]
+    return {
+        name: {step: abs(loss / first[step] - 1) for step, loss in curve.items()}
+        for name, curve in report["loss"].items()
+        if name != FIRST
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    found, norms = differences(report), report["grad_norm"]
+    at = [step for step in (1, 10, 15, 16, 20, 40, 100, 250, report["steps"]) if step in norms]
+    print(f"{report['recipe']}, {report['machine']}: difference of the loss from that of one rank, relative")
+    print(f"{'step':>6} {'grad norm':>10}  " + "  ".join(f"{name:>28}" for name in found))
+    for step in dict.fromkeys(at):
+        print(f"{step:6} {norms[step]:10.2f}  " + "  ".join(f"{curve[step]:28.1e}" for curve in found.values()))
+    print("one step on 2 ranks from the same checkpoint:")
+    for step, row in report["one_step"].items():
+        print(f"{step:6}  loss {row['loss']:.1e}  gradient norm {row['grad_norm']:.1e}")
+
+
+def draw(path: Path, report: dict[str, Any]) -> None:
+    """The differences by step on a logarithmic axis, above the norms of the gradient."""
+    from matplotlib.figure import Figure
+
+    from eval.reporting.figures import PAPER, as_png, style
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    drifting = {name: curve for name, curve in differences(report).items() if any(curve.values())}
+    for (name, curve), colour in zip(drifting.items(), PAPER.series, strict=False):
+        upper.plot(list(curve), [value or float("nan") for value in curve.values()], color=colour, label=name)
+    single = {step: row["loss"] for step, row in report["one_step"].items() if row["loss"]}
+    upper.plot(list(single), list(single.values()), "o", color=PAPER.ink, label="one step on 2 ranks, same checkpoint")
+    upper.set_yscale("log")
+    upper.set_ylabel("relative difference of the loss\nfrom that of 1 rank")
+    upper.legend(frameon=False, loc="lower right")
+    lower.plot(list(report["grad_norm"]), list(report["grad_norm"].values()), color=PAPER.series[-1])
+    lower.set_yscale("log")
+    lower.set_ylabel("gradient norm")
+    lower.set_xlabel("step")
+    for axes in (upper, lower):
+        style(axes, PAPER)
+    path.write_bytes(as_png(figure))
+
+
+if __name__ == "__main__":
+    main()

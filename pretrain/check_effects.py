@@ -1,0 +1,44 @@
+"""Keys that are set and have no effect beside the others, such as the power of a linear schedule."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from common.config import Section
+from pretrain.config import TrainingConfig
+
+_DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
+
+
+def check_effects(config: TrainingConfig) -> None:
+    """Refuse values that nothing would read: whoever set them expects something of them.
+
+    Of a recipe as the user gives it, and not of the recipe.json of a run, which an earlier version may have accepted.
+
+    Raises:
+        ValueError: naming the keys, and what to do.
+    """
+    for key, section, name, reads, instead in _conditions(config):
+        value, default = getattr(section, name), type(section).model_fields[name].default
+        if not reads and value != default:
+            raise ValueError(f"{key}={value} has no effect with {instead[0]}; remove it, or set {instead[1]}")
+
+
+def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, bool, tuple[Any, str]]]:
+    """Key, its section and name, whether it is read, and which setting it is not read with, and with which it is."""
+    objective, given = config.objective, f"objective.name={config.objective.name}"
+    masks = objective.name.startswith("mlm")
+    for name in ("mask_rate", "max_predictions", "masking", "static_masks"):
+        yield f"objective.{name}", objective, name, masks, (given, "objective.name=mlm, mlm+nsp or mlm+sop")
+    translates = objective.name == "translation"
+    yield "objective.label_smoothing", objective, "label_smoothing", translates, (given, "objective.name=translation")
+    for number, phase in enumerate(config.phases):
+        for name, schedules in (("power", ("polynomial",)), ("decay", ("warmup-stable-decay",)), ("final", _DECAYING)):
+            where, instead = f"phases[{number}]", " or ".join(schedules)
+            reads = phase.schedule in schedules
+            yield f"{where}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
+    optimizer = config.optimizer
+    is_lamb = optimizer.name == "lamb"
+    yield "optimizer.max_trust", optimizer, "max_trust", is_lamb, (f"name={optimizer.name}", "optimizer.name=lamb")
+    by_samples = any(phase.batch_tokens is None for phase in config.phases)
+    by_tokens = ("phases[].batch_tokens", "engine.micro_batch_tokens")
+    yield "engine.micro_batch", config.engine, "micro_batch", by_samples, by_tokens

@@ -1,0 +1,540 @@
+"""Every key of a recipe does something: another value of it changes what the code does with it, or is refused.
+
+`KEYS` says for each key what a change of it must alter: the key of the prepared data, the batches of a run's steps, a
+model's parameters and outputs, DeepSpeed's configuration, and so on. What only a running process shows is the matter of
+another test, which is named. A key without an entry fails.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from many_shards import prepare_many_shards
+from rank_jobs import run_worker
+from rank_pool import RankPool
+from worker_runs import rows
+
+from cluster.runs.recipe import Recipe, load_recipe
+from common.config import declarations
+from common.files import sha256_json
+from data_prep.config import DataConfig, Source, TokenizerConfig
+from data_prep.dataset.manifest import read_token_counts
+from data_prep.dataset.shards import open_dataset
+from data_prep.pipeline.identity import settings_of
+from eval.evaluated import of_run
+from eval.plan import plan_trials
+from eval.trial import trial_key
+from pretrain.checkpoint.verify import list_steps
+from pretrain.data.batches import BatchMaker
+from pretrain.data.index import build_indexes
+from pretrain.data.phases import is_skipped, total_steps
+from pretrain.data.word_vectors import build_word_vectors, open_word_vectors
+from pretrain.engine.activation_checkpointing import checkpoint_activations
+from pretrain.engine.deepspeed_config import fill_deepspeed_config
+from pretrain.engine.inputs import on_device
+from pretrain.models.build import build_model, first_weights
+from pretrain.objectives.batch import Batch
+from pretrain.optim.optimizers import build_optimizer
+from pretrain.optim.schedule import learning_rate
+from pretrain.run.files import checkpoints_of
+from pretrain.run.reference_losses import unigram_log_probabilities
+
+ROOT = Path(__file__).parents[3]
+STEPS = 24
+_SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the code does with a recipe, computed when it is asked for."""
+
+    recipe: Recipe
+    data: Path
+    index: Path
+
+    @cached_property
+    def prepared_data(self) -> str:
+        """The settings in the key of the prepared data."""
+        return sha256_json(settings_of(self.recipe.data, self.recipe.tokenizer))
+
+    @cached_property
+    def batches(self) -> str:
+        """All steps of a run and its held-out samples, as the second of two ranks sees them."""
+        made = self._maker(1, 2)
+        return _hash(batch for step in range(made_steps(self)) for batch in made.step(step).micro_batches)
+
+    @cached_property
+    def heldout(self) -> str:
+        return _hash(self._maker(0, 1).heldout().micro_batches)
+
+    @cached_property
+    def schedule(self) -> list[Any]:
+        phases = self.recipe.phases
+        return [(learning_rate(phases, step), is_skipped(phases, step)) for step in range(total_steps(phases))]
+
+    @cached_property
+    def model(self) -> tuple[dict[str, list[int]], list[float]]:
+        """Names and shapes of the parameters, and what the model makes of a batch in training."""
+        model = self._model()
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        torch.manual_seed(1)
+        sums = model(**on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
+        return shapes, [float(value.detach()) for value in sums.values()]
+
+    @cached_property
+    def first_weights(self) -> dict[str, str]:
+        fill = self._fill()
+        return {name: _digest(_filled(fill, name, each)) for name, each in self._model().named_parameters()}
+
+    @cached_property
+    def kept_activations(self) -> int:
+        """Bytes that autograd keeps for the backward pass."""
+        model, kept = self._model(), dict[int, int]()
+        if self.recipe.engine.activation_checkpointing != "none":
+            checkpoint_activations(model, self.recipe.engine.activation_checkpointing)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        inputs = on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu"))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            sums = model(**inputs)
+        assert sums
+        return sum(kept.values())
+
+    @cached_property
+    def optimizer(self) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
+        made = build_optimizer(self._model(), self.recipe.optimizer)
+        numbers = {name: value for name, value in vars(made).items() if isinstance(value, float)}
+        return type(made).__name__, numbers, [{**group, "params": len(group["params"])} for group in made.param_groups]
+
+    @cached_property
+    def deepspeed(self) -> dict[str, Any]:
+        assert isinstance(self.recipe.engine.deepspeed, dict)
+        return fill_deepspeed_config(self.recipe.engine.deepspeed, self.recipe, self.recipe.engine.micro_batch)
+
+    @cached_property
+    def trials(self) -> list[Any]:
+        """Their keys, and what they are given besides."""
+        manifest = open_dataset(self.data).manifest
+        evaluated = of_run(self.recipe.model, "/somewhere", "c" * 64, 7, self.data, manifest)
+        planned = plan_trials(self.recipe.eval, evaluated, Path("/weights"))
+        return [
+            (None if each.start_from else trial_key(each), each.start_from, each.task_dir, each.threads)
+            for each in planned
+        ]
+
+    @cached_property
+    def checkpoints(self) -> str:
+        return checkpoints_of(Path("/runs/run"), self.recipe)
+
+    def _maker(self, rank: int, ranks: int) -> BatchMaker:
+        build_indexes(self.index, open_dataset(self.data), self.recipe)
+        micro_batch = self.recipe.engine.micro_batch
+        assert isinstance(micro_batch, int)
+        sizes = [micro_batch] * len(self.recipe.phases)
+        return BatchMaker.open(self.recipe, self.data, self.index, rank, ranks, sizes)
+
+    def _model(self) -> Any:
+        manifest = open_dataset(self.data).manifest
+        model = build_model(self.recipe.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
+        fill = first_weights(self.recipe.model.model_copy(update={"output_bias": "zeros", "word_init": "random"}), 1)
+        for name, parameter in model.named_parameters():
+            fill(name, parameter)
+        return model
+
+    def _fill(self) -> Callable[[str, torch.Tensor], None]:
+        """As a new run's."""
+        data, model = open_dataset(self.data), self.recipe.model
+        unigram = unigram_log_probabilities(read_token_counts(self.data, data.manifest))
+        vectors = None
+        if model.word_init == "cooccurrences":
+            build_word_vectors(self.index, data, model)
+            vectors = open_word_vectors(self.index, data.manifest.fingerprint, model.embedding)
+        return first_weights(model, self.recipe.seed, unigram, vectors)
+
+
+def made_steps(seen: Seen) -> int:
+    return total_steps(seen.recipe.phases)
+
+
+def _filled(fill: Callable[[str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> torch.Tensor:
+    fill(name, parameter)
+    return parameter.detach()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+def _hash(batches: Any) -> str:
+    digest = hashlib.sha256()
+    for batch in batches:
+        assert isinstance(batch, Batch)
+        for name, value in sorted(batch.inputs.items()):
+            if name != "label_smoothing":
+                digest.update(name.encode() + np.asarray(value).tobytes())
+        digest.update(json.dumps(batch.counts).encode())
+    return digest.hexdigest()
+
+
+MASKED: dict[str, Any] = {
+    "name": "run",
+    "seed": 5,
+    "data": {"sources": [{"path": "texts/a"}, {"path": "texts/b"}], "heldout_fraction": 0.1},
+    "tokenizer": {"vocab_size": 100, "threads": 1},
+    "model": {"family": "bert", **_SIZES},
+    "objective": {"name": "mlm"},
+    "phases": [{"seq_len": 32, "batch_size": 40, "steps": STEPS}],
+    "engine": {"deepspeed": {}, "micro_batch": 16, "heldout_samples": 8},
+    "eval": {"seeds": [1], "starts": ["pretrained"]},
+}
+PAIRS: dict[str, Any] = {
+    **MASKED,
+    "data": {"sources": [{"path": "pairs.jsonl", "fields": {"source": "en", "target": "es"}}]},
+    "tokenizer": {"vocab_size": 120, "special_tokens": "t5", "threads": 1},
+    "model": {"family": "transformer", **_SIZES},
+    "objective": {"name": "translation"},
+}
+CAUSAL: dict[str, Any] = {
+    **MASKED,
+    "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2", "threads": 1},
+    "model": {"family": "gpt2", **_SIZES},
+    "objective": {"name": "clm"},
+}
+SHARED: dict[str, Any] = {**MASKED, "model": {"family": "albert", "embedding": 16, **_SIZES}}
+BY_TOKENS = {
+    **PAIRS,
+    "phases": [{"seq_len": 32, "batch_tokens": 200, "steps": STEPS}],
+    "engine": {"deepspeed": {}, "heldout_samples": 8},
+}
+RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What another value of a key alters, beside which other values."""
+
+    alters: str
+    """An attribute of `Seen`."""
+    value: Any
+    beside: dict[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = field(default_factory=lambda: MASKED)
+
+
+_PHASE = "phases[0]"
+_TWO_FILES = {"path": "a.txt", "target_path": "c.txt"}
+_RAMP = {f"{_PHASE}.batch_ramp": [{"steps": 2, "batch_size": 8}]}
+_SCALED = {f"{_PHASE}.lr_scaling": {"rule": "sqrt", "batch_size": 8}}
+_LAMB = {"optimizer.name": "lamb"}
+_TASK: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/small.yaml"}]}
+_TAGS: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/tags.yaml"}]}
+_SETTINGS: dict[str, Any] = {
+    "epochs": [1.0], "batch_size": [8], "lr": [1e-3], "warmup": 0.2, "weight_decay": 0.1, "dropout": 0.3,
+    "head_dropout": 0.3, "pooling": "mean", "seq_len": 64, "stride": 64, "document_context": True,
+    "max_examples": 10, "max_dev_examples": 10, "report_on": "dev",
+}  # fmt: skip
+_FEATURES = {"layers": [-1], "combine": "sum", "head": "linear"}
+
+KEYS: dict[str, Key] = {
+    "name": Key("checkpoints", "other", {"checkpoint.location": "/store"}),
+    "seed": Key("batches", 6),
+    "data.sources[].path": Key("prepared_data", "texts/c"),
+    "data.sources[].field": Key("prepared_data", "body"),
+    "data.sources[].fields.source": Key("prepared_data", "de", base=PAIRS),
+    "data.sources[].fields.target": Key("prepared_data", "de", base=PAIRS),
+    "data.sources[].target_path": Key("prepared_data", "b.txt", {"data.sources": [_TWO_FILES]}, PAIRS),
+    "data.sources[].documents": Key("prepared_data", "line"),
+    "data.sources[].language": Key("prepared_data", "de"),
+    "data.sources[].weight": Key("batches", 3.0, {"data.sources[0].weight": 1.0, "data.sources[1].weight": 1.0}),
+    "data.heldout_fraction": Key("prepared_data", 0.2),
+    "data.max_bad_fraction": Key("prepared_data", 0.2),
+    "data.shuffle_shards": Key("batches", 2),
+    "model.preset": Key("model", "bert-mini", {"model": {"preset": "bert-tiny", "max_positions": 64}}),
+    "model.family": Key("model", "roberta"),
+    "model.layers": Key("model", 3),
+    "model.hidden": Key("model", 48),
+    "model.embedding": Key("model", 16, {"model.family": "albert"}),
+    "model.heads": Key("model", 4),
+    "model.intermediate": Key("model", 48),
+    "model.max_positions": Key("model", 96),
+    "model.dropout": Key("model", 0.5),
+    "model.output_bias": Key("first_weights", "unigram"),
+    "model.word_init": Key("first_weights", "cooccurrences"),
+    "model.attention_init": Key("first_weights", "neighbours"),
+    "model.norm": Key("model", "pre", base=PAIRS),
+    "model.positions": Key("model", "relative"),
+    "model.max_distance": Key("model", 4, {"model.positions": "relative"}),
+    "model.cell": Key("model", "gru", base=RECURRENT),
+    "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
+    "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
+    "objective.name": Key("batches", "mlm+nsp"),
+    "objective.mask_rate": Key("batches", 0.3),
+    "objective.max_predictions": Key("batches", 2),
+    "objective.masking": Key("batches", "words"),
+    "objective.static_masks": Key("batches", 1),
+    "objective.isolate_documents": Key("batches", True),
+    "objective.label_smoothing": Key("model", 0.0, base=PAIRS),
+    "phases[].seq_len": Key("batches", 48),
+    "phases[].batch_size": Key("batches", 24),
+    "phases[].batch_tokens": Key("batches", 300, base=BY_TOKENS),
+    "phases[].batch_ramp[].steps": Key("batches", 3, _RAMP),
+    "phases[].batch_ramp[].batch_size": Key("batches", 9, _RAMP),
+    "phases[].steps": Key("schedule", 30),
+    "phases[].skip_steps": Key("schedule", [3]),
+    "phases[].lr": Key("schedule", 2e-3),
+    "phases[].lr_scaling.rule": Key("schedule", "linear", _SCALED),
+    "phases[].lr_scaling.batch_size": Key("schedule", 9, _SCALED),
+    "phases[].schedule": Key("schedule", "cosine"),
+    "phases[].warmup": Key("schedule", 0.5),
+    "phases[].warmup_steps": Key("schedule", 5),
+    "phases[].power": Key("schedule", 2.0, {f"{_PHASE}.schedule": "polynomial"}),
+    "phases[].decay": Key("schedule", 0.5, {f"{_PHASE}.schedule": "warmup-stable-decay"}),
+    "phases[].final": Key("schedule", 0.1),
+    "optimizer.name": Key("optimizer", "lamb"),
+    "optimizer.weight_decay": Key("optimizer", 0.1),
+    "optimizer.betas": Key("optimizer", [0.9, 0.98]),
+    "optimizer.eps": Key("optimizer", 1e-8),
+    "optimizer.clip_norm": Key("deepspeed", 0.5),
+    "optimizer.max_trust": Key("optimizer", 5.0, _LAMB),
+    "engine.deepspeed": Key("deepspeed", {"zero_optimization": {"reduce_bucket_size": 1000}}),
+    "engine.zero_stage": Key("deepspeed", 2),
+    "engine.offload": Key("deepspeed", "optimizer"),
+    "engine.precision": Key("deepspeed", "bf16"),
+    "engine.micro_batch": Key("batches", 4),
+    "engine.micro_batch_tokens": Key("batches", 64, base=BY_TOKENS),
+    "engine.activation_checkpointing": Key("kept_activations", "full"),
+    "engine.heldout_samples": Key("heldout", 4),
+    "checkpoint.location": Key("checkpoints", "/store"),
+    "tokenizer.path": Key("prepared_data", "vocab.txt", {"tokenizer": {"path": "other.txt"}}),
+    "tokenizer.lowercase": Key("prepared_data", False, {"tokenizer": {"path": "vocab.txt"}}),
+    "tokenizer.kind": Key("prepared_data", "bpe"),
+    "tokenizer.vocab_size": Key("prepared_data", 200),
+    "tokenizer.special_tokens": Key("prepared_data", "albert"),
+    "tokenizer.separate": Key("prepared_data", True, base=PAIRS),
+    "tokenizer.byte_fallback": Key("prepared_data", True),
+    "tokenizer.sample_mb": Key("prepared_data", 1.0),
+    "tokenizer.threads": Key("prepared_data", 2),
+    **{f"eval.{name}": Key("trials", value, _TASK) for name, value in _SETTINGS.items()},
+    **{f"eval.tasks[].{name}": Key("trials", value, _TASK) for name, value in _SETTINGS.items()},
+    **{
+        f"eval.features.{name}": Key("trials", value, {**_TASK, "eval.features": {}})
+        for name, value in _FEATURES.items()
+    },
+    **{
+        f"eval.tasks[].features.{name}": Key("trials", value, {**_TASK, "eval.tasks[0].features": {}})
+        for name, value in _FEATURES.items()
+    },
+    "eval.tasks[].name": Key("trials", "TASKS/large.yaml", _TASK),
+    "eval.tasks[].start_from": Key(
+        "trials", "TASKS/large.yaml", {"eval.tasks": [{"name": "TASKS/small.yaml"}, {"name": "TASKS/large.yaml"}]}
+    ),
+    "eval.seeds": Key("trials", [2], _TASK),
+    "eval.starts": Key("trials", ["random"], _TASK),
+    "eval.data_dir": Key("trials", "/elsewhere", _TASK),
+    "eval.cpus": Key("trials", 2, _TASK),
+}  # fmt: skip
+FILTERS = re.compile(r"data\.(clean|filters|near_duplicates|decontaminate)\.")
+"""All of these alter the key of the prepared data."""
+A_RUN = {
+    "engine.log_every", "engine.evaluate_every", "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every",
+}  # fmt: skip
+"""Seen in `test_a_run_logs_evaluates_saves_and_keeps_what_it_is_told`."""
+ELSEWHERE = {
+    "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
+    "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
+    "engine.deterministic": "tests/pretrain/engine/test_deterministic.py::test_new_memory_is_not_filled",
+    "engine.data_workers": "tests/pretrain/data/test_batches.py",
+    "engine.max_consecutive_nonfinite_steps": "tests/pretrain/run/test_training.py::test_a_run_that_stays_not_finite_"
+    "ends_with_the_steps_and_their_samples",
+    "engine.hang_timeout_s": "tests/pretrain/run/test_training.py::test_a_silent_rank_is_dumped_and_ended",
+    "eval.memory_gb": "tests/cluster/runs/test_whole_path.py",
+    "eval.examples": "tests/cluster/runs/test_whole_path.py::test_examples_are_made_anew_for_other_texts_alone",
+    "eval.checkpoint": "tests/cluster/runs/test_follow.py",
+    "tracking.uri": "tests/cluster/runs/test_whole_path.py",
+    "tracking.experiment": "tests/cluster/tracking/test_store.py",
+    "cluster.address": "tests/cluster/ray/test_elastic.py",
+    "cluster.workers": "tests/cluster/ray/test_elastic.py",
+    "cluster.env": "tests/cluster/jobs/test_jobs.py",
+}
+"""What only running processes show."""
+ON_A_GPU = {"eval.gpus"}
+"""Which part of a GPU Ray gives to a trial: no test has one."""
+
+
+def test_every_key_has_an_entry() -> None:
+    entries = {*KEYS, *A_RUN, *ELSEWHERE, *ON_A_GPU}
+    keys = {key for key in declarations(Recipe) if not FILTERS.match(key)}
+    assert entries == keys
+    for key, where in ELSEWHERE.items():
+        path, _, name = where.partition("::")
+        text = (ROOT / path).read_text()
+        assert key.rpartition(".")[2] in text and f"def {name}" in text, f"{where} does not look at {key}"
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, texts: Path, gpt2_data: Path, pairs_data: Path) -> Path:
+    """A data set of two sources in many shards, one for causal models, one of pairs, and tasks."""
+    folder = tmp_path_factory.mktemp("every-key")
+    for part, name in enumerate("ab"):
+        (folder / "texts" / name).mkdir(parents=True)
+        for path in sorted(texts.iterdir())[part * 60 : part * 60 + 60]:
+            (folder / "texts" / name / path.name).write_bytes(path.read_bytes())
+    sources = [Source(path=str(folder / "texts" / name)) for name in "ab"]
+    tokenizer = TokenizerConfig.model_validate(MASKED["tokenizer"])
+    prepare_many_shards(DataConfig(sources=sources, heldout_fraction=0.1), tokenizer, folder / "masked")
+    (folder / "pairs").symlink_to(pairs_data)
+    (folder / "causal").symlink_to(gpt2_data)
+    for number, name in enumerate(("small", "large")):
+        lines = "".join(f"river {row},{(row + number) % 2}\n" for row in range(40 + 20 * number))
+        (folder / f"{name}.csv").write_text("what,how\n" + lines)
+        described = f"kind: classification\ntrain: {name}.csv\nfields: {{text: what, label: how}}\n"
+        (folder / f"{name}.yaml").write_text(described)
+    return folder
+
+
+def put(tree: Any, key: str, value: Any) -> None:
+    """Set a key of a recipe: "phases[0].lr"; "[]" is the first item."""
+    path: list[str | int] = [name or int(number or 0) for name, number in re.findall(r"(\w+)|\[(\d*)\]", key)]
+    for parent, following in itertools.pairwise(path):
+        if isinstance(parent, str) and tree.get(parent) is None:
+            tree[parent] = [] if isinstance(following, int) else {}
+        tree = tree[parent]
+    tree[path[-1]] = value
+
+
+def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> Seen:
+    """What is seen of a recipe, as a user gives it."""
+    content = deepcopy(base)
+    for key, value in changes.items():
+        put(content, key, deepcopy(value))
+    path = workplace / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content).replace("TASKS", str(workplace)))
+    data = {"clm": "causal", "translation": "pairs"}.get(content["objective"]["name"], "masked")
+    return Seen(load_recipe(path, []), workplace / data, workplace / "index")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_another_value_alters_what_is_done(workplace: Path, key: str) -> None:
+    entry = KEYS[key]
+    one, other = (
+        getattr(seen(workplace, entry.base, changes), entry.alters)
+        for changes in (entry.beside, {**entry.beside, key: entry.value})
+    )
+    assert one == getattr(seen(workplace, entry.base, entry.beside), entry.alters), "not a function of the recipe"
+    assert one != other
+
+
+GROUPS: dict[str, Any] = {
+    "data.clean": {},
+    "data.filters": {"c4": {}, "language": {"keep": ["en"]}, "gopher_quality": {}, "gopher_repetition": {}},
+    "data.near_duplicates": {"bands": 8},
+    "data.decontaminate": {"against": ["a.txt"]},
+}
+OF_PAIRS: dict[str, Any] = {"data.filters": {"pairs": {"languages": {"source": "en", "target": "es"}}}}
+WORDS = {"data.decontaminate.action": "cut", "data.filters.c4.bad_words": "words.txt"}
+
+
+@pytest.mark.parametrize("key", [key for key in declarations(Recipe) if FILTERS.match(key)])
+def test_another_rule_is_another_data_set(workplace: Path, key: str) -> None:
+    base, groups = (PAIRS, OF_PAIRS) if ".pairs." in key else (MASKED, GROUPS)
+    one = seen(workplace, base, groups)
+    value: Any = one.recipe.data
+    for part in key.split(".")[1:]:
+        value = getattr(value, part)
+    match value:
+        case bool():
+            other: Any = not value
+        case int():
+            other = value + 8
+        case float():
+            other = value / 2
+        case list():
+            other = [*value, "other"]
+        case _:
+            other = WORDS.get(key, "other")
+    assert seen(workplace, base, {**groups, key: other}).prepared_data != one.prepared_data
+
+
+WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (CAUSAL, {"objective.mask_rate": 0.3}, "objective.mask_rate"),
+    (CAUSAL, {"objective.max_predictions": 3}, "objective.max_predictions"),
+    (CAUSAL, {"objective.masking": "words"}, "objective.masking"),
+    (CAUSAL, {"objective.static_masks": 3}, "objective.static_masks"),
+    (CAUSAL, {"objective.label_smoothing": 0.0}, "objective.label_smoothing"),
+    (PAIRS, {"objective.mask_rate": 0.3}, "objective.mask_rate"),
+    (MASKED, {"objective.label_smoothing": 0.0}, "objective.label_smoothing"),
+    (MASKED, {f"{_PHASE}.power": 2.0}, "phases[0].power"),
+    (MASKED, {f"{_PHASE}.decay": 0.5}, "phases[0].decay"),
+    (MASKED, {f"{_PHASE}.schedule": "constant", f"{_PHASE}.final": 0.1}, "phases[0].final"),
+    (MASKED, {"optimizer.max_trust": 5.0}, "optimizer.max_trust"),
+    (BY_TOKENS, {"engine.micro_batch": 4}, "engine.micro_batch"),
+]
+
+
+@pytest.mark.parametrize(("base", "changes", "key"), WITHOUT_EFFECT)
+def test_a_value_that_nothing_reads_is_refused(
+    workplace: Path, base: dict[str, Any], changes: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}=\S+ has no effect with .*; remove it, or set "):
+        seen(workplace, base, changes)
+
+
+BASES = {"causal": CAUSAL, "shared": SHARED, "pairs": PAIRS, "by-tokens": BY_TOKENS, "recurrent": RECURRENT}
+_NAMED = ("model.preset", "model.max_positions")
+"""A preset is a name for sizes that these recipes give; without position embeddings the other is but a limit."""
+OF_TRAINING = [
+    key
+    for key in KEYS
+    if key.startswith(("model.", "objective.", "phases", "optimizer.", "engine.")) and key not in _NAMED
+]
+VIEWS = ("batches", "heldout", "schedule", "optimizer", "deepspeed", "first_weights", "model", "kept_activations")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", OF_TRAINING)
+@pytest.mark.parametrize("kind", BASES)
+def test_with_every_kind_of_model_a_value_does_something_or_is_refused(workplace: Path, kind: str, key: str) -> None:
+    entry = KEYS[key]
+    beside = {name: value for name, value in entry.beside.items() if name != "model"}
+    try:
+        one, other = (seen(workplace, BASES[kind], changes) for changes in (beside, {**beside, key: entry.value}))
+    except ValueError:
+        return
+    first = sorted(VIEWS, key=lambda view: view != entry.alters)
+    assert one.recipe == other.recipe or any(getattr(one, view) != getattr(other, view) for view in first)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_a_run_logs_evaluates_saves_and_keeps_what_it_is_told(
+    workplace: Path, tmp_path: Path, pool: Callable[[int], RankPool]
+) -> None:
+    changes = {
+        "phases[0].steps": 12,
+        "engine.log_every": 5,
+        "engine.evaluate_every": 4,
+        "checkpoint.every_steps": 3,
+        "checkpoint.keep": 1,
+        "checkpoint.keep_every": 6,
+    }
+    run_dir = tmp_path / "run"
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "data").symlink_to(workplace / "masked")
+    (run_dir / "recipe.json").write_text(seen(workplace, MASKED, changes).recipe.model_dump_json())
+    assert pool(1).run(run_worker, run_dir) == [0]
+    assert [row["step"] for row in rows(run_dir) if "loss" in row] == [5, 10, 12]
+    assert [row["step"] for row in rows(run_dir) if "heldout_loss" in row] == [0, 4, 8, 12]
+    assert list_steps(str(run_dir / "checkpoints")) == [6, 12]
