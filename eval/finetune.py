@@ -25,7 +25,7 @@ _CURVE_POINTS = 50
 
 
 class NonFiniteLossError(Exception):
-    """The loss became infinite or NaN: there is no result with these settings."""
+    """The loss, its gradient or a score became infinite or NaN: there is no result with these settings."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def finetune(
         dev_score: the metric on the development examples with the weights as they are.
 
     Raises:
-        NonFiniteLossError: the loss of a step was infinite or NaN.
+        NonFiniteLossError: the loss of a step, its gradient or a development score was infinite or NaN.
     """
     steps_an_epoch = math.ceil(len(lengths) / settings.batch_size)
     steps = max(1, round(settings.epochs * steps_an_epoch))
@@ -85,7 +85,9 @@ def finetune(
                 raise NonFiniteLossError(f"the loss became {losses[-1]} at step {step + 1} of {steps}; lower eval.lr")
             optimizer.zero_grad()
             loss.backward()
-            clip_grad_norm_(model.parameters(), _CLIP_NORM)
+            norm = clip_grad_norm_(model.parameters(), _CLIP_NORM).item()
+            if not math.isfinite(norm):
+                raise NonFiniteLossError(f"the gradient became {norm} at step {step + 1} of {steps}; lower eval.lr")
             optimizer.step()
             schedule.step()
             step += 1
@@ -93,6 +95,8 @@ def finetune(
                 loss_curve.append((step, sum(losses) / len(losses)))
                 losses.clear()
         value = dev_score()
+        if not math.isfinite(value):
+            raise NonFiniteLossError(f"the development score became {value} at step {step} of {steps}; lower eval.lr")
         dev_curve.append((step, value))
         if value > best_value:
             best_value, best_epoch = value, step / steps_an_epoch

@@ -47,7 +47,8 @@ def run_trial(trial: Trial) -> Outcome:
     """Run a trial on this machine: on its GPU where torch finds one, else on `trial.threads` cores.
 
     Returns:
-        The row's status is "failed", with the reason, when the loss became non-finite: the same trial would fail again.
+        The row's status is "failed", with the reason, when a loss or a score became non-finite: the same trial would
+        fail again.
 
     Raises:
         ValueError: the data, the task's files or the checkpoint are missing, or differ from those of the plan.
@@ -60,10 +61,21 @@ def run_trial(trial: Trial) -> Outcome:
     torch.set_num_threads(trial.threads)
     try:
         found, predictions = _run_of(trial.kind)(trial)
+        _check_finite(found)
     except NonFiniteLossError as error:
         return Outcome(failed_row(trial, str(error), time.monotonic() - started), None)
     seconds = round(time.monotonic() - started, 3)
     return Outcome({**_described(trial), **found, "status": "ok", "seconds": seconds}, predictions)
+
+
+def _check_finite(row: Row) -> None:
+    """Refuse what results.jsonl cannot hold."""
+    from eval.finetune import NonFiniteLossError
+
+    numbers = {"value": row["value"], "dev_value": row["dev_value"], **row["other_metrics"]}
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise NonFiniteLossError(f"{name} is {number}")
 
 
 def _run_of(kind: Kind) -> Callable[[Trial], tuple[Row, dict[str, Any] | None]]:
@@ -224,7 +236,6 @@ def _planned(trial: Trial) -> Task:
 def _zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     if trial.task == HELDOUT:
         return _perplexity(trial)
-    from eval.finetune import NonFiniteLossError
     from eval.zero_shot import tasks as zero_shot
     from eval.zero_shot.perplexity import evaluate_perplexity, text_of
 
@@ -239,8 +250,6 @@ def _zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
         declared = zero_shot.ZERO_SHOT_TASKS[trial.task]
         content = declared.read(zero_shot.find(trial.task, trial.task_dir))
         result = declared.evaluate(model, tokenizer, info.special_ids, content, seq_len)
-    if not math.isfinite(result.value):
-        raise NonFiniteLossError(f"the {task.metric} is {result.value}")
     row = {
         "value": result.value,
         "dev_value": None,

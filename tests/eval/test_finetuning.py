@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from data_prep.dataset.shards import open_dataset
 from data_prep.tokenizers.tokenizer import load
 from eval.config import TrialSettings
-from eval.finetune import NonFiniteLossError, rate
+from eval.finetune import NonFiniteLossError, finetune, rate
 from eval.frames import frame_of
 from eval.heads import TaskModel
 from eval.inputs import Encoded, encode
@@ -127,6 +128,29 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
         model.head.weight.fill_(math.inf)
     with pytest.raises(NonFiniteLossError, match="at step 1 of"):
         finetune_labelled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("lr", "steep", "message"),
+    [
+        (1e30, False, "the development score became nan at step 1 of 1"),
+        (1e-3, True, "the gradient became (nan|inf) at step 1 of 1"),
+    ],
+)
+def test_what_is_not_finite_after_a_finite_loss_is_an_error(lr: float, steep: bool, message: str) -> None:
+    """After the last step no loss would show it, and the score of such weights may look like one."""
+    model, inputs = torch.nn.Linear(4, 1), torch.ones(8, 4)
+
+    def loss_of(_: NDArray[np.int64]) -> torch.Tensor:
+        loss = model(inputs).square().mean()
+        return loss + (loss - loss.detach()).sqrt() if steep else loss  # the root of 0 has no slope
+
+    def dev_score() -> float:
+        return 0.0 * model(1e20 * inputs).mean().item()
+
+    with pytest.raises(NonFiniteLossError, match=message):
+        finetune(model, np.ones(8, np.int64), loss_of, dev_score, TrialSettings(lr=lr, epochs=1, batch_size=8), 0)
 
 
 @pytest.mark.usefixtures("conll", "one_thread")

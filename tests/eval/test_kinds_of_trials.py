@@ -124,7 +124,7 @@ def test_the_perplexity_of_ones_own_text(
     assert [row["init"] for row in rows] == ["pretrained", "random"] and rows[0]["value"] != rows[1]["value"]
     row = rows[0]
     assert (row["task"], row["kind"], row["metric"], row["status"]) == ("letters", "zero-shot", "perplexity", "ok")
-    assert row["hyperparameters"] == {"seq_len": 16} and row["examples"] == {"test": 12}
+    assert row["hyperparameters"] == {"seq_len": 16} and row["examples"] == {"test": 6}
     assert row["other_metrics"]["words"] == sum(len(line.split()) for line in lines)
     assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
     with pytest.raises(ValueError, match=r"letters\.yaml needs a causal model"):
