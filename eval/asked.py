@@ -53,6 +53,13 @@ class Results:
     unknown: bool
     """Whether there are rows, and nothing says which were asked for."""
 
+    @property
+    def unfinished(self) -> str:
+        """How many trials have no row yet, in words; empty: all have one."""
+        asked = len(self.asked.trials) if self.asked else 0
+        left = asked - len(self.rows)
+        return f"{left:,} of {asked:,} trials have no result yet" if left else ""
+
 
 def ask(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, examples: str | None) -> AskedTrials:
     """What an evaluation asks for, as far as it is known.

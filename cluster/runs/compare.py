@@ -123,7 +123,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
     for note in comparison.notes:
         console.print(plain(note))
     if any(comparison.heldout):
-        picture = Path(f"compare-{'-'.join(comparison.names)}.png")
+        picture = Path(f"compare-{'-'.join(comparison.names)}.png".replace("/", "-"))
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
         label = "held-out mlm_loss, clm_loss or translation_loss (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))

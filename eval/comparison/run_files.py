@@ -108,6 +108,8 @@ def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterat
             f"The scores of {name} are those of its last evaluation; since then its recipe changed "
             f"({listed([(f'eval.{key}', *values) for key, *values in changed])}); {again}"
         )
+    if results.unfinished:
+        yield f"{results.unfinished} in {name}"
     steps = {row["checkpoint_step"] for row in results.rows if row["init"] == "pretrained"} - {None}
     trained = summary.get("steps") or 0
     if steps and recipe["eval"].get("checkpoint") is None and max(steps) < trained:

@@ -78,6 +78,7 @@ def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
         "with_parent": with_parent,
         "method": method + _HOLM.format(start=start, training=training),
         "missing": [task for task in tasks if task not in {result.task for result in results}],
+        "unfinished": counting.unfinished,
         "results": [_line(result) for result in results],
         "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start),
         "sections": [task_section(result, model, run_dir) for result in results],

@@ -84,6 +84,17 @@ def test_the_table_and_the_picture(
     assert (tmp_path / "compare-one-two.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_two_runs_of_one_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [with_predictions(tmp_path / name, "one", [0.6, 0.62]) for name in ("a", "b")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    show_comparison([str(folder) for folder in folders], tmp_path)
+    printed = capsys.readouterr().out
+    assert all(str(folder) in printed for folder in folders) and len([*tmp_path.glob("compare-*.png")]) == 1
+
+
 def test_what_files_hold_is_no_markup_and_steers_no_terminal(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
