@@ -253,7 +253,7 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     write_report(run.folder)
     results = read_results(run.folder)
     tracker.log_scores(median_scores(results))
-    tracker.log_asked([row["key"] for row in results.rows])
+    tracker.log_asked([row["key"] for row in (*results.rows, *results.earlier)])
     names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])
     if run.recipe.eval.examples:

@@ -23,7 +23,7 @@ STORE_FILES = ("mlflow.db", "mlartifacts")
 """Prefixes of the local store's file names in the runs directory, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
 ASKED_TAG = "multihop.asked"
-"""Of a trial: whether the run's last evaluation asked for it."""
+"""Of a trial: whether its row is one of those that reports show."""
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
 _DESCRIBED = (
     *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),

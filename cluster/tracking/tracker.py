@@ -169,7 +169,7 @@ class Tracker:
         self._log_if_due()
 
     def log_asked(self, keys: Iterable[str]) -> None:
-        """Tag each logged trial with whether it is one of these: those that the last evaluation asked for."""
+        """Tag each logged trial with whether its key is one of these: those whose rows reports show."""
         self._asked = set(keys)
         self._log_if_due()
 

@@ -60,6 +60,8 @@ def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
     family = FAMILIES.get(str(model.get("family")))
     translates = family is not None and family.translates
     training, start = training_of(translates), "trained" if translates else "pretrained"
+    step = next((row["checkpoint_step"] for row in counting.rows if row["init"] == "pretrained"), None)
+    of_step = "" if step is None else f" {start.capitalize()}: the checkpoint of step {step:,}."
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
     sentences = [helped(found, tasks, training)] if with_random or not tasks else []
     if tasks and with_parent:
@@ -80,7 +82,7 @@ def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "unfinished": counting.unfinished,
         "results": [_line(result) for result in results],
-        "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start),
+        "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start) + of_step,
         "sections": [task_section(result, model, run_dir) for result in results],
         "failed": [row for row in counting.rows if row["status"] != "ok"],
     }
