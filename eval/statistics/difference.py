@@ -37,7 +37,10 @@ FEWEST_EXAMPLES = 10
 RESAMPLES = 10_000
 _CELLS_AT_ONCE = 2**22
 _POINTS = 1001
-_LARGEST_MARGIN = 1e9
+_DOUBLINGS = 40
+"""Of the largest score, in the search for the interval's ends."""
+_ROUNDING = 1e-12
+"""Relative differences of scores that are none."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,13 @@ def _off_diagonal_mean(block: Float) -> float:
 
 def _of_seeds(sides: tuple[Float, Float]) -> tuple[float, float]:
     """The standard error of the difference by the spread over the seeds, and its degrees of freedom (Welch 1947)."""
-    parts = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+    parts = [(_variance(side) / len(side), len(side) - 1) for side in sides if len(side) > 1]
     variance, spread = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
+
+
+def _variance(scores: Float) -> float:
+    return 0.0 if np.ptp(scores) <= _ROUNDING * np.abs(scores).max() else float(scores.var(ddof=1))
 
 
 def _tail(error: float, freedom: float) -> Callable[[float], float]:
@@ -154,12 +161,12 @@ def _judged(sides: tuple[Float, Float], p_value: Callable[[float], float], examp
     first, second = sides
     estimate = float(second.mean() - first.mean())
     # The interval has every difference from which the one that was seen does not differ significantly.
-    within, beyond = 0.0, float(np.abs(np.concatenate(sides)).max()) or 1.0
-    while p_value(beyond) > SIGNIFICANT and beyond < _LARGEST_MARGIN:
+    margin, within, beyond = math.inf, 0.0, float(np.abs(np.concatenate(sides)).max()) or 1.0
+    for _ in range(_DOUBLINGS):
+        if p_value(beyond) <= SIGNIFICANT:
+            margin = float(brentq(lambda size: p_value(size) - SIGNIFICANT, within, beyond, xtol=1e-9 * beyond))
+            break
         within, beyond = beyond, 2 * beyond
-    margin = math.inf
-    if beyond < _LARGEST_MARGIN:
-        margin = float(brentq(lambda size: p_value(size) - SIGNIFICANT, within, beyond, xtol=1e-9 * beyond))
     sizes = (len(first), len(second))
     return Difference(estimate, estimate - margin, estimate + margin, p_value(abs(estimate)), examples, sizes)
 

@@ -107,6 +107,17 @@ def test_what_examples_and_seeds_make_uncertain_is_added(size: float) -> None:
     assert found.p == pytest.approx(2 / math.pi * math.atan((of_examples + of_seeds) / size), rel=0.02)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e60])
+def test_the_interval_is_in_the_units_of_the_scores(scale: float) -> None:
+    found = difference_of_seeds([scale * 0.5, scale * 0.6, scale * 0.7], [scale * 0.9] * 3)
+    assert found is not None and found.high - found.estimate == pytest.approx(scale * 4.3027 * 0.1 / math.sqrt(3), 1e-4)
+
+
+def test_seeds_that_agree_but_for_rounding_are_not_certain() -> None:
+    agreed = difference_of_seeds([0.6, 0.6, 0.6 + 1e-16], [0.7, 0.7, 0.7])
+    assert agreed is not None and agreed.p == pytest.approx(0.1), "one of 20 orders of six, on either side"
+
+
 def test_welch_by_hand_and_too_few_seeds() -> None:
     found = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
     # A standard error of 0.1 / sqrt(3) with 2 degrees of freedom, whose t is 4.3027.
