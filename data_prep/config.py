@@ -1,9 +1,10 @@
 """The recipe's `data` and `tokenizer` sections."""
 
 import os
+import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from common.config import DATA, MEANING, ORDER, Section
 
@@ -119,6 +120,11 @@ class LanguageFilter(Section):
     """Also drop documents whose language has a lower probability."""
 
 
+def _nfc(word: str) -> str:
+    """As documents are when filters see them."""
+    return unicodedata.normalize("NFC", word)
+
+
 _Share = Annotated[float, Field(ge=0.0, le=1.0)] | None
 
 
@@ -143,7 +149,9 @@ class GopherQuality(Section):
     """Share of the words with an alphabetic character."""
     min_stop_words: int | None = Field(default=2, ge=1)
     """Number of different `stop_words` that occur."""
-    stop_words: list[str] = Field(default=["the", "be", "to", "of", "and", "that", "have", "with"])
+    stop_words: list[Annotated[str, AfterValidator(_nfc)]] = Field(
+        default=["the", "be", "to", "of", "and", "that", "have", "with"]
+    )
     """English by default. For another language, set other words, or `min_stop_words` to null."""
 
 

@@ -160,3 +160,12 @@ def test_of_a_very_long_text_the_beginning_is_looked_at_but_all_words_are_counte
 def test_reasons_differ():
     reasons = [rule[0] for rule in gopher.quality_rules(GopherQuality()) + gopher.repetition_rules(GopherRepetition())]
     assert len(set(reasons)) == len(reasons) == 23
+
+
+def test_stop_words_are_found_however_the_recipe_and_the_text_spell_their_accents() -> None:
+    composed, decomposed = "\u00eatre \u00e0", "e\u0302tre a\u0300"
+    for spelled in (composed, decomposed):
+        rules_of = gopher.quality_rules(GopherQuality(min_words=None, stop_words=spelled.split(), min_stop_words=2))
+        for text in (composed, decomposed):
+            document = Document(clean(f"Peut-{text} midi."))
+            assert [reason for reason, drops in rules_of if drops(document)] == []
