@@ -36,6 +36,7 @@ _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _GONE = (404, 410)
 _FORBIDDEN = (401, 403)
+_KINDS = {"etag": "ETag", "changed": "Last-Modified"}
 _NO_HEAD = (403, 405, 501)
 """Statuses of HEAD where GET may be allowed: a presigned URL is signed for one method."""
 
@@ -91,13 +92,14 @@ class HttpFile:
     All answers must be of one version of the file, as far as the server tells versions.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, identity: str = "") -> None:
+        """Open the file; `identity` as of `inputs.identity`, "" if it is not known. Raises as `read_at`."""
         self._url = url
         self._at = 0
         """Offset of the connection's next byte."""
         self._answer: HTTPResponse | None = None
-        self._version: dict[str, str] = {}
-        """ETag, Last-Modified and size, as far as an answer had them."""
+        self._version = _told_in(identity)
+        """ETag, Last-Modified and size, as far as they are told."""
         self._connect(0)
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
@@ -177,7 +179,7 @@ class HttpFile:
                 "size": size if _SIZE.fullmatch(size or "") else None,
             }
             for name, value in told.items():
-                if value is not None and value != self._version.setdefault(name, value):
+                if value is not None and _weak(value) != _weak(self._version.setdefault(name, value)):
                     raise ChangedError(f"{self._url} changed while it was read")
         except OSError:
             answer.close()
@@ -214,6 +216,18 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
         except (OSError, HTTPException) as error:
             _wait(url, attempt, _reason(error))
     raise AssertionError("the last wait raises")
+
+
+def _told_in(identity: str) -> dict[str, str]:
+    """What an identity says of the version: see `Description.version`."""
+    kind, _, rest = identity.partition(" ")
+    value, _, size = rest.rpartition(" ")
+    return {_KINDS[kind]: value, "size": size} if kind in _KINDS else {}
+
+
+def _weak(etag: str) -> str:
+    """An ETag for comparison: one answer may call it weak and another not."""
+    return etag.removeprefix("W/")
 
 
 def _range_of(answer: HTTPResponse) -> tuple[int | None, str | None]:

@@ -39,15 +39,15 @@ def block_bytes(location: str) -> int:
     return 8 * 2**20 if is_remote(location) else 2**20
 
 
-def open_location(location: str) -> Positional:
-    """Open a file.
+def open_location(location: str, identity: str = "") -> Positional:
+    """Open a file, of a web server in the version that `identity` names, see `inputs.identity`; "": in any.
 
-    Raises OSError for a local file; FileNotFoundError, PermissionError or ReadFailed for a remote one.
+    Raises OSError for a local file; FileNotFoundError, PermissionError, ChangedError or ReadFailed for a remote one.
     """
     if not is_remote(location):
         return _LocalFile(location)
     if is_http(location):
-        return HttpFile(location)
+        return HttpFile(location, identity)
     filesystem, path = filesystem_of(location)
     try:
         return filesystem.open_input_file(path)

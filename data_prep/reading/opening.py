@@ -28,9 +28,11 @@ class OpenedFile:
         """Of the first `_hashed` bytes, as they were read last; -1: they were not read in order."""
         self._hashed = 0
         try:
-            self._place = open_location(file.path)
+            self._place = open_location(file.path, file.identity)
         except ReadFailed:
             raise
+        except ChangedError:
+            raise _changed() from None
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise UnreadableFileError(f"cannot be opened ({reason})", for_now=True) from None

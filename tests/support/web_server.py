@@ -28,6 +28,8 @@ class Web(http.server.SimpleHTTPRequestHandler):
     """The version that is told: etag, modified, or "" for none."""
     head_status = 0
     """The status of HEAD; 0: the right one."""
+    head_of = ""
+    """HEAD is answered for the file of this name; "": for the right one."""
     aligned = 1
     """A range begins at a multiple of this, at or before what was asked for."""
     off_by = 0
@@ -81,6 +83,8 @@ class Web(http.server.SimpleHTTPRequestHandler):
 
     def _send(self, asked: str | None) -> None:
         path = Path(self.translate_path(self.path))
+        if self.head_of and self.command == "HEAD":
+            path = path.with_name(self.head_of)
         if not path.is_file():
             self.send_error(404)
             return
@@ -130,7 +134,7 @@ class Web(http.server.SimpleHTTPRequestHandler):
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a server of the files in `folder`; its attributes are reset afterwards."""
     settings = ("failing_every", "cutting_every", "requests", "ranges", "claims", "moved_to", "tells", "head_status")
-    for name in (*settings, "aligned", "off_by", "names_range", "drips", "before_get"):
+    for name in (*settings, "aligned", "off_by", "names_range", "drips", "before_get", "head_of"):
         monkeypatch.setattr(Web, name, getattr(Web, name))
     monkeypatch.setattr(Web, "seen", [])
     monkeypatch.setattr(Web, "conditions", [])

@@ -88,7 +88,7 @@ def similarity(one: str, other: str) -> float:
     return len(first & second) / len(first | second)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pages=pages, near=st.booleans())
 def test_nothing_in_the_shards_is_there_twice_or_on_both_sides(byte_tokenizer: Path, pages: list, near: bool) -> None:
     texts = [page(number, *each) for number, each in enumerate(pages)]

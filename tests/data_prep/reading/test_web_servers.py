@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ def test_a_file_that_becomes_another_between_two_requests_is_not_read_as_a_mixtu
         documents(files)
     if ranges:
         assert len(Web.conditions) == 1 and (Web.conditions[0] is None) == (tells == "")
+
+
+@pytest.mark.parametrize("tells", ["etag", "modified"])
+def test_a_cache_that_answers_head_for_an_older_version_does_not_hide_a_change(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str
+) -> None:
+    monkeypatch.setattr(Web, "tells", tells)
+    (tmp_path / "old.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    os.utime(tmp_path / "old.jsonl", (1e9, 1e9))
+    write(tmp_path, OTHERS)
+    monkeypatch.setattr(Web, "head_of", "old.jsonl")
+    with pytest.raises(UnreadableFileError, match="changed while being read"):
+        documents(listed(f"{web}/a.jsonl"))
 
 
 @pytest.mark.parametrize("status", [403, 405, 501])
