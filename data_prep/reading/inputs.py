@@ -87,7 +87,8 @@ def has_changed(file: InputFile) -> bool:
 
 
 def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
-    """The remembered identities of those `files` whose size and modification time are unchanged, by path.
+    """The identities of those `files` whose version was listed or whose size and modification time are remembered, by
+    path.
 
     The identity of a file that cannot be read is the problem that listing found.
     """
@@ -97,6 +98,9 @@ def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
     for file in with_targets(files):
+        if file.version and not file.problem:
+            found[file.path] = f"{file.version} {file.size}"
+            continue
         match known.get(_as_json(file.path)):
             case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
                 found[file.path] = remembered
@@ -108,7 +112,7 @@ def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -
     known: dict[str, Any] = {
         _as_json(file.path): [file.size, file.mtime_ns, hashes[file.path]]
         for file in with_targets(files)
-        if hashes[file.path] != UNREADABLE and not file.problem and file.mtime_ns
+        if hashes[file.path] != UNREADABLE and not file.problem and not file.version and file.mtime_ns
     }
     write_atomically(memory, canonical_json(known))
 

@@ -35,6 +35,8 @@ class Entry:
     is_folder: bool = False
     problem: str = ""
     """Why it cannot be read."""
+    version: str = ""
+    """As the server told it with the listing, see `Description.version`; "": it did not."""
     in_order: bool = False
     """It is read from the beginning by one worker: the server has no range requests or, without versions, all of the
     file must be hashed while it is read."""
@@ -71,7 +73,8 @@ def _find(location: str, key: str, root: str) -> list[Entry]:
             about = http.describe(location)
         except FileNotFoundError:
             return []
-        return [Entry(location, about.size, about.mtime_ns, in_order=not (about.ranges and about.version))]
+        in_order = not (about.ranges and about.version)
+        return [Entry(location, about.size, about.mtime_ns, version=about.version, in_order=in_order)]
     if not is_remote(location):
         anchor = os.path.join(root, "") if root else Path(location).anchor
         return _matches(_Local(), location, anchor, location)

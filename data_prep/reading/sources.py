@@ -57,6 +57,8 @@ class InputFile:
     """It is read from the beginning by one worker, see `Entry.in_order`."""
     problem: str = ""
     """Why nothing of it can be used, as found by listing; "": no problem."""
+    version: str = ""
+    """The version that the listing told, see `Entry.version`."""
     identity: str = ""
     """Identifies the content, see `inputs.identity`; "" before it is known."""
     fields: tuple[str, str] | tuple[int, int] | None = None
@@ -263,6 +265,7 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         mtime_ns=entry.mtime_ns,
         documents=source.documents,
         in_order=entry.in_order,
+        version=entry.version,
         problem=f"larger than {_MOST_FILE:,} bytes" if is_too_large else entry.problem,
         fields=None if fields is None else (fields.source, fields.target),
     )

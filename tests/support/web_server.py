@@ -25,7 +25,7 @@ class Web(http.server.SimpleHTTPRequestHandler):
     """The Content-Length that HEAD responds; "": the true one."""
     requests = 0
     tells = "modified"
-    """The version that is told: etag, modified, or "" for none."""
+    """The version that is told: etag, modified, both, or "" for none."""
     head_status = 0
     """The status of HEAD; 0: the right one."""
     head_of = ""
@@ -107,7 +107,10 @@ class Web(http.server.SimpleHTTPRequestHandler):
         if asked is not None and self.names_range:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         if self.tells:
-            self.send_header(*{"etag": ("ETag", etag), "modified": ("Last-Modified", modified)}[self.tells])
+            told = {"etag": {"ETag": etag}, "modified": {"Last-Modified": modified}}
+            told["both"] = told["etag"] | told["modified"]
+            for name, value in told[self.tells].items():
+                self.send_header(name, value)
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         if self.command == "HEAD":

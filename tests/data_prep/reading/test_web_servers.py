@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepared_data import already_prepared
 from web_server import Web, serving
 
 from data_prep.config import DataConfig, Source, TokenizerConfig
@@ -108,6 +109,21 @@ def test_a_file_that_becomes_another_between_two_requests_is_not_read_as_a_mixtu
         documents(files)
     if ranges:
         assert len(Web.conditions) == 1 and (Web.conditions[0] is None) == (tells == "")
+
+
+def test_a_file_is_known_by_the_version_that_was_listed_and_not_by_its_time(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Web, "tells", "both")
+    data, tok = DataConfig(sources=[Source(path=f"{web}/a.jsonl")]), TokenizerConfig(vocab_size=64, threads=1)
+    os.utime(tmp_path / "a.jsonl", (1e9, 1e9))
+    first = prepare(data, tok, tmp_path / "out")
+    assert already_prepared(data, tok, tmp_path / "out") == first
+    write(tmp_path, OTHERS)
+    os.utime(tmp_path / "a.jsonl", (1e9, 1e9))
+    assert already_prepared(data, tok, tmp_path / "out") is None
+    second = prepare(data, tok, tmp_path / "out")
+    assert second.counts["read"] == {"kept": 400} and second.fingerprint != first.fingerprint
 
 
 @pytest.mark.parametrize("tells", ["etag", "modified"])
