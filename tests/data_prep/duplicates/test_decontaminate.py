@@ -135,15 +135,21 @@ letters = st.sampled_from(
 some_words = st.lists(st.text(letters, min_size=1, max_size=6), min_size=13, max_size=20)
 
 
-@settings(max_examples=100, deadline=None)
-@given(text=some_words, spell_exam=spellings, spell_document=spellings, ngram=st.sampled_from([5, 13]))
+@settings(max_examples=15, deadline=None)
+@given(
+    texts=st.lists(st.tuples(some_words, spellings, spellings), min_size=1, max_size=15), ngram=st.sampled_from([5, 13])
+)
 def test_a_text_is_found_however_either_side_spells_its_characters(
-    text: list[str], spell_exam: Callable[[str], str], spell_document: Callable[[str], str], ngram: int
+    texts: list[tuple[list[str], Callable[[str], str], Callable[[str], str]]], ngram: int
 ) -> None:
-    exam = " ".join(text)
-    document = clean("Before it. " + spell_document(exam) + " After it.")
+    exams = [spell_exam(" ".join(words)) for words, spell_exam, _ in texts]
+    documents = [
+        clean(f"Before {number}. {spell_document(' '.join(words))} After.")
+        for number, (words, _, spell_document) in enumerate(texts)
+    ]
     with TemporaryDirectory() as folder:
-        assert hit(Path(folder), spell_exam(exam), document, ngram=ngram)
+        (rows,), _, _ = run_stage(Path(folder), {"set.jsonl": exams}, [documents], ngram=ngram, common=None)
+    assert rows.tolist() == list(range(len(texts)))
 
 
 def test_what_edits_take_out_of_documents_hides_no_text(tmp_path: Path) -> None:
