@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from prepared_data import already_prepared
 
-from data_prep.config import DataConfig, FilterConfig
+from data_prep.config import CleanConfig, DataConfig, FilterConfig
 from data_prep.dataset.shards import open_dataset
 from data_prep.pipeline.prepare import prepare
 from data_prep.stages.content import content_hash
@@ -67,6 +68,21 @@ def test_a_changed_rule_redoes_only_what_follows_it(tmp_path, planted, tok):
     assert {"read", "sort", "decontaminate"} <= redone(
         loose.model_copy(update={"filters": FilterConfig()}), "unfiltered"
     )
+
+
+def test_another_cleaning_reads_the_evaluation_texts_again(tmp_path, planted, tok):
+    """Documents that it does not change are compared as before with all but these."""
+    pytest.importorskip("ftfy")
+    data, _ = planted
+    work = tmp_path / "work"
+    first = prepare(data, tok, tmp_path / "first", work=work)
+    before = set(work.glob("*/*.arrow"))
+    repaired = prepare(
+        data.model_copy(update={"clean": CleanConfig(fix_mojibake=True)}), tok, tmp_path / "repaired", work=work
+    )
+    made = [path.parent.name for path in set(work.glob("*/*.arrow")) - before]
+    assert sorted(made) == ["decontaminate", "read", "read"]
+    assert repaired.fingerprint == first.fingerprint and repaired.inputs != first.inputs
 
 
 def test_other_evaluation_texts_make_another_data_set(tmp_path, planted, tok):
