@@ -87,7 +87,7 @@ def main() -> None:
 def write_texts(texts: Path, mb: float, folder: Path) -> dict[str, Path]:
     """JSON files with a list of documents each, by kind of text."""
     draw = random.Random(0)
-    one_word = ["".join(draw.choices(_LETTERS, k=draw.randint(200, 2000))) for _ in range(int(mb * 1e6 / 4 / 1100))]
+    one_word = ["".join(draw.choices(_LETTERS, k=draw.randint(200, 2000))) for _ in range(int(mb * 1e6 / 8 / 1100) + 1)]
     common = [chr(0x4E00 + int(3000 * draw.random() ** 3)) for _ in range(2000)]
     ends = [*[""] * 9, "\u3002"]
     kinds: dict[str, Iterator[str]] = {
@@ -104,7 +104,7 @@ def write_texts(texts: Path, mb: float, folder: Path) -> dict[str, Path]:
         for document in documents:
             chosen.append(document)
             size += len(document.encode()) / 1e6
-            if size > (mb if kind in ("texts", "code") else mb / 4):
+            if size > (mb if kind in ("texts", "code") else mb / 8):
                 break
         files[kind] = folder / f"{kind}.json"
         files[kind].write_text(json.dumps(chosen))

@@ -132,9 +132,8 @@ def test_steps_are_traced_when_somebody_asks(bert_data: Path, tmp_path: Path) ->
 
 
 def test_neither_ray_nor_mlflow_nor_a_tokenizer_is_loaded(bert_data: Path, tmp_path: Path) -> None:
-    look = (
-        "import sys; print(sorted(m for m in ('ray', 'mlflow', 'sentencepiece', 'typer', 'rich') if m in sys.modules))"
-    )
+    absent = ("ray", "mlflow", "sentencepiece", "tokenizers", "typer", "rich")
+    look = f"import sys; print(sorted(m for m in {absent} if m in sys.modules))"
     command = [sys.executable, "-c", f"import pretrain.run.worker; {look}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
 
