@@ -167,12 +167,12 @@ class BatchMaker:
         needed = self._schedule.needed_from(step)
         if needed == self._asked:
             return
-        self._asked[:] = needed
         # Other ranks of this node, and other processes of this rank, may be some steps behind.
         behind = max(0, step - 2 * self.config.engine.data_workers - 2)
         kept = dict.fromkeys([*needed, *self._schedule.needed_from(behind)])
         shards = self.data.manifest.of_split("train")
         request(run_dir, [shards[number].file for number in kept])
+        self._asked[:] = needed
 
     def _pairs_before(self, phase: int, steps: int) -> int:
         """Pairs of the first `steps` steps of a phase with `batch_tokens`; counts on from the last call."""
