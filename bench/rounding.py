@@ -1,7 +1,8 @@
 """How runs that compute the same in another order drift apart: python bench/rounding.py --picture docs/rounding.png
 
-A recipe is trained on one rank, again on one rank, on two ranks, and on one rank with half the micro-batch, each from
-step 0: the samples of a step and the sums over them are the same, and only their order and so their rounding differ.
+A recipe is trained on one rank with twice its micro-batch, on two ranks with its own, and on one rank with half of it,
+each from step 0: the samples of a step and the sums over them are the same, and only their order and so their rounding
+differ. Every rank has one thread, so that threads add no other order.
 Then one step on two ranks is taken from some of the first run's checkpoints: that step's loss and gradient norm differ
 by the rounding of a step from the same state, however far the runs have drifted apart by then.
 """
@@ -26,7 +27,6 @@ from pretrain.checkpoint.manifest import folder_of_step
 from pretrain.run.files import ROWS
 from pretrain.run.stop import STOP_FILE
 
-FIRST = "1 rank"
 EVERY = 5
 """Steps between the checkpoints of the first run."""
 
@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=Path("recipes/demo.yaml"), help="without dropout, in fp32")
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--at", type=int, nargs="+", default=[5, 15, 40, 100, 200], help="steps to take one step from")
-    parser.add_argument("--work", type=Path, help="folder for the runs; default: a temporary one")
+    parser.add_argument(
+        "--work", type=Path, help="folder for the runs, of which finished ones stay; default: temporary"
+    )
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", type=Path, default=Path("bench/results/rounding.json"))
     options = parser.parse_args()
@@ -50,27 +52,29 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    half = load_recipe(options.recipe, []).engine.micro_batch
-    assert isinstance(half, int), "a number of samples"
+    given = load_recipe(options.recipe, []).engine.micro_batch
+    assert isinstance(given, int), "a number of samples"
+    first = f"1 rank, micro-batch {2 * given}"
+    saves = [f"checkpoint.every_steps={EVERY}", "checkpoint.keep=1000"]
     variants: dict[str, tuple[int, list[str]]] = {
-        FIRST: (1, [f"checkpoint.every_steps={EVERY}", "checkpoint.keep=1000"]),
-        "1 rank again": (1, []),
-        "2 ranks": (2, []),
-        "1 rank, half the micro-batch": (1, [f"engine.micro_batch={half // 2}"]),
+        first: (1, [f"engine.micro_batch={2 * given}", *saves]),
+        f"2 ranks, micro-batch {given}": (2, []),
+        f"1 rank, micro-batch {given // 2}": (1, [f"engine.micro_batch={given // 2}"]),
     }
     curves = {}
     for number, (name, (ranks, overrides)) in enumerate(variants.items()):
-        run_dir = prepare(options, work, f"run-{number}", overrides)
-        train(run_dir, ranks)
+        run_dir = work / f"run-{number}"
+        if options.steps not in steps_of(run_dir):
+            train(prepare(options, work, run_dir.name, overrides), ranks)
         curves[name] = steps_of(run_dir)
         print(f"{name}: {len(curves[name])} steps", file=sys.stderr)
-    first, one_step = work / "run-0", {}
+    origin, one_step = work / "run-0", {}
     for at in options.at:
         run_dir = work / f"from-{at}"
         shutil.rmtree(run_dir, ignore_errors=True)
-        shutil.copytree(first, run_dir, symlinks=True, ignore=shutil.ignore_patterns("checkpoints", *ROWS, "logs"))
+        shutil.copytree(origin, run_dir, symlinks=True, ignore=shutil.ignore_patterns("checkpoints", *ROWS, "logs"))
         shutil.copytree(
-            folder_of_step(str(first / "checkpoints"), at), folder_of_step(str(run_dir / "checkpoints"), at)
+            folder_of_step(str(origin / "checkpoints"), at), folder_of_step(str(run_dir / "checkpoints"), at)
         )
         (run_dir / STOP_FILE).touch()  # after the first step
         train(run_dir, 2)
@@ -80,10 +84,11 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, torch {version('torch')}",
         "recipe": str(options.recipe),
         "steps": options.steps,
+        "first": first,
         "loss": {name: {step: row["loss"] for step, row in curve.items()} for name, curve in curves.items()},
-        "grad_norm": {step: row["grad_norm"] for step, row in curves[FIRST].items()},
+        "grad_norm": {step: row["grad_norm"] for step, row in curves[first].items()},
         "one_step": {
-            step: {key: abs(row[key] / curves[FIRST][step][key] - 1) for key in ("loss", "grad_norm")}
+            step: {key: abs(row[key] / curves[first][step][key] - 1) for key in ("loss", "grad_norm")}
             for step, row in one_step.items()
         },
     }
@@ -105,7 +110,7 @@ def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[
 
 def train(run_dir: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = subprocess.run([*command, "-m", "pretrain.run.worker", str(run_dir)], env=environment, capture_output=True)
     assert code.returncode == 0 or (run_dir / STOP_FILE).exists(), code.stderr.decode()[-2000:]
 
@@ -116,18 +121,18 @@ def steps_of(run_dir: Path) -> dict[int, Row]:
 
 def differences(report: dict[str, Any]) -> dict[str, dict[int, float]]:
     """Of each run but the first: by step, how far its loss is from the first run's, as a share of it."""
-    first = report["loss"][FIRST]
+    first = report["loss"][report["first"]]
     return {
         name: {step: abs(loss / first[step] - 1) for step, loss in curve.items()}
         for name, curve in report["loss"].items()
-        if name != FIRST
+        if name != report["first"]
     }
 
 
 def show(report: dict[str, Any]) -> None:
     found, norms = differences(report), report["grad_norm"]
     at = [step for step in (1, 10, 15, 16, 20, 40, 100, 250, report["steps"]) if step in norms]
-    print(f"{report['recipe']}, {report['machine']}: difference of the loss from that of one rank, relative")
+    print(f"{report['recipe']}, {report['machine']}: difference of the loss from {report['first']}, relative")
     print(f"{'step':>6} {'grad norm':>10}  " + "  ".join(f"{name:>28}" for name in found))
     for step in dict.fromkeys(at):
         print(f"{step:6} {norms[step]:10.2f}  " + "  ".join(f"{curve[step]:28.1e}" for curve in found.values()))
@@ -150,7 +155,7 @@ def draw(path: Path, report: dict[str, Any]) -> None:
     single = {step: row["loss"] for step, row in report["one_step"].items() if row["loss"]}
     upper.plot(list(single), list(single.values()), "o", color=PAPER.ink, label="one step on 2 ranks, same checkpoint")
     upper.set_yscale("log")
-    upper.set_ylabel("relative difference of the loss\nfrom that of 1 rank")
+    upper.set_ylabel(f"relative difference of the loss\nfrom {report['first']}")
     upper.legend(frameon=False, loc="lower right")
     lower.plot(list(report["grad_norm"]), list(report["grad_norm"].values()), color=PAPER.series[-1])
     lower.set_yscale("log")

@@ -39,7 +39,8 @@ class ClusterConfig(Section):
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
     workers: Annotated[list[Annotated[int, Field(ge=1)]], SPEED] = Field(default=[2], min_length=1, max_length=2)
     """Number of ranks in pretraining, or [least, most]: as many as the cluster has room for. The run goes on with fewer
-    when nodes are lost, and with more when they join. Order, batch size and losses do not depend on it."""
+    when nodes are lost, and with more when they join. Order and batch size do not depend on it; what a step
+    computes does, by rounding."""
     env: Annotated[list[str], NOTHING] = Field(default=[])
     """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
     Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
