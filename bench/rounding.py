@@ -153,7 +153,10 @@ def draw(path: Path, report: dict[str, Any]) -> None:
     for (name, curve), colour in zip(drifting.items(), PAPER.series, strict=False):
         upper.plot(list(curve), [value or float("nan") for value in curve.values()], color=colour, label=name)
     single = {step: row["loss"] for step, row in report["one_step"].items() if row["loss"]}
-    upper.plot(list(single), list(single.values()), "o", color=PAPER.ink, label="one step on 2 ranks, same checkpoint")
+    if single:
+        upper.plot(
+            list(single), list(single.values()), "o", color=PAPER.ink, label="one step on 2 ranks, same checkpoint"
+        )
     upper.set_yscale("log")
     upper.set_ylabel(f"relative difference of the loss\nfrom {report['first']}")
     upper.legend(frameon=False, loc="lower right")
