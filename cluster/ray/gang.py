@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console import clock, console
-from cluster.ray.copy_of_run import LOST_FILE, RunHome
+from cluster.ray.copy_of_run import LOST_FILE, RunHome, log_of
 from cluster.ray.exchange import Exchange
 from cluster.ray.failures import TrainingFailed
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
+from cluster.ray.slow_start import SLOW_S, have_processes, waits_for
 from cluster.ray.spares import Spares
-from cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, nodes_of_ranks, unreachable, watched
+from cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
 from common.exit_codes import USER_ERROR
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower
@@ -54,13 +55,13 @@ def train_on_ray(
     needed: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
     home: RunHome | None = None,
-) -> None:
+) -> bool:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
-    Ranks that fail are restarted from the newest checkpoint as soon as the cluster has room for them: for the
-    least number of them. When it gets room for more, up to the greatest number, and the rest of the run repays a
-    restart, the ranks save and are restarted with more. When one of their nodes is about to be taken away, they save
-    and are restarted without it.
+    As many ranks train, within `workers`, as the cluster has room for beside other jobs. Ranks that fail are restarted
+    from the newest checkpoint as soon as there is room for the least number of them. When there is room for more, and
+    the rest of the run repays a restart, the ranks save and are restarted with more. When one of their nodes is about
+    to be taken away, they save and are restarted without it.
 
     Args:
         checkpoints: location of the run's checkpoints.
@@ -70,6 +71,9 @@ def train_on_ray(
         needed: names of variables that their nodes must have.
         on_row: called with each new row of metrics.jsonl.
         home: where the nodes find the run and leave what they tell, if they have no folder in common.
+
+    Returns:
+        Whether it was asked to stop, which may have been after the last step.
 
     Raises:
         TrainingFailed: with the last error of the ranks.
@@ -86,7 +90,7 @@ def train_on_ray(
     failures = 0
     with _stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
         while True:
-            while not (ranks := nodes.room(away := _away(watch))) and not stop.exists():
+            while not (ranks := nodes.room_to_start(away := _away(watch))) and not stop.exists():
                 time.sleep(_POLL_S)
             if stop.exists():
                 break
@@ -103,27 +107,34 @@ def train_on_ray(
             }
             gang = _Gang(start, ranks, nodes.kind, away)
             gang.start()
-            has_spares, lost_at = False, math.inf
+            has_begun, has_spares, lost_at, told = False, False, math.inf, times["asked"]
             while gang.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
                 gang.join(_POLL_S)
                 if exchange:
                     exchange.look()
                 silent, leaving = watch.silent(), draining()
                 room = nodes.room(silent | leaving)
-                if silent and not lost.exists() and (gone := silent & nodes_of_ranks()):
+                if silent and not lost.exists() and (gone := silent & ranks_by_node().keys()):
                     gang.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
                     write_atomically(lost, str(gang.error).encode())
                     lost_at = time.time()
                 asked = stop.exists() or restart.exists()
-                if leaving and not asked and leaving & nodes_of_ranks():
+                if leaving and not asked and leaving & ranks_by_node().keys():
                     console.print(f"{clock()} a node is about to be taken away: the ranks save, and restart without it")
                     write_atomically(restart, b"")
                 for row in rows.read():
+                    has_begun = True
                     times["silent"] = row.get("time", times["asked"])
                     growth.saw(row)
                     on_row(row)
+                if not has_begun and stop.exists() and not have_processes():
+                    break
+                if not has_begun and time.time() - told >= SLOW_S:
+                    told = time.time()
+                    waiting = waits_for(ranks, None if home else log_of(run_dir, 0))
+                    console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
                 if not has_spares and growth.left_s() > _SPARES_FROM_S:
-                    spares.start_on(nodes_of_ranks() - silent)
+                    spares.start_on(ranks_by_node().keys() - silent)
                     has_spares = True
                 if growth.pays(ranks, room, time.time()) and not asked:
                     console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
@@ -137,7 +148,10 @@ def train_on_ray(
             step, saved = newest_step(checkpoints), restart.exists()
             for file in (restart, lost):
                 file.unlink(missing_ok=True)
-            if gang.was_not_placed() or (gang.error is None and saved and step != last_step):
+            if gang.was_not_placed():
+                nodes.were_not_placed(ranks)
+                continue
+            if gang.error is None and saved and step != last_step:
                 continue
             if gang.error is None and (stop.exists() or step == last_step):
                 break
@@ -152,7 +166,9 @@ def train_on_ray(
                 )
             console.print(f"{clock()} the ranks failed ({reason}); restarting from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
+    is_stopped = stop.exists()
     stop.unlink(missing_ok=True)
+    return is_stopped
 
 
 def _away(watch: Watch) -> set[str]:

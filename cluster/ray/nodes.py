@@ -1,65 +1,134 @@
-"""Wait for a cluster with room for all ranks, ask its autoscaler for nodes, and keep the user informed."""
+"""Wait for a cluster with room for the ranks, ask its autoscaler for nodes, and keep the user informed."""
 
 import time
 from collections.abc import Set
+from dataclasses import dataclass
 
 from cluster.console import clock, console
+from cluster.ray.watch import ranks_by_node
 
 _REMIND_S = 60.0
+_SETTLED_S, _UNSETTLED_S = 3.0, 10.0
+"""A cluster learns that processes have ended within a second; what they held is free then. Other jobs may come and go
+all the time."""
+
+
+@dataclass(frozen=True)
+class _Capacity:
+    """CPUs or GPUs of the live nodes that whole ranks can have."""
+
+    there: int
+    free: int
+    """Without those that other jobs hold; with those of this driver's own ranks."""
 
 
 class Nodes:
-    """Reports when the cluster has too few GPUs or CPUs for the ranks, and since when. Use it in a with statement."""
+    """Says how many ranks the cluster has room for, and reports when that is too few. Use it in a with statement."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self.kind = "CPU"
         """Each rank needs one: "GPU" once a node has one, else "CPU"."""
-        self._since: float | None = None
+        self._seen: tuple[_Capacity, float] | None = None
+        """The newest capacity, and since when it has been that."""
+        self._tried: int | None = None
+        """The most ranks to ask for after more were not placed although there seemed to be room for them."""
+        self._looks_since: float | None = None
+        self._waits_since: float | None = None
         self._said = 0.0
-        self._asked = 0.0
+        self._asked: float | None = None
 
     def __enter__(self) -> "Nodes":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._asked:
+        if self._asked is not None:
             _ask_for(self.kind, 0)  # nodes that nobody uses may end
 
     def room(self, silent: Set[str] = frozenset()) -> int:
-        """How many ranks the live nodes have room for: `least` to `most`, or 0.
+        """How many ranks fit on the live nodes, beside other jobs: `least` to `most`, or 0.
 
-        Prints it at first, every minute while it is 0, and when that ends. Where it is less than `most`, the autoscaler
-        is asked for nodes, if the cluster has one.
+        Where it is less than `most`, the autoscaler is asked for nodes, if the cluster has one.
 
         Args:
             silent: ids of nodes that do not count.
         """
+        capacity, now = self._capacity(silent), time.monotonic()
+        if self._seen is None or self._seen[0] != capacity:
+            self._seen = capacity, now
+        if capacity.free < self._most and (self._asked is None or now - self._asked >= _REMIND_S):
+            self._asked = now
+            _ask_for(self.kind, self._most + capacity.there - capacity.free)
+        if self._tried is not None and capacity.free <= self._tried:
+            self._tried = None  # what seemed to be free is known to be taken
+        room = min(capacity.free, self._most, self._tried or self._most)
+        return room if room >= self._least else 0
+
+    def room_to_start(self, silent: Set[str] = frozenset()) -> int:
+        """As `room`, and 0 for a few seconds while what ranks or tasks held that have just ended may not be free yet.
+
+        Prints what is waited for: at first, every minute, and when that ends.
+        """
+        room, now = self.room(silent), time.monotonic()
+        assert self._seen is not None
+        capacity, since = self._seen
+        self._looks_since = self._looks_since or now
+        is_settled = now - since >= _SETTLED_S or now - self._looks_since >= _UNSETTLED_S
+        if room < self._most and capacity.free < capacity.there and not is_settled:
+            return 0
+        if room:
+            self._looks_since = None
+        self._tell(room, capacity)
+        return room
+
+    def were_not_placed(self, ranks: int) -> None:
+        """Ask for fewer ranks the next time, but not for fewer than the least."""
+        self._tried = max(self._least, ranks - 1)
+        asking = "asking again" if self._tried == ranks else f"asking for {self._tried}"
+        console.print(f"{clock()} the cluster did not place {ranks} ranks, although they seemed to fit: {asking}")
+
+    def _capacity(self, silent: Set[str]) -> _Capacity:
         import ray
 
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in silent]
-        if any("GPU" in resources for resources in alive):
+        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        counted = alive.keys() - silent
+        if any("GPU" in alive[node] for node in counted):
             self.kind = "GPU"  # and stays so when those nodes are lost, and the head is left, which may have none
-        kind = self.kind
-        there, now = int(sum(resources.get(kind, 0) for resources in alive)), time.time()
-        if there < self._most and now - self._asked >= _REMIND_S:
-            self._asked = now
-            _ask_for(kind, self._most)
-        if there >= self._least:
-            if self._since is not None:
-                console.print(f"{clock()} the cluster has {there} {kind}s again, after {now - self._since:.0f} s")
-            self._since = None
-            return min(there, self._most)
-        if self._since is None:
-            self._since, self._said = now, 0.0
-        if now - self._said >= _REMIND_S:
-            self._said = now
-            workers = self._most if self._least == self._most else f"[{self._least}, {self._most}]"
+        # The public function adds up the nodes.
+        free, own = ray._private.state.state.available_resources_per_node(), ranks_by_node()
+        return _Capacity(
+            sum(int(alive[node].get(self.kind, 0)) for node in counted),
+            # A rank needs a whole one of a single node.
+            sum(int(free.get(node, {}).get(self.kind, 0) + own[node]) for node in counted),
+        )
+
+    def _tell(self, room: int, capacity: _Capacity) -> None:
+        now = time.time()
+        if room:
+            if self._waits_since is not None:
+                console.print(
+                    f"{clock()} the cluster has {capacity.free} free {self.kind}s again, after "
+                    f"{now - self._waits_since:.0f} s"
+                )
+            self._waits_since = None
+            return
+        if self._waits_since is None:
+            self._waits_since, self._said = now, 0.0
+        if now - self._said < _REMIND_S:
+            return
+        self._said = now
+        workers = self._most if self._least == self._most else f"[{self._least}, {self._most}]"
+        waits, needs = f"since {clock(self._waits_since)}", f"{self.kind}s that cluster.workers={workers} needs"
+        if capacity.there < self._least:
             console.print(
-                f"{clock()} waiting for nodes since {clock(self._since)}: the cluster has {there} of the "
-                f"{self._least} {kind}s that cluster.workers={workers} needs; training resumes when they join"
+                f"{clock()} waiting for nodes {waits}: the cluster has {capacity.there} of the {self._least} {needs}; "
+                "training resumes when they join"
             )
-        return 0
+        else:
+            console.print(
+                f"{clock()} waiting for other jobs {waits}: {capacity.free} of the cluster's {capacity.there} "
+                f"{self.kind}s are free, of the {self._least} {needs}; training resumes when they are"
+            )
 
 
 def _ask_for(kind: str, number: int) -> None:

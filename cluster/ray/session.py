@@ -43,7 +43,7 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
 
     if address is None:
         start_ray(
-            num_cpus=max(os.cpu_count() or 1, workers),
+            num_cpus=max(len(os.sched_getaffinity(0)), workers),
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,

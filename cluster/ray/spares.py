@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _READY_S = 0.01
+_LEFT_BYTES = 2 * 2**30
+"""A node with less free memory needs it for its ranks more than a spare, which takes about 450 MB."""
 
 
 class Spares:
@@ -46,6 +48,11 @@ class _Keeper:
     """A Ray actor whose child is the spare, which ends with it."""
 
     def __init__(self, run_dir: str) -> None:
+        """Raises RuntimeError: the node has no memory for it."""
+        import psutil
+
+        if psutil.virtual_memory().available < _LEFT_BYTES:
+            raise RuntimeError("too little free memory for a spare process")
         command = [sys.executable, "-P", "-m", "pretrain.run.spare", run_dir]
         self._spare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,22 +19,34 @@ _AT_ONCE = 64
 
 
 class Watch:
-    """Connects to each live node once a second."""
+    """Connects to each live node once a second.
+
+    Silence is counted only for as long as this process looks: after a pause of its own (a suspended laptop, a stalled
+    machine) all nodes would seem to have been silent.
+    """
 
     def __init__(self) -> None:
-        self._answered: dict[str, float] = {}
+        self._looked: tuple[dict[str, float], float] = {}, time.monotonic()
+        """For each node the seconds of its silence, and when that was."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
     def silent(self) -> set[str]:
         """Ids of nodes that Ray takes for alive and that have not answered for 8 seconds."""
-        now = time.monotonic()
-        return {node for node, answered in dict(self._answered).items() if now - answered > _SILENT_S}
+        silent_s, looked = self._looked
+        return {node for node, seconds in silent_s.items() if seconds + _passed_since(looked) > _SILENT_S}
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
-            answers, now = _answers(), time.monotonic()
-            self._answered = {node: now if answers[node] else self._answered.get(node, now) for node in answers}
+            answers, (silent_s, looked) = _answers(), self._looked
+            passed = _passed_since(looked)
+            silent_s = {node: 0.0 if answers[node] else silent_s.get(node, 0.0) + passed for node in answers}
+            self._looked = silent_s, time.monotonic()
+
+
+def _passed_since(looked: float) -> float:
+    """Seconds, of which a pause of this process is no part."""
+    return min(time.monotonic() - looked, _EVERY_S + _TIMEOUT_S)
 
 
 @contextmanager
@@ -61,10 +74,10 @@ def draining() -> set[str]:
     return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way
 
 
-def nodes_of_ranks() -> set[str]:
-    """Ids of the nodes on which the ranks of this driver are placed."""
+def ranks_by_node() -> Counter[str]:
+    """How many ranks of this driver are placed on which nodes."""
     placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
-    return {node for group in placed for node in group.values()}
+    return Counter(node for group in placed for node in group.values())
 
 
 def abandon_ranks() -> None:

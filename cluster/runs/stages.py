@@ -122,14 +122,18 @@ def _run_left(
     if "train" not in wanted and "eval" not in wanted:
         return DONE
     tracker = _open_tracker(run)
-    status, failed = "failed", 0
+    status, failed, is_stopped = "failed", 0, False
     try:
         if "train" in wanted and not run.is_trained:
-            _train(run, tracker, full_verify, seconds)
+            is_stopped = _train(run, tracker, full_verify, seconds)
             run = with_newest_checkpoint(run)
         if "train" in wanted and not run.is_trained:
             status = "stopped"
             console.print("stopped; rerun the same command to resume from the newest checkpoint")
+            return STOPPED
+        if is_stopped:
+            status = "trained"
+            console.print("stopped after the last step; rerun the same command for what is left")
             return STOPPED
         if "eval" in wanted:
             failed = _evaluate(run, tracker, seconds)
@@ -190,8 +194,12 @@ def _open_tracker(run: ResolvedRun) -> "Tracker":
     return open_run(run.folder, run.recipe.model_dump(mode="json"), tracking.uri, tracking.experiment, tags)
 
 
-def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Seconds) -> None:
-    """Train to the last step, or until a signal; the checkpoints tell how far it came."""
+def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Seconds) -> bool:
+    """Train to the last step, or until a signal; the checkpoints tell how far it came.
+
+    Returns:
+        Whether there was a signal.
+    """
     from cluster.ray.gang import train_on_ray
     from data_prep.dataset.shards import open_dataset
 
@@ -218,7 +226,8 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
         shared = run.shared()
         if run.home:
             run.home.share_indexes()
-        train_on_ray(run.folder, run.checkpoints, last, cluster.least_and_most, environment, cluster.env, show, shared)
+        workers = cluster.least_and_most
+        return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, shared)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:

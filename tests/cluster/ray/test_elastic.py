@@ -1,6 +1,10 @@
-"""A run that takes what ranks the cluster has room for: a node joins, and is lost."""
+"""A run that takes what ranks the cluster has room for: a node joins, and is lost; other jobs come and go."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,23 @@ from workplace import begin, ended, json_lines, losses, make_workplace, multihop
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 100_000
 """So many that a restart with another rank pays on any machine: the run is stopped before."""
+
+
+ALIKE = (
+    "checkpoint.every_steps=100",
+    "phases[0].lr=1e-4",
+    "phases[0].schedule=constant",
+    "phases[0].warmup=0",
+    "model.dropout=0",
+)
+OTHER = """
+import ray, sys, threading
+ray.init(sys.argv[1], log_to_driver=False)
+other = ray.remote(threading.Event).options(num_cpus=1).remote()
+ray.get(other.is_set.remote())
+print("has a CPU", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -26,15 +47,7 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
 ) -> None:
     make_workplace(tmp_path, texts, "elastic", STEPS)
     run = tmp_path / "runs" / "elastic"
-    recipe = [
-        "train",
-        "recipe.yaml",
-        "checkpoint.every_steps=100",
-        "phases[0].lr=1e-4",
-        "phases[0].schedule=constant",
-        "phases[0].warmup=0",
-        "model.dropout=0",
-    ]
+    recipe = ["train", "recipe.yaml", *ALIKE]
     command = begin(tmp_path, *recipe, "cluster.workers=[1, 2]", "--address", cluster.address)
 
     def starts() -> list[int]:
@@ -59,3 +72,54 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
     np.testing.assert_allclose(
         [ours[step] for step in sorted(ours)], [theirs[step] for step in sorted(theirs)], rtol=1e-4
     )
+
+
+@contextmanager
+def other_job(cluster: Cluster) -> Iterator["subprocess.Popen[str]"]:
+    """Somebody else's, which takes a CPU as soon as there is one, and says so."""
+    command = [sys.executable, "-c", OTHER, cluster.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def test_other_jobs_are_trained_beside_and_waited_for(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
+    """What another job takes is no reason to restart; what it had when it ends is."""
+    make_workplace(tmp_path, texts, "beside", STEPS)
+    run, output = tmp_path / "runs" / "beside", tmp_path / "output.txt"
+
+    def starts() -> list[int]:
+        return [row["world_size"] for row in json_lines(run / "starts.jsonl")]
+
+    with other_job(cluster) as first:
+        assert first.stdout is not None and "has a CPU" in first.stdout.readline()
+        command = begin(
+            tmp_path, "train", "recipe.yaml", *ALIKE, "cluster.workers=[1, 3]", "--address", cluster.address
+        )
+        cluster.add_node(num_cpus=1)
+        wait_for(lambda: len(losses(run)) > 50, tmp_path, command)  # on what is free
+        assert starts() == [1]
+        with other_job(cluster) as second:
+            time.sleep(3)  # until it asks for a CPU
+            cluster.add_node(num_cpus=1)
+            assert second.stdout is not None and "has a CPU" in second.stdout.readline()
+            time.sleep(20)  # in which a restart would come
+            assert starts() == [1] and "they restart" not in output.read_text()
+        wait_for(lambda: starts() == [1, 2], tmp_path, command)
+        last = max(losses(run))
+        wait_for(lambda: max(losses(run)) > last, tmp_path, command)
+    command.terminate()
+    ended(tmp_path, command, 75)
+
+
+def test_a_run_for_which_nothing_is_free_says_so(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "waits", 20)
+    multihop(tmp_path, "prep", "recipe.yaml")
+    with other_job(cluster) as other:
+        assert other.stdout is not None and "has a CPU" in other.stdout.readline()
+        command = begin(tmp_path, "train", "recipe.yaml", "cluster.workers=1", "--address", cluster.address)
+        said = "0 of the cluster's 1 CPUs are free, of the 1 CPUs that cluster.workers=1 needs"
+        wait_for(lambda: said in (tmp_path / "output.txt").read_text(), tmp_path, command)
+    assert "the cluster has 1 free CPUs again" in ended(tmp_path, command)

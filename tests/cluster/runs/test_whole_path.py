@@ -203,6 +203,14 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     with open(run / "metrics.jsonl", "a") as metrics:
         metrics.write('{"step": 9')
 
+    # Asked to stop when the last step is done: nothing is begun any more.
+    process = start(workplace, *arguments)
+    wait_for(lambda: max(losses(run)) == STEPS, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75 and not (run / "eval" / "results.jsonl").exists(), output
+    assert json.loads((run / "summary.json").read_text())["status"] in {"trained", "stopped"}
+
     multihop(workplace, *arguments)
     assert losses(run) == losses(whole)
     assert results(run) == results(whole)

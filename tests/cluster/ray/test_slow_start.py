@@ -1,0 +1,81 @@
+"""Ranks that do not begin: the user is told what they wait for, and what Ray's logs say."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
+
+from cluster.ray.session import start_ray
+from cluster.ray.slow_start import Beginning, have_processes, tasks_wait_for, waits_for
+
+PYTHON = "/nowhere/python"
+
+
+@pytest.fixture
+def cannot_start() -> Iterator[None]:
+    """A Ray whose processes for this driver do not start."""
+    start_ray(num_cpus=1, runtime_env={"py_executable": PYTHON})
+    yield
+    ray.shutdown()
+
+
+@ray.remote
+class RayTrainWorker:
+    """As Ray Train calls the actor of a rank."""
+
+
+def test_a_process_that_does_not_start_is_told_with_the_end_of_rays_logs(cannot_start: None) -> None:
+    assert waits_for(2, None) == "Ray has not placed 2 ranks yet"
+    rank = RayTrainWorker.remote()
+    deadline = time.monotonic() + 60
+    while "raylet.err ends with: " not in (said := waits_for(1, None)):
+        assert not have_processes() and time.monotonic() < deadline, said
+    assert rank and said.startswith("Ray has not started a process of the 1 ranks on ")
+    assert f"{PYTHON}: No such file or directory" in said
+
+
+def test_tasks_that_cannot_begin_are_told_with_what_is_asked_and_free(two_cpus: None) -> None:
+    assert tasks_wait_for({"CPU": 3, "GPU": 0, "memory": 0}) == (
+        "a task needs 3 CPUs, and no node has so much; lower that, or add a node"
+    )
+    holder = ray.remote(threading.Event).options(num_cpus=2).remote()
+    ray.get(holder.is_set.remote(), timeout=60)
+    assert tasks_wait_for({"CPU": 1, "GPU": 0, "memory": 10**6}) == (
+        "a task needs 1 CPU and 0.0 GB of memory, and of the 1 nodes that have it none has it free; free are 0 CPUs, "
+        f"{ray.available_resources()['memory'] / 1e9:.1f} GB of memory in all"
+    )
+    ray.kill(holder)
+
+
+def test_whether_a_task_has_begun_is_known(two_cpus: None, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = Beginning()
+    begun.tell({"CPU": 5})
+    assert "no task has begun for 0 s: a task needs 5 CPUs" in capsys.readouterr().err
+    assert begun.look_again_s() is not None
+    task = ray.remote(begun.noted(len))
+    assert ray.get(task.remote([1, 2]), timeout=60) == 2
+    begun.tell({"CPU": 5})
+    assert begun.look_again_s() is None and not capsys.readouterr().err
+    begun.forget()
+
+
+@pytest.mark.long
+def test_a_run_whose_ranks_do_not_start_says_why_and_can_be_stopped(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_workplace(tmp_path, texts, "stuck", 10)
+    multihop(tmp_path, "prep", "recipe.yaml")
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "slow_start_hook.broken")
+    monkeypatch.syspath_prepend(tmp_path)
+    hook = f"def broken(found):\n    return {{**(found or {{}}), 'py_executable': {PYTHON!r}}}\n"
+    (tmp_path / "slow_start_hook.py").write_text(hook)
+    command = begin(tmp_path, "train", "recipe.yaml")
+    wait_for(lambda: f"{PYTHON}: No such file" in (tmp_path / "output.txt").read_text(), tmp_path, command)
+    command.send_signal(signal.SIGINT)
+    assert "no step for 60 s: Ray has not started a process of the 2 ranks on " in ended(tmp_path, command, 75)
+    assert not json_lines(tmp_path / "runs" / "stuck" / "starts.jsonl")

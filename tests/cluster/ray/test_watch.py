@@ -1,0 +1,40 @@
+"""The driver's watch on nodes, when not they but the driver is silent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from workplace import ROOT
+
+pytestmark = [pytest.mark.long]
+WATCHES = """
+import time
+from cluster.ray.session import start_ray
+from cluster.ray.watch import watched
+start_ray(num_cpus=1)
+with watched() as watch:
+    time.sleep(3)
+    print("watches", flush=True)
+    until = time.monotonic() + 18
+    silent = set()
+    while time.monotonic() < until:
+        silent |= watch.silent()
+    print(len(silent), flush=True)
+"""
+
+
+def test_after_a_pause_of_its_own_no_node_is_taken_for_silent() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WATCHES], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "watches\n"
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(12)
+        child.send_signal(signal.SIGCONT)
+        assert child.stdout.readline() == "0\n"
+    finally:
+        child.kill()
