@@ -1,19 +1,22 @@
 """The commands about jobs of a cluster."""
 
 import base64
-import io
 import sys
-import tarfile
 import time
 from pathlib import Path
 
 from cluster.jobs.errand import ErrandFailed, run_errand
 from cluster.jobs.errands.pack_results import MARK
+from cluster.jobs.errands.print_log import READ_TO
+from cluster.jobs.fetched import unpack_results
 from cluster.jobs.follow import exit_code, follow, verdict
 from cluster.jobs.submit import Order, submit
 from cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
 from common.exit_codes import DETACHED, FAILED
 from common.redaction import shown
+
+_FOLLOWED_S = 600
+"""The head follows a log for so long, then it is asked again: it does not know whether this process still lives."""
 
 
 def submit_and_follow(address: str, order: Order) -> int:
@@ -23,9 +26,9 @@ def submit_and_follow(address: str, order: Order) -> int:
 
 
 def attach_to(address: str, name: str) -> int:
-    """Follow the newest job of a run, from its first line; returns the run's exit code."""
+    """Follow a run's job from its first line; returns the run's exit code."""
     jobs = Jobs(address)
-    return _follow(jobs, newest(jobs, name))
+    return _follow(jobs, job_of(jobs, name))
 
 
 def show_jobs(address: str) -> None:
@@ -45,13 +48,12 @@ def show_jobs(address: str) -> None:
 
 
 def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
-    """Print what the newest job of a run printed, or the log of one of its ranks."""
+    """Print what a run's job printed, or the log of one of its ranks."""
     jobs = Jobs(address)
-    job = newest(jobs, name)
+    job = job_of(jobs, name)
     if rank is not None:
-        arguments = [_folder(job), str(rank), *(["-f"] if following else [])]
         try:
-            run_errand(jobs, "print_log", arguments, _write)
+            _show_rank(jobs, job, rank, following)
         except ErrandFailed as error:
             print(f"multihop: {shown(str(error))}", file=sys.stderr)
             return FAILED
@@ -62,10 +64,34 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
     return 0
 
 
+def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
+    """Print a rank's log, and what is appended to it until the job has ended if it is followed.
+
+    Raises:
+        ErrandFailed: there is no such log, or it cannot be read.
+    """
+    read_to = 0
+
+    def write(line: str) -> None:
+        nonlocal read_to
+        if line.startswith(READ_TO):
+            read_to = int(line.removeprefix(READ_TO))
+        else:
+            _write(line)
+
+    while True:
+        now = jobs.get(job.id) if following else None
+        goes_on = now is not None and not now.has_ended
+        of_job = [JOB, job.id, str(_FOLLOWED_S)] if goes_on else []
+        run_errand(jobs, "print_log", [_folder(job), str(rank), str(read_to), *of_job], write)
+        if not goes_on:
+            return
+
+
 def stop_job(address: str, name: str, now: bool) -> int:
-    """Stop the newest job of a run and wait for its end: it saves a checkpoint first, unless `now`."""
+    """Stop a run's job and wait for its end: it saves a checkpoint first, unless `now`."""
     jobs = Jobs(address)
-    job = newest(jobs, name)
+    job = job_of(jobs, name)
     if job.has_ended:
         print(f"{name} has ended: {job.status.lower()}")
         return 0
@@ -78,28 +104,24 @@ def stop_job(address: str, name: str, now: bool) -> int:
 
 
 def fetch_results(address: str, name: str, out: Path) -> None:
-    """Copy report, results, metrics and recipe of a run to this machine.
+    """Copy report, results, metrics and recipe of a run to this machine, in the place of those of an earlier fetch.
 
     Raises:
-        ValueError: the run has none, or a file of this name is there.
+        ValueError: the run has none, or something else is in their place.
     """
     jobs = Jobs(address)
-    job = newest(jobs, name)
+    job = job_of(jobs, name)
     try:
         printed = run_errand(jobs, "pack_results", [_folder(job)])
     except ErrandFailed as error:
         raise ValueError(str(error)) from None
     lines = [line.removeprefix(MARK) for line in printed.splitlines() if line.startswith(MARK)]
-    content = b"".join(base64.b64decode(line, validate=True) for line in lines)
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-        archive.extractall(folder, filter="data")  # nothing outside the folder, no links to elsewhere
-        print(f"wrote {len(archive.getnames())} files to {shown(str(folder))}")
+    fetched = unpack_results(b"".join(base64.b64decode(line, validate=True) for line in lines), out / name)
+    print(f"wrote {fetched} files to {shown(str(out / name))}")
 
 
-def newest(jobs: Jobs, name: str) -> Job:
-    """The newest job of a run.
+def job_of(jobs: Jobs, name: str) -> Job:
+    """The job of a run that has not ended, or else its newest.
 
     Raises:
         ValueError: there is none.
@@ -109,7 +131,7 @@ def newest(jobs: Jobs, name: str) -> Job:
     if not mine:
         there = ", ".join(sorted({job.run for job in found})) or "none"
         raise ValueError(f"no job of a run {name}; runs with jobs: {there}")
-    return mine[-1]
+    return next((job for job in reversed(mine) if not job.has_ended), mine[-1])
 
 
 def _follow(jobs: Jobs, job: Job) -> int:

@@ -1,4 +1,4 @@
-"""Submit a run to a cluster, named by its content: the same again attaches to the job that runs, or resumes the run."""
+"""Submit a run to a cluster: the same again attaches to the job that runs, or resumes the run."""
 
 import json
 import shlex
@@ -39,7 +39,7 @@ class Order:
 
     @property
     def content(self) -> str:
-        """Names the order: 10 hexadecimal digits. Where the cluster is and what is allowed to change are no part."""
+        """Tells orders apart: 10 hexadecimal digits. Where the cluster is and what is allowed to change are no part."""
         described = _comparable(self.recipe.model_dump(mode="json"))
         return sha256_json({"recipe": described, "stage": self.stage, "runs": self.runs})[:10]
 
@@ -109,10 +109,10 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
             say(f"untracked {untracked_line(new)}")
         number = 1 + max((_number(job, name) for job in earlier), default=0)
         while True:
-            job_id = f"{name}-{order.content}-{number}"
+            job_id = f"{name}-{number}"  # nothing else is part of it: of two orders for a run, the head takes one
             if jobs.submit(job_id, order.command(job_id), archive, metadata):
                 break
-            other = jobs.get(job_id)  # somebody else was faster
+            other = jobs.get(job_id)
             if other is not None and not other.has_ended:
                 return _attached(other, order, say)
             number += 1

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import math
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
     f"multihop.{key}" for key in ("run", "runs", "content", "code", "commit", "recipe")
 )
 """Keys of a job's metadata."""
+_CALL = "multihop.call"
+"""The key with a random value of the call that submitted it."""
 DASHBOARD_NAME = "job_name"
 """The key of the metadata that Ray's dashboard shows as a job's name."""
 JOB = "MULTIHOP_JOB"
@@ -72,8 +76,10 @@ class Jobs:
         """Connect.
 
         Raises:
-            ValueError: nothing answers at the address, or it wants another token.
+            ValueError: the address is no URL, nothing answers there, or it wants another token.
         """
+        if not address.startswith(("http://", "https://")):  # Ray would take it for its own, and connect for long
+            raise ValueError(f"--address={address} is not the URL of a head's dashboard; give http://HOST:8265")
         from ray.job_submission import JobSubmissionClient
 
         class Client(JobSubmissionClient):
@@ -86,28 +92,37 @@ class Jobs:
         try:
             self._client = Client(address)
         except Exception as error:  # Ray raises RuntimeError, ConnectionError and those of requests
+            if "Authentication " in str(error):
+                raise ValueError(
+                    f"--address={address}: the cluster refuses the token ({_first_line(error)}); set "
+                    "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to that of its `ray start`"
+                ) from None
             raise ValueError(
                 f"--address={address}: no Ray dashboard answers there ({_first_line(error)}); give the head's, for "
                 "example http://10.0.0.1:8265, and set RAY_AUTH_MODE and RAY_AUTH_TOKEN if the cluster has a token"
             ) from None
 
     def submit(self, job_id: str, command: str, archive: Path, metadata: dict[str, str]) -> bool:
-        """Start a job in the folder that `archive`, a .zip file, is unpacked to; false if there is one with this id."""
+        """Start a job in the folder that `archive`, a .zip file, is unpacked to; false if another one has this id."""
         environment = {"working_dir": str(archive), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S)}}
+        call = secrets.token_hex(8)
         answer = self._asked(
             self._client.submit_job,
             unless="already exists",
             entrypoint=command,
             submission_id=job_id,
             runtime_env=environment,
-            metadata=metadata,
+            metadata=metadata | {_CALL: call},
         )
-        return answer is not None
+        if answer is not None:
+            return True
+        job = self.get(job_id)  # it may be that of this call, whose answer was lost
+        return job is not None and job.metadata.get(_CALL) == call
 
     def all(self) -> list[Job]:
         """The jobs that this project submitted, the oldest first."""
         found = [_job(details) for details in self._asked(self._client.list_jobs) if details.submission_id]
-        return sorted((job for job in found if RUN in job.metadata), key=lambda job: job.started or 0.0)
+        return sorted((job for job in found if RUN in job.metadata), key=lambda job: job.started or math.inf)
 
     def get(self, job_id: str) -> Job | None:
         """The job; None if the head does not know it."""
@@ -120,7 +135,7 @@ class Jobs:
 
     def delete(self, job_id: str) -> None:
         """Remove an ended job from the list."""
-        self._asked(self._client.delete_job, job_id)
+        self._asked(self._client.delete_job, job_id, unless="status code 404")
 
     def output(self, job_id: str) -> str:
         """All that a job has printed."""

@@ -10,13 +10,13 @@ _PARTS = {"metrics.jsonl": "journal/*.metrics.jsonl", "starts.jsonl": "journal/*
 
 
 def matching(run: str, patterns: Sequence[str]) -> list[str]:
-    """Names of the files that match one of the patterns, sorted; `*` does not match a slash in a folder."""
+    """Names of the files that match one of the patterns, sorted."""
     if not run.startswith(_SCHEME):
         found = {path for pattern in patterns for path in Path(run).glob(pattern) if path.is_file()}
         return sorted(path.relative_to(run).as_posix() for path in found)
     names = _names(run)
     names += [whole for whole, parts in _PARTS.items() if fnmatch.filter(names, parts)]
-    return sorted({name for name in names for pattern in patterns if _matches(name, pattern)})
+    return sorted({name for name in names for pattern in patterns if matches(name, pattern)})
 
 
 def read(run: str, name: str, offset: int = 0) -> bytes | None:
@@ -31,7 +31,7 @@ def read(run: str, name: str, offset: int = 0) -> bytes | None:
     names = _names(run)
     if name in names:
         return _object(run, name)[offset:]
-    parts = [part for part in names if _matches(part, _PARTS.get(name) or name.replace(".log", ".start-*.log"))]
+    parts = [part for part in names if matches(part, _PARTS.get(name) or name.replace(".log", ".start-*.log"))]
     return b"".join(_object(run, part) for part in sorted(parts, key=_start))[offset:] if parts else None
 
 
@@ -41,7 +41,8 @@ def _start(part: str) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0), part
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether the name of a file fits; `*` does not match a slash."""
     return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
 
 

@@ -1,20 +1,20 @@
-"""End a job at once: its command and all processes that it started, which have its id in their environment."""
+"""End the processes of a job at once."""
 
 import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
+
+from .processes import processes_with
 
 
 def main() -> None:
-    """Arguments: the environment variable, and the id."""
-    wanted, ended = "=".join(sys.argv[1:3]).encode(), 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or it has ended
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-                ended += 1
+    """Arguments: the environment variable with a job's id, and the id."""
+    ended = 0
+    for process in processes_with(*sys.argv[1:3]):
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+            ended += 1
     print(f"killed {ended} processes", flush=True)
 
 

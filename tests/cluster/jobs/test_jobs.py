@@ -41,6 +41,14 @@ parts = []
 job = follow(Jobs(near), "breaks", parts.append)
 print(json.dumps([job and job.status, "".join(parts), Jobs(address).output("breaks")]))
 """
+SUBMITTED_TWICE = """
+import json, sys
+from pathlib import Path
+from cluster.ray.jobs import Jobs
+jobs, archive = Jobs(sys.argv[1]), Path(sys.argv[2])
+print(json.dumps([jobs.submit("answered-late", "true", archive, {}) for _ in range(2)]))
+"""
+EMPTY_ARCHIVE = b"PK\x05\x06" + bytes(18)
 
 
 def free_port() -> int:
@@ -150,8 +158,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same as that of the run that stands" in done.stdout and "small is done" in done.stderr
     assert json_lines(run / "starts.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
-    ids = re.findall(r"small-[0-9a-f]{10}-\d", done.stdout + printed[0])
-    assert {each[-1] for each in ids} == {"1", "2"} and len({each[:-1] for each in ids}) == 1
+    assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 
     changed = multihop(one, *submit, "phases[0].lr=1e-3")
     assert changed.returncode == 2 and f"{run} was started with another recipe" in changed.stderr
@@ -172,18 +179,33 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
 
 
 def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, texts: Path, tmp_path: Path) -> None:
-    make_workplace(tmp_path, texts, "long", 100_000)
     runs, there = str(tmp_path / "runs"), ("--address", address)
-    following = begin(tmp_path, "submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there)
+    submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]
+    # Two orders for one run at the same time: the head takes one.
+    places = [make_workplace(made(tmp_path / name), texts, "long", 100_000) for name in ("a", "b")]
+    both = [begin(place, *submit, f"phases[0].lr={number}e-3") for number, place in enumerate(places, start=1)]
     run = tmp_path / "runs" / "long"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
+    wait_for(lambda: any(command.poll() is not None for command in both))
+    lost = next(number for number, command in enumerate(both) if command.poll() is not None)
+    refused, following, place = ended(places[lost], both[lost], 2), both[1 - lost], places[1 - lost]
+    assert "runs long with another recipe (phases[0].lr was" in refused
+    assert multihop(place, "jobs", *there).stdout.count("long-") == 1
+    follows = begin(made(tmp_path / "log"), "logs", "long", "--rank", "0", "-f", *there)
+    wait_for(lambda: (tmp_path / "log" / "output.txt").read_text())
     workers = [process for process in psutil.process_iter() if str(run) in " ".join(command_of(process))]
     assert len(workers) >= 2  # and what they started
     killed = multihop(tmp_path, "stop", "long", "--now", *there)
     assert "killed 1 processes" in killed.stdout, killed.stdout + killed.stderr
-    ended(tmp_path, following, 1)
+    ended(place, following, 1)
+    log = run / "logs" / "rank-0.log"
+    assert ended(tmp_path / "log", follows) == log.read_text()  # it ends with the job
+    with open(log, "ab") as file:
+        file.write(b"caf\xe9\n")
+    assert multihop(tmp_path, "logs", "long", "--rank", "0", *there).stdout.endswith("caf\ufffd\n")
     wait_for(lambda: not any(process.is_running() and command_of(process) for process in workers), 30)
 
+    make_workplace(tmp_path, texts, "long", 10)
     lacking = multihop(
         tmp_path,
         "submit",
@@ -203,6 +225,11 @@ def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, 
         tmp_path, "submit", "recipe.yaml", "name=b", "data.sources[0].path=/nothing", "--runs", runs, *there
     )
     assert failed.returncode == 2 and "/nothing" in failed.stdout and "b failed with exit code 2" in failed.stderr
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def command_of(process: psutil.Process) -> list[str]:
@@ -261,7 +288,7 @@ def test_each_character_is_followed_once_over_a_connection_that_breaks(address: 
             "[print('line', n, 'é' * (n % 50), flush=True) or time.sleep(0.004) for n, _ in enumerate(more)]",
         )
     )
-    (tmp_path / "empty.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    (tmp_path / "empty.zip").write_bytes(EMPTY_ARCHIVE)
     proxy = Cutting(int(address.rpartition(":")[2]), most=3, all_cut=all_cut)
     try:
         near = f"http://127.0.0.1:{proxy.port}"
@@ -312,6 +339,40 @@ class Cutting:
         self._listening.close()
 
 
+class Swallowing(Cutting):
+    """Passes connections on, but for the first answer to an order, after which its connection ends."""
+
+    def __init__(self, to: int) -> None:
+        self._asked: set[socket.socket] = set()
+        self.swallowed = 0
+        super().__init__(to, most=0, all_cut=Path(os.devnull))
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                if b"POST /api/jobs/ " in data and not self.swallowed:
+                    self._asked.add(target)
+                if source in self._asked:
+                    self._asked.clear()
+                    self.swallowed += 1
+                    for end in (source, target):
+                        end.shutdown(socket.SHUT_RDWR)
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_an_order_whose_answer_is_lost_is_known_again(address: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.zip").write_bytes(EMPTY_ARCHIVE)
+    proxy = Swallowing(int(address.rpartition(":")[2]))
+    try:
+        near = f"http://127.0.0.1:{proxy.port}"
+        assert in_a_child(SUBMITTED_TWICE, near, str(tmp_path / "empty.zip")) == [True, False]
+    finally:
+        proxy.close()
+    assert proxy.swallowed == 1
+
+
 def test_mistakes_are_told_in_a_sentence(
     address: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,9 +382,12 @@ def test_mistakes_are_told_in_a_sentence(
     assert nobody.returncode == 2 and "no Ray dashboard answers there" in nobody.stderr
     relative = multihop(tmp_path, *submit, "data.sources[0].path=texts/*.txt", "--address", address)
     assert relative.returncode == 2 and "data.sources[0].path=texts/*.txt is relative" in relative.stderr
+    no_url = multihop(tmp_path, "jobs", "--address", address.removeprefix("http://"))
+    assert no_url.returncode == 2 and "is not the URL of a head's dashboard" in no_url.stderr
+    assert no_url.stderr.count("\n") == 1
     unknown = multihop(tmp_path, "stop", "nothing", "--address", address)
     assert unknown.returncode == 2 and "no job of a run nothing" in unknown.stderr
     monkeypatch.setenv("RAY_AUTH_TOKEN", "00" * 32)
     for command in (["jobs"], ["logs", "small"], ["stop", "small"], submit):
         refused = multihop(tmp_path, *command, "--address", address)
-        assert refused.returncode == 2 and "token" in refused.stderr, refused.stdout
+        assert refused.returncode == 2 and "refuses the token" in refused.stderr, refused.stdout

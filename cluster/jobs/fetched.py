@@ -1,0 +1,34 @@
+"""The results of a run in a folder on this machine, as they were fetched last."""
+
+import io
+import tarfile
+from pathlib import Path
+
+from cluster.jobs.errands.files import matches, matching
+from cluster.jobs.errands.pack_results import RESULTS
+from common.files import make_folder, write_atomically
+
+
+def unpack_results(archive: bytes, folder: Path) -> int:
+    """Replace the results that an earlier fetch left in a folder by those of a gzip'd tar; returns how many there are.
+
+    What a fetch does not write stays. Nothing is written through a link in the folder.
+
+    Raises:
+        ValueError: something is in the place of a file or a folder of the results.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
+        # The head may be another's: no other names, and no links.
+        entries = [each for each in packed if each.isfile() and any(matches(each.name, wanted) for wanted in RESULTS)]
+        files = {entry.name: packed.extractfile(entry).read() for entry in entries}  # type: ignore[union-attr]
+    for place in {(folder / name).parent for name in RESULTS}:
+        if (place.exists() and not place.is_dir()) or (place != folder and place.is_symlink()):
+            raise ValueError(f"{place} is not a folder; move it away, or choose another --out")
+    if blocked := next((name for name in files if (folder / name).is_dir()), None):
+        raise ValueError(f"{folder / blocked} is a folder; move it away, or choose another --out")
+    for name in matching(str(folder), RESULTS):
+        (folder / name).unlink()
+    for name, content in files.items():
+        make_folder((folder / name).parent)
+        write_atomically(folder / name, content, mode=0o600 if name == "recipe.json" else 0o666)
+    return len(files)

@@ -1,0 +1,122 @@
+"""Programs that run on a cluster's head, and what is made of their output, without a cluster between them."""
+
+import base64
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.jobs import errands
+from cluster.jobs.errands.pack_results import MARK
+from cluster.jobs.errands.print_log import READ_TO
+from cluster.jobs.fetched import unpack_results
+
+FOLDER = Path(errands.__file__).parent
+VARIABLE = "SOME_JOB_OF_A_TEST"
+
+
+def begin(program: str, *arguments: str, output: Path) -> "subprocess.Popen[bytes]":
+    """As on a head, where the output is a file."""
+    with open(output, "wb") as file:
+        command = [sys.executable, "-m", f"{FOLDER.name}.{program}", *arguments]
+        return subprocess.Popen(command, cwd=FOLDER.parent, stdin=subprocess.DEVNULL, stdout=file)
+
+
+def run_of(folder: Path, **files: str) -> Path:
+    for name, content in ({"recipe_json": "{}"} | files).items():
+        *parents, stem, suffix = name.split("_")
+        path = folder.joinpath(*parents, f"{stem}.{suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def fetch(run: Path, to: Path) -> dict[str, str]:
+    """What is in `to` after the run was fetched there."""
+    output = run.with_suffix(".out")
+    assert begin("pack_results", str(run), output=output).wait(60) == 0
+    assert output.stat().st_mode & 0o777 == 0o600
+    lines = [line.removeprefix(MARK) for line in output.read_text().splitlines() if line.startswith(MARK)]
+    unpack_results(b"".join(map(base64.b64decode, lines)), to)
+    return {path.relative_to(to).as_posix(): path.read_text() for path in sorted(to.rglob("*")) if path.is_file()}
+
+
+def test_a_fetch_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    old = run_of(tmp_path / "old", report_html="OLD", eval_results_jsonl="old", loss_png="old", metrics_jsonl="1")
+    new, to = run_of(tmp_path / "new", metrics_jsonl="2"), tmp_path / "fetched" / "x"
+    assert fetch(old, to).keys() == {"recipe.json", "report.html", "eval/results.jsonl", "loss.png", "metrics.jsonl"}
+    (to / "my notes.txt").write_text("mine")
+    assert fetch(new, to) == {"recipe.json": "{}", "metrics.jsonl": "2", "my notes.txt": "mine"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in to.iterdir() if path.is_file()}
+    assert modes["recipe.json"] == 0o600 and modes["metrics.jsonl"] == modes["my notes.txt"]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    run, to = run_of(tmp_path / "run", metrics_jsonl="1", eval_results_jsonl="row"), tmp_path / "fetched" / "x"
+    victim, elsewhere = tmp_path / "victim", tmp_path / "elsewhere"
+    victim.write_text("precious")
+    elsewhere.mkdir()
+    (elsewhere / "results.jsonl").write_text("precious")
+    to.mkdir(parents=True)
+    (to / "metrics.jsonl").symlink_to(victim)
+    assert fetch(run, to)["metrics.jsonl"] == "1" and victim.read_text() == "precious"
+    assert not (to / "metrics.jsonl").is_symlink()
+    (to / "eval" / "results.jsonl").unlink()
+    (to / "eval").rmdir()
+    (to / "eval").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="eval is not a folder; move it away"):
+        fetch(run, to)
+    assert (elsewhere / "results.jsonl").read_text() == "precious"
+
+
+def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+    run, to = run_of(tmp_path / "run", metrics_jsonl="1"), tmp_path / "x"
+    to.write_text("a file")
+    with pytest.raises(ValueError, match="x is not a folder"):
+        fetch(run, to)
+    to.unlink()
+    (to / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"metrics.jsonl is a folder"):
+        fetch(run, to)
+
+
+def printed(output: Path) -> tuple[str, int]:
+    """The log's text, and the byte that it was read to."""
+    text, _, read_to = output.read_text().rpartition(READ_TO)
+    return text, int(read_to)
+
+
+def test_a_log_that_is_not_utf_8_is_printed(tmp_path: Path) -> None:
+    log, output = tmp_path / "run" / "logs" / "rank-0.log", tmp_path / "output"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"one\ncaf\xe9\nthe end")
+    assert begin("print_log", str(tmp_path / "run"), "0", "0", output=output).wait(60) == 0
+    assert printed(output) == ("one\ncaf\ufffd\nthe end\n", log.stat().st_size)
+    assert begin("print_log", str(tmp_path / "run"), "0", "4", output=output).wait(60) == 0
+    assert printed(output)[0] == "caf\ufffd\nthe end\n"
+    assert begin("print_log", str(tmp_path / "run"), "1", "0", output=output).wait(60) == 1
+
+
+def test_a_log_is_followed_while_its_job_lives_and_not_for_good(tmp_path: Path) -> None:
+    log, output = tmp_path / "run" / "logs" / "rank-0.log", tmp_path / "output"
+    log.parent.mkdir(parents=True)
+    job: Any = subprocess.Popen(["sleep", "300"], env={**os.environ, VARIABLE: "the-id"})
+    try:
+        follow = (str(tmp_path / "run"), "0", "0", VARIABLE, "the-id")
+        short = begin("print_log", *follow, "0.1", output=tmp_path / "short")
+        following = begin("print_log", *follow, "300", output=output)
+        assert short.wait(60) == 0 and printed(tmp_path / "short") == ("", 0)
+        log.write_text("one\ntw")
+        while "one\n" not in output.read_text():
+            assert following.poll() is None
+            time.sleep(0.05)
+        log.write_text("one\ntwo\nthr")
+    finally:
+        job.kill()
+        job.wait()
+    assert following.wait(60) == 0
+    assert printed(output) == ("one\ntwo\n", 8)  # the rest is read again, once the job is known to have ended
