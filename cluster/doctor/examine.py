@@ -1,6 +1,7 @@
 """Examine the cluster of this process: `python -m cluster.doctor.examine ORDER.json`, as a job on a cluster's head."""
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +35,8 @@ def examine(order: Order, say: Say) -> Facts:
 
 
 def main() -> None:
-    """Argument: a file with an `Order`."""
+    """Argument: a file with an `Order`. SIGTERM is an interruption, so that nothing is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     order = Order(**json.loads(Path(sys.argv[1]).read_text()))
     report = examine(order, lambda line: print(f"{SAYS}{line}", flush=True))
     print(MARK + json.dumps(report), flush=True)

@@ -75,9 +75,13 @@ def _unanswered(report: Facts) -> Iterator[Finding]:
 def _room(report: Facts) -> Iterator[Finding]:
     kind, needed = ("gpus", report["needs"]["ranks"]) if report["needs"]["gpu"] else ("cpus", report["needs"]["ranks"])
     there = sum(int(facts[kind]) for facts in report["nodes"].values())
+    free = sum(facts["free"][kind] for facts in report["nodes"].values())
+    name, wanted = f"{kind.upper()[:-1]}s", f"{needed} for cluster.workers"
     if there < needed:
-        seen = f"{there} {kind.upper()[:-1]}s in all"
-        yield Finding("the cluster", "room", seen, f"{needed} for cluster.workers", "lower it, or add nodes")
+        yield Finding("the cluster", "room", f"{there} {name} in all", wanted, "lower it, or add nodes")
+    elif free < needed:
+        advice = "a run would wait for other jobs to end: stop them, lower it, or add nodes"
+        yield Finding("the cluster", "room", f"{free} free {name} of {there}", wanted, advice)
     for name, facts in report["nodes"].items():
         if report["needs"]["gpu"] and facts["gpus"] == 0:
             yield Finding(name, "room", "Ray knows no GPU there", "GPUs", "install the driver, and start Ray again")

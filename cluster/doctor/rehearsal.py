@@ -27,10 +27,13 @@ def rehearse(recipe: Recipe, runs: Path) -> Facts:
 
     Returns:
         first_s and second_s (seconds of each start), {skipped: reason} where the data is not prepared, or
-        {error: reason}.
+        {error: reason}, where a source is missing for example.
     """
-    if not _is_prepared(recipe, runs):
-        return {"skipped": "the data is not prepared yet (--stage prep)"}
+    try:
+        if not _is_prepared(recipe, runs):
+            return {"skipped": "the data is not prepared yet (--stage prep)"}
+    except (ValueError, OSError) as error:
+        return {"error": str(error)}
     name = f"doctor-{secrets.token_hex(6)}"
     place = checkpoints_of(runs / name, recipe.model_copy(update={"name": name}))
     try:

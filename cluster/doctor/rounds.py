@@ -36,14 +36,20 @@ def gather(order: Order, say: Say) -> Facts:
         say: takes a line about what is being done.
 
     Returns:
-        nodes {name: facts}, the head first, with address, is_head, cpus, gpus, machine, and for those that answered
-        clock, compute, places {location: …} and, where GPUs are asked for, gpus_idle and gpus_after_work; links
-        [{nodes, rates}]; lost (names); needs; and tracking, if it is asked for.
+        nodes {name: facts}, the head first, with address, is_head, cpus, gpus, free, machine, and for those that
+        answered clock, compute, places {location: …} and, where GPUs are asked for, gpus_idle and gpus_after_work;
+        links [{nodes, rates}]; lost (names); needs; and tracking, if it is asked for.
     """
     nodes, lost = nodes_of_cluster()
     on_gpu = any(node.gpus for node in nodes) if order.gpu is None else order.gpu
     facts: Facts = {
-        node.name: {"address": node.address, "is_head": node.is_head, "cpus": node.cpus, "gpus": node.gpus}
+        node.name: {
+            "address": node.address,
+            "is_head": node.is_head,
+            "cpus": node.cpus,
+            "gpus": node.gpus,
+            "free": node.free,
+        }
         for node in nodes
     }
 
@@ -96,14 +102,16 @@ def _clock(node: Node) -> Facts:
 def _place(place: str, nodes: Sequence[Node]) -> Iterator[tuple[str, Facts]]:
     """What each node found in one place: {error} or that of `store.write` and `store.read`."""
     trial, own = secrets.token_hex(4), {node: f"node-{number}" for number, node in enumerate(nodes)}
-    wrote = call_on_nodes([Call(node, store.write, (place, trial, own[node])) for node in nodes], _STORE_S)
-    facts = {node: _as_json(answer) for node, answer in zip(nodes, wrote, strict=True)}
-    writers = [node for node in nodes if "error" not in facts[node]]
-    others = {node: writers[(number + 1) % len(writers)] for number, node in enumerate(writers)}
-    read = call_on_nodes([Call(node, store.read, (place, trial, own[others[node]])) for node in writers], _STORE_S)
+    try:
+        wrote = call_on_nodes([Call(node, store.write, (place, trial, own[node])) for node in nodes], _STORE_S)
+        facts = {node: _as_json(answer) for node, answer in zip(nodes, wrote, strict=True)}
+        writers = [node for node in nodes if "error" not in facts[node]]
+        others = {node: writers[(number + 1) % len(writers)] for number, node in enumerate(writers)}
+        read = call_on_nodes([Call(node, store.read, (place, trial, own[others[node]])) for node in writers], _STORE_S)
+    finally:
+        call_on_nodes([Call(node, store.remove, (place, trial)) for node in nodes], _SHORT_S)
     for node, answer in zip(writers, read, strict=True):
         facts[node] |= _as_json(answer) | {"own": own[node], "read_of": others[node].name}
-    call_on_nodes([Call(node, store.remove, (place, trial, own[node])) for node in nodes], _SHORT_S)
     return ((node.name, found) for node, found in facts.items())
 
 

@@ -57,11 +57,11 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
     }
 
 
-def remove(location: str, trial: str, node: str) -> None:
-    """Remove what this node wrote, and the folder as soon as it is empty."""
+def remove(location: str, trial: str) -> None:
+    """Remove the trial's folder with what it holds; all nodes may do so at once."""
     folder = _folder(location, trial)
-    folder.remove(node)
-    folder.remove(_OWNER)
+    for name in folder.names():
+        folder.remove(name)
     folder.remove_if_empty()
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.ray.map import end_tasks
+
 _LONGEST_REASON = 300
 _UNEXPECTED = 2
 """Ray's NodeDeathInfo.UNEXPECTED_TERMINATION: not `ray stop`, and not an autoscaler."""
@@ -22,6 +24,8 @@ class Node:
     is_head: bool
     cpus: float
     gpus: int
+    free: dict[str, int]
+    """Of "cpus" and "gpus", how many whole ones no job holds."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ def nodes_of_cluster() -> tuple[list[Node], list[str]]:
 
     table = ray.nodes()
     alive = [each for each in table if each["Alive"]]
+    free = ray._private.state.state.available_resources_per_node()
     alive.sort(key=lambda each: (not _is_head(each), _by_number(each["NodeManagerAddress"]), each["NodeManagerPort"]))
     nodes = [
         Node(
@@ -57,6 +62,7 @@ def nodes_of_cluster() -> tuple[list[Node], list[str]]:
             is_head=_is_head(each),
             cpus=each["Resources"].get("CPU", 0),
             gpus=int(each["Resources"].get("GPU", 0)),
+            free={f"{kind.lower()}s": int(free.get(each["NodeID"], {}).get(kind, 0)) for kind in ("CPU", "GPU")},
         )
         for each, name in zip(alive, _names(alive), strict=True)
     ]
@@ -74,11 +80,13 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
 
     Returns:
         For each call, in their order, what it returned; or a `Failed` where it raised, its node was lost, or no answer
-        came in `timeout_s`. Those calls are killed.
+        came in `timeout_s`. Those calls are killed; all are interrupted where this process is.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    if not calls:
+        return []
     references = [
         ray.remote(call.function)
         .options(
@@ -90,7 +98,11 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
         .remote(*call.arguments)
         for call in calls
     ]
-    answered, silent = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+    try:
+        answered, silent = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+    except BaseException:
+        end_tasks(references)
+        raise
     for reference in silent:
         ray.cancel(reference, force=True)
     there = set(answered)

@@ -37,6 +37,7 @@ def _node(name: str, is_head: bool, gpu: bool) -> dict[str, Any]:
         "is_head": is_head,
         "cpus": 8.0,
         "gpus": 1 if gpu else 0,
+        "free": {"cpus": 8, "gpus": 1 if gpu else 0},
         "machine": {
             "versions": {"python": "3.11.9", "torch": "2.13.0", "mlflow": None},
             "code": "c" * 64,

@@ -19,6 +19,10 @@ import psutil
 import pytest
 from workplace import ROOT, make_workplace
 
+from cluster.doctor.order import order_of
+from cluster.doctor.rehearsal import rehearse
+from cluster.runs.recipe import load_recipe
+
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
 DISK = 64 * 2**20
@@ -167,6 +171,29 @@ def test_this_machine_alone(tmp_path: Path) -> None:
     # What the machine lacks that the tests run on is no failure of theirs.
     assert {finding["check"] for finding in report["findings"]} <= {"disk", "memory", "shm", "open files"}
     assert facts["is_head"] and "error" not in facts["compute"] and abs(facts["clock"]["ahead"]) < 60
+
+
+def test_a_missing_source_is_a_finding_and_an_interruption_leaves_nothing(texts: Path, tmp_path: Path) -> None:
+    """Interrupted as the job on a cluster's head is, here with a Ray of this machine."""
+    make_workplace(tmp_path, texts, "doc", 10)
+    runs, order = tmp_path / "runs", tmp_path / "order.json"
+    runs.mkdir()
+    recipe = load_recipe(tmp_path / "recipe.yaml", ["data.sources[0].path=/nowhere/x.txt"])
+    assert "/nowhere/x.txt" in rehearse(recipe, runs)["error"]
+
+    order.write_text(json.dumps(order_of(recipe, str(runs), False).as_json()))
+    examining = subprocess.Popen(
+        [sys.executable, "-m", "cluster.doctor.examine", str(order)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not list(runs.glob(".doctor-*")):
+        assert examining.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    examining.terminate()
+    assert examining.wait(120) != 0 and list(runs.iterdir()) == []
 
 
 def test_a_relative_folder_is_refused(tmp_path: Path) -> None:

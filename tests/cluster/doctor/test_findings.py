@@ -82,6 +82,10 @@ FAULTS: dict[str, tuple[Callable[[Report], Any], tuple[str, str]]] = {
     "MLflow is away": (put("tracking", value={"error": "refused"}), ("one", "MLflow")),
     "no step": (put("step", value={"error": "CUDA out of memory"}), ("the cluster", "step")),
     "too few nodes": (put("needs", "ranks", value=25), ("the cluster", "room")),
+    "other jobs": (
+        lambda report: [of(name, "free", "cpus", value=0)(report) for name in ("one", "two", "three")],
+        ("the cluster", "room"),
+    ),
     "a node was lost": (put("lost", value=["four (10.0.0.4)"]), ("four (10.0.0.4)", "node")),
 }
 """A change of a healthy report, and the one finding that it must lead to."""
