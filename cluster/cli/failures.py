@@ -4,13 +4,27 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from common.exit_codes import FAILED, USER_ERROR
 from common.files import DISK_FULL
 from common.redaction import shown
 from data_prep.reading.failures import ReadFailed
 
-_ADVICE = {errno.EACCES: "get access from its owner", **dict.fromkeys(DISK_FULL, "free disk space")}
+_ADVICE = {
+    errno.EACCES: "get access from its owner",
+    errno.EPERM: "get access from its owner",
+    errno.EROFS: "have its file system mounted for writing",
+    **dict.fromkeys(DISK_FULL, "free disk space"),
+}
+_MISTAKES = {
+    errno.EEXIST: "is in the way, a directory was expected: remove it, or give another path",
+    errno.ENOTDIR: "has a file where a directory was expected; give another path",
+    errno.EISDIR: "is a directory, a file was expected; give another path",
+    errno.ENAMETOOLONG: "is too long a path; give another path",
+    errno.ELOOP: "is a link to itself; give another path",
+}
+"""What is wrong with a path that was given."""
 
 
 @contextmanager
@@ -27,11 +41,13 @@ def told_in_a_sentence() -> Iterator[None]:
     except OSError as error:
         if error.errno is None and str(error).startswith("s3://"):  # the library has tried for minutes
             _exit(error, FAILED, "; rerun the same command to resume")
+        if error.errno in _MISTAKES and error.filename is not None:
+            _exit(ValueError(f"{error.filename2 or error.filename} {_MISTAKES[error.errno]}"), USER_ERROR)
         if error.errno not in _ADVICE:
             raise
         _exit(error, FAILED, f"; {_ADVICE[error.errno]} and rerun the same command")
 
 
-def _exit(error: Exception, code: int, advice: str = "") -> None:
+def _exit(error: Exception, code: int, advice: str = "") -> NoReturn:
     print(f"multihop: {shown(str(error))}{advice}", file=sys.stderr)
     sys.exit(code)

@@ -159,7 +159,12 @@ def report(
 ) -> None:
     """Write a report over several runs. It compares each with the first: report.md, report.html, pictures."""
     from cluster.runs.compare import find_runs
+    from cluster.runs.recipe import check_keys
     from eval.comparison.report import write_comparison
+
+    check_keys(series or (), "--series")
+    if series and x is None:
+        raise ValueError("--series tells the lines of a picture apart that --x asks for; give --x KEY, or no --series")
 
     found = find_runs(names, runs)
     first, *others = (run_dir.resolve().name for run_dir in found)
@@ -199,7 +204,9 @@ def inspect_batch(
     step: Annotated[int, typer.Option(help="0-based step.")],
     overrides: Overrides = None,
     runs: Runs = Path("runs"),
-    world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks: show each sample's rank.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Number of ranks: show each sample's rank.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Show only this rank's samples; needs --world-size.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -344,8 +351,9 @@ def _run(
     wanted: tuple[str, ...],
     following: bool = False,
 ) -> None:
-    from cluster.runs.recipe import load_recipe
+    from cluster.runs.recipe import check_keys, load_recipe
 
+    check_keys(allowed or (), "--allow-change")
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
     loaded = load_recipe(recipe, given)
 

@@ -13,17 +13,26 @@ Overrides = Annotated[
 
 
 def _folder(text: Path | str) -> Path:
-    if str(text).startswith("s3:"):
+    if str(text).startswith("s3://"):
         raise ValueError(
             f"--runs={text}: this command reads runs from a folder; only run, prep, train, eval and submit take an "
             "object store. `multihop fetch` brings a run's results here"
         )
-    return Path(text)
+    return Path(_folder_or_store(str(text)))
+
+
+def _folder_or_store(text: str) -> str:
+    if not text.startswith("s3://") and ("://" in text or text.startswith("s3:")):
+        raise ValueError(f"--runs={text} is neither a folder nor s3://BUCKET/PREFIX")
+    return text
 
 
 Runs = Annotated[Path, typer.Option(help="Directory of all runs.", parser=_folder, metavar="PATH")]
 RunsOrStore = Annotated[
-    str, typer.Option("--runs", metavar="PATH", help="Directory of all runs, or s3://BUCKET/PREFIX.")
+    str,
+    typer.Option(
+        "--runs", metavar="PATH", parser=_folder_or_store, help="Directory of all runs, or s3://BUCKET/PREFIX."
+    ),
 ]
 Allow = Annotated[
     list[str] | None,

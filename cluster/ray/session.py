@@ -2,9 +2,15 @@
 
 import logging
 import os
+import secrets
+import shlex
 import socket
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,23 +45,50 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
+    options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        start_ray(
-            num_cpus=max(len(os.sched_getaffinity(0)), workers),
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        cpus = max(len(os.sched_getaffinity(0)), workers)
+        start = partial(start_ray, num_cpus=cpus, object_store_memory=_OBJECT_STORE_BYTES, **options)
     else:
-        _connect(address)
-    try:
+        start = partial(_connect, address, **options)
+    with _initialized(start):
         if address is None:
             _check_gpus(workers)
         yield
-    finally:
+
+
+@contextmanager
+def _initialized(start: Callable[[], None]) -> Iterator[None]:
+    """Initialize Ray by `start` and shut it down after the block, both in a thread of its own.
+
+    Python runs signal handlers in the main thread, and Ray forks with hooks: what a handler raises in such a hook is
+    lost, and a lock of `logging` stays locked for good. In another thread, a signal ends the block and not a fork.
+    Linux ends Ray's processes with the thread that started them, which therefore lives as long as they.
+    """
+    started: Future[None] = Future()
+    ended = threading.Event()
+
+    def live() -> None:
+        import ray
+
+        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns that it sets no signal handler in this thread
+        try:
+            start()
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        ended.wait()
         ray.shutdown()
+
+    thread = threading.Thread(target=live, name="Ray session", daemon=True)
+    thread.start()
+    try:
+        started.result()
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def start_ray(**options: Any) -> None:
@@ -67,6 +100,10 @@ def start_ray(**options: Any) -> None:
     """
     import ray
 
+    # By default Ray keeps a token in the home directory, which may be read-only. This Ray ends with this process.
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    options["runtime_env"] = _own_python() | options.get("runtime_env", {})
     for left in reversed(range(_STARTS)):
         try:
             ray.init(address="local", include_dashboard=False, **options)
@@ -77,11 +114,18 @@ def start_ray(**options: Any) -> None:
             ray.shutdown()
 
 
-def _connect(address: str) -> None:
+def _own_python() -> dict[str, str]:
+    """A runtime environment with this interpreter, if its path has characters that a shell interprets, such as a space:
+    Ray passes its default, the interpreter of each node, to a shell without quotes."""
+    quoted = shlex.quote(sys.executable)
+    return {} if quoted == sys.executable else {"py_executable": quoted}
+
+
+def _connect(address: str, **options: Any) -> None:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, runtime_env=_own_python(), **options)
     except (ConnectionError, RuntimeError) as error:
         raise ValueError(
             f"cluster.address={address}: cannot connect to Ray ({' '.join(str(error).split())[:200]}); "

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from cluster.runs.recipe import Recipe, recipe_with, validated
+from cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
 from cluster.runs.recipe_text import Override, parse_override, read_tree
-from common.config import Section, decided_by
+from common.config import Section
 
 Values = dict[str, Any]
 """KEY.PATH -> VALUE, as overrides on the command line."""
@@ -49,14 +49,17 @@ class Experiment(Section):
     def _one_key_is_a_list_of_one(cls, given: Any) -> Any:
         return [given] if isinstance(given, str) else given
 
+    @field_validator("runs")
+    @classmethod
+    def _each_axis_has_runs(cls, runs: list[dict[str, Values]]) -> list[dict[str, Values]]:
+        if not all(runs):
+            raise ValueError("it has no run; write at least one, for instance `base: {}`")
+        return runs
+
     @field_validator("x", "series")
     @classmethod
     def _keys_are_of_a_recipe(cls, given: Any) -> Any:
-        for key in [given] if isinstance(given, str) else given or []:
-            try:
-                decided_by(Recipe, key)
-            except KeyError:
-                raise ValueError(f"{key} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
+        check_keys([given] if isinstance(given, str) else given or [])
         return given
 
     @field_validator("set", "runs", "same_seconds")

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from cluster.tracking.store import STORE_FILES
-from common.config import NOTHING, PLACE, SPEED, Section
+from common.config import NOTHING, PLACE, SPEED, Section, decided_by
 from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from data_prep.tokenizers.special_tokens import TRAINED, is_for
 from eval.config import EvalConfig
@@ -29,7 +29,7 @@ class TrackingConfig(Section):
 
     uri: Annotated[str | None, NOTHING] = None
     """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
-    experiment: Annotated[str, NOTHING] = "multihop"
+    experiment: Annotated[str, NOTHING] = Field(default="multihop", min_length=1)
 
 
 class ClusterConfig(Section):
@@ -126,6 +126,23 @@ class Recipe(TrainingConfig):
             )
         check_tokenizer(self.data, self.tokenizer)
         return self
+
+
+def check_keys(keys: Iterable[str], where: str = "") -> None:
+    """Check that a recipe has these keys, which are dotted and may name whole sections.
+
+    Args:
+        where: they were given, for the message.
+
+    Raises:
+        ValueError: it has not.
+    """
+    for key in keys:
+        try:
+            decided_by(Recipe, key)
+        except KeyError:
+            given = f"{where}={key}" if where else key
+            raise ValueError(f"{given} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:

@@ -46,10 +46,15 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(workplace: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """`multihop ARGUMENTS`, from an environment whose path has what a shell interprets, with a home that takes no file
+    and with no locale."""
+    environment = workplace / 'Jo\'s $HOME, "Önyx" (\\)'
+    if not environment.exists():
+        environment.symlink_to(sys.prefix)
     return subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        [environment / "bin" / Path(sys.executable).name, "-m", "cluster.cli.main", *arguments],
         cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/dev/null", "LC_ALL": "C"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
