@@ -168,8 +168,9 @@ class OptimizerConfig(Section):
 class EngineConfig(Section):
     """How DeepSpeed runs the training. All keys but `precision` may change when a run is resumed."""
 
-    deepspeed: Annotated[str | dict[str, Any], SPEED | MEMORY] = "ds_config.json"
-    """A DeepSpeed configuration file. "auto" is replaced by the recipe's value; a contradiction is an error."""
+    deepspeed: Annotated[str | dict[str, Any], SPEED | MEMORY] = Field(default_factory=dict)
+    """A DeepSpeed configuration or the path of its file. Missing keys and "auto" are replaced by the recipe's values; a
+    contradiction is an error."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], SPEED | MEMORY] = 1
     """What is partitioned over the ranks: 1 the optimizer state, 2 also gradients, 3 also weights."""
     offload: Annotated[Literal["none", "optimizer", "optimizer+weights"], SPEED | MEMORY] = "none"

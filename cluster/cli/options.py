@@ -14,8 +14,8 @@ Overrides = Annotated[
 
 def _folder(text: Path | str) -> Path:
     if str(text).startswith("s3://"):
-        raise ValueError(
-            f"--runs={text}: this command reads runs from a folder; only run, prep, train, eval and submit take an "
+        raise typer.BadParameter(
+            f"{text}: this command reads runs from a folder; only run, prep, train, eval and submit take an "
             "object store. `multihop fetch` brings a run's results here"
         )
     return Path(_folder_or_store(str(text)))
@@ -23,7 +23,7 @@ def _folder(text: Path | str) -> Path:
 
 def _folder_or_store(text: str) -> str:
     if not text.startswith("s3://") and ("://" in text or text.startswith("s3:")):
-        raise ValueError(f"--runs={text} is neither a folder nor s3://BUCKET/PREFIX")
+        raise typer.BadParameter(f"{text} is neither a folder nor s3://BUCKET/PREFIX")
     return text
 
 

@@ -1,0 +1,60 @@
+"""A wheel has all that the packages need, also far from the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
+
+
+def files_of(folder: Path) -> set[str]:
+    """Those of the packages, without byte code."""
+    found = (path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix() for path in found if path.suffix != ".pyc"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the content of a wheel."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source / "wheel")]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
+    (wheel,) = (source / "wheel").glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(out)
+    return out
+
+
+def test_it_has_every_file_of_the_packages(installed: Path) -> None:
+    assert files_of(installed) == files_of(ROOT)
+
+
+def test_a_recipe_needs_no_file_of_the_checkout(installed: Path, texts: Path, tmp_path: Path) -> None:
+    recipe = {
+        "name": "elsewhere",
+        "data": {"sources": [{"path": str(texts)}]},
+        "model": {"preset": "bert-tiny"},
+        "phases": [{"steps": 10}],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    code = "import cluster.cli.main as cli; print(cli.__file__); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "prep", "recipe.yaml", "--dry-run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed)) and "300 files" in done.stdout
