@@ -8,7 +8,7 @@ from datetime import datetime
 from math import prod
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from cluster.console import plain, progress_line
 from common.redaction import shown
@@ -77,7 +77,8 @@ def show_list(place: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
-    table = Table("step", "date", "ranks", "stage", "parameters", "size", "tokens", "state", box=None)
+    titles = ("step", "date", "ranks", "stage", "parameters", "size", "tokens", "state")
+    table = Table(*(Column(title, overflow="fold") for title in titles), box=None)
     for row in rows:
         cells = (row.ranks, row.zero_stage, row.parameters, row.bytes, row.tokens)
         numbers = ["" if cell is None else f"{cell:,}" for cell in cells]

@@ -108,7 +108,8 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
     with TemporaryDirectory() as fetched:
         fetch = partial(fetch_run, uri=store_uri(runs, tracking), folder=Path(fetched)) if tracking else None
         comparison = compare(find_runs(names, runs, fetch))
-    table = Table("", *(Column(plain(name)) for name in comparison.names), header_style="bold")
+    columns = (Column(plain(name), overflow="fold") for name in ("", *comparison.names))
+    table = Table(*columns, header_style="bold")
     for title, rows in (("recipe", comparison.recipe), ("results", comparison.results)):
         table.add_row(f"[bold]{title}[/bold]" if rows else f"[bold]{title}: no difference[/bold]")
         for key, cells in rows.items():
