@@ -14,7 +14,7 @@ from data_prep.reading.failures import ReadFailed
 _ADVICE = {
     errno.EACCES: "get access from its owner",
     errno.EPERM: "get access from its owner",
-    errno.EROFS: "have its file system mounted for writing",
+    errno.EROFS: "have it mounted for writing",
     **dict.fromkeys(DISK_FULL, "free disk space"),
 }
 _MISTAKES = {
@@ -42,12 +42,13 @@ def told_in_a_sentence() -> Iterator[None]:
         if error.errno is None and str(error).startswith("s3://"):  # the library has tried for minutes
             _exit(error, FAILED, "; rerun the same command to resume")
         if error.errno in _MISTAKES and error.filename is not None:
-            _exit(ValueError(f"{error.filename2 or error.filename} {_MISTAKES[error.errno]}"), USER_ERROR)
+            _exit(f"{error.filename2 or error.filename} {_MISTAKES[error.errno]}", USER_ERROR)
         if error.errno not in _ADVICE:
             raise
-        _exit(error, FAILED, f"; {_ADVICE[error.errno]} and rerun the same command")
+        what = error if error.filename is None else f"{error.filename}: {error.strerror}"
+        _exit(what, FAILED, f"; {_ADVICE[error.errno]} and rerun the same command")
 
 
-def _exit(error: Exception, code: int, advice: str = "") -> NoReturn:
-    print(f"multihop: {shown(str(error))}{advice}", file=sys.stderr)
+def _exit(what: Exception | str, code: int, advice: str = "") -> NoReturn:
+    print(f"multihop: {shown(str(what))}{advice}", file=sys.stderr)
     sys.exit(code)

@@ -1,5 +1,6 @@
 """Wrong input of every kind ends a command with one sentence and exit code 2."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,14 @@ def test_wrong_use_is_told_by_the_commands_own_help(command: str, capsys: pytest
     assert code == 2 and said.splitlines()[-1].startswith("Error: "), said
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_what_the_disk_refuses_is_told_in_a_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, told_in_a_sentence():
+        raise OSError(number, os.strerror(number), "/runs/mine")
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.startswith(f"multihop: /runs/mine: {os.strerror(number)}; "), said
+
+
 def test_a_path_in_the_way_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, said = answer("run recipe.yaml --runs file", capsys)
-    assert str(folder / "file") in said and os.strerror(17) not in said
+    assert str(folder / "file") in said and os.strerror(errno.EEXIST) not in said
