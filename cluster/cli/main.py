@@ -1,6 +1,7 @@
 """The command line. Commands import what they need, so that `--help` is fast."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -382,7 +383,10 @@ def _exit_with(work: Callable[[], int]) -> None:
         code = work()
     except KeyboardInterrupt:
         print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
-        code = STOPPED
+        # All is closed. What libraries do when Python ends may wait for processes that the signal has ended, too.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(STOPPED)
     except (TrainingFailed, WorkerDiedError) as error:
         print(f"multihop: {shown(str(error))}", file=sys.stderr)
         code = FAILED

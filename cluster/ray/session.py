@@ -18,6 +18,7 @@ from cluster.ray.map import RETRIES
 
 _CONNECT_S = 5.0
 _STARTS = 3
+_END_S = 15.0
 _OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards and checkpoints are files
 
 
@@ -86,9 +87,13 @@ def _initialized(start: Callable[[], None]) -> Iterator[None]:
     try:
         started.result()
         yield
-    finally:
+    except BaseException:
         ended.set()
-        thread.join()
+        # The signal may have ended Ray's processes too, for which Ray would wait. They end with this process at last.
+        thread.join(_END_S if started.done() else 0)
+        raise
+    ended.set()
+    thread.join()
 
 
 def start_ray(**options: Any) -> None:

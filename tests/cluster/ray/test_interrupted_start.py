@@ -1,6 +1,7 @@
 """Signals while Ray starts on this machine: the command ends, whenever they come."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,35 +11,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from workplace import make_workplace
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
-STARTS_RAY = """
-import signal, sys, time
-from cluster.ray.session import ray_session
-
-def interrupt(number, frame):
-    raise KeyboardInterrupt
-
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, interrupt)
-print("starts", flush=True)
-try:
-    with ray_session(None, 1):
-        print("started", flush=True)
-        time.sleep(600)
-except KeyboardInterrupt:
-    sys.exit(75)
-"""
 SOME = [(0.1, signal.SIGINT), (0.5, signal.SIGINT), (0.7, signal.SIGTERM)]
-ALL = [(number / 100, kind) for number in range(100) for kind in (signal.SIGINT, signal.SIGTERM)]
+ALL = [(number / 105, kind) for number in range(100) for kind in (signal.SIGINT, signal.SIGTERM)]
 """When, as a part of the time that a start takes, and which."""
 
 
-def begin() -> "subprocess.Popen[str]":
-    """A program that is about to start Ray, in a process group of its own."""
+def begin(folder: Path) -> "subprocess.Popen[str]":
+    """`multihop prep`, in a process group of its own, once it has started the first process of Ray's."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTS_RAY],
+        [sys.executable, "-m", "cluster.cli.main", "prep", "recipe.yaml"],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -46,7 +32,8 @@ def begin() -> "subprocess.Popen[str]":
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None and process.stdout.readline() == "starts\n"
+    while process.poll() is None and not psutil.Process(process.pid).children():
+        time.sleep(0.01)
     return process
 
 
@@ -63,19 +50,26 @@ def _session_of(pid: int) -> int | None:
 
 
 @pytest.fixture(scope="module")
-def start_s() -> float:
+def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a recipe."""
+    return make_workplace(tmp_path_factory.mktemp("workplace"), texts, "interrupted", steps=10)
+
+
+@pytest.fixture(scope="module")
+def start_s(folder: Path) -> float:
     """Seconds that a start of Ray takes that nobody disturbs."""
-    process, began = begin(), time.monotonic()
-    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    process, began = begin(folder), time.monotonic()
+    assert process.stdout is not None and process.stdout.readline().startswith("prepare")
     seconds = time.monotonic() - began
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 75
+    shutil.rmtree(folder / "runs")
     return seconds
 
 
-def interrupted(moment_s: float, kind: signal.Signals) -> Iterator[str]:
+def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator[str]:
     """What is wrong with a program that gets a signal, as a terminal and `timeout` send it: to its process group."""
-    process = begin()
+    process = begin(folder)
     time.sleep(moment_s)
     os.killpg(process.pid, kind)
     try:
@@ -96,12 +90,18 @@ def interrupted(moment_s: float, kind: signal.Signals) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("part", "kind"), SOME)
-def test_a_signal_while_ray_starts_ends_the_command(part: float, kind: signal.Signals, start_s: float) -> None:
-    assert list(interrupted(part * start_s, kind)) == []
+def test_a_signal_while_ray_starts_ends_the_command(
+    part: float, kind: signal.Signals, folder: Path, start_s: float
+) -> None:
+    assert list(interrupted(folder, part * start_s, kind)) == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_two_hundred_signals_end_two_hundred_starts(start_s: float) -> None:
-    found = {(part, kind.name): wrong for part, kind in ALL if (wrong := list(interrupted(part * start_s, kind)))}
+def test_two_hundred_signals_end_two_hundred_starts(folder: Path, start_s: float) -> None:
+    found = {}
+    for part, kind in ALL:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        if wrong := list(interrupted(folder, part * start_s, kind)):
+            found[part, kind.name] = wrong
     assert found == {}

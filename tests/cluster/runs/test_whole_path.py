@@ -45,16 +45,15 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(workplace: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """`multihop ARGUMENTS`, from an environment whose path has what a shell interprets, with a home that takes no file
-    and with no locale."""
+def start(workplace: Path, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
+    """`multihop ARGUMENTS`, from an environment whose path has what a shell interprets."""
     environment = workplace / 'Jo\'s $HOME, "Önyx" (\\)'
     if not environment.exists():
         environment.symlink_to(sys.prefix)
     return subprocess.Popen(
         [environment / "bin" / Path(sys.executable).name, "-m", "cluster.cli.main", *arguments],
         cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/dev/null", "LC_ALL": "C"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -63,8 +62,8 @@ def start(workplace: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
-    process = start(workplace, *arguments)
+def multihop(workplace: Path, *arguments: str, code: int = 0, **variables: str) -> str:
+    process = start(workplace, *arguments, **variables)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == code, output
     return output
@@ -72,8 +71,8 @@ def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def whole(workplace: Path) -> Path:
-    """A run that nobody disturbed."""
-    multihop(workplace, "run", "recipe.yaml")
+    """A run that nobody disturbed, of a user whose home takes no file."""
+    multihop(workplace, "run", "recipe.yaml", HOME="/dev/null", LC_ALL="C")
     return workplace / "runs" / "whole"
 
 
