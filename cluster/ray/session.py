@@ -89,8 +89,8 @@ def _initialized(start: Callable[[], None]) -> Iterator[None]:
         yield
     except BaseException:
         ended.set()
-        # The signal may have ended Ray's processes too, for which Ray would wait. They end with this process at last.
-        thread.join(_END_S if started.done() else 0)
+        # Not for ever: the signal may have ended Ray's processes too. What is left of them ends with this process.
+        thread.join(_END_S)
         raise
     ended.set()
     thread.join()

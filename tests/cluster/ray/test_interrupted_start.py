@@ -68,10 +68,13 @@ def start_s(folder: Path) -> float:
 
 
 def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator[str]:
-    """What is wrong with a program that gets a signal, as a terminal and `timeout` send it: to its process group."""
+    """What is wrong with a program that gets a signal: as a terminal sends SIGINT, to its process group, and as `kill` does SIGTERM."""
     process = begin(folder)
     time.sleep(moment_s)
-    os.killpg(process.pid, kind)
+    if kind == signal.SIGINT:
+        os.killpg(process.pid, kind)
+    else:
+        process.send_signal(kind)
     try:
         output, _ = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
@@ -82,7 +85,7 @@ def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator
         yield f"exit code {process.returncode}"
     if "Traceback" in output or "Exception ignored" in output:
         yield output
-    _, alive = psutil.wait_procs(processes_of(process.pid), timeout=30)
+    _, alive = psutil.wait_procs(processes_of(process.pid), timeout=120)
     if alive:
         yield f"it left {alive}"
         for each in alive:
