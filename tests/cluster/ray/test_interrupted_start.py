@@ -68,7 +68,7 @@ def start_s(folder: Path) -> float:
 
 
 def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator[str]:
-    """What is wrong with a program that gets a signal: as a terminal sends SIGINT, to its process group, and as `kill` does SIGTERM."""
+    """What is wrong with a command that gets SIGINT as a terminal sends it, to its group, or SIGTERM as `kill` does."""
     process = begin(folder)
     time.sleep(moment_s)
     if kind == signal.SIGINT:
