@@ -48,7 +48,7 @@ def gather(order: Order, say: Say) -> Facts:
             "is_head": node.is_head,
             "cpus": node.cpus,
             "gpus": node.gpus,
-            "free": node.free,
+            "free": {"cpus": node.free_cpus, "gpus": node.free_gpus},
         }
         for node in nodes
     }

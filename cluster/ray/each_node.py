@@ -24,8 +24,9 @@ class Node:
     is_head: bool
     cpus: float
     gpus: int
-    free: dict[str, int]
-    """Of "cpus" and "gpus", how many whole ones no job holds."""
+    free_cpus: int
+    """Whole ones that no job holds."""
+    free_gpus: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def nodes_of_cluster() -> tuple[list[Node], list[str]]:
             is_head=_is_head(each),
             cpus=each["Resources"].get("CPU", 0),
             gpus=int(each["Resources"].get("GPU", 0)),
-            free={f"{kind.lower()}s": int(free.get(each["NodeID"], {}).get(kind, 0)) for kind in ("CPU", "GPU")},
+            free_cpus=int(free.get(each["NodeID"], {}).get("CPU", 0)),
+            free_gpus=int(free.get(each["NodeID"], {}).get("GPU", 0)),
         )
         for each, name in zip(alive, _names(alive), strict=True)
     ]

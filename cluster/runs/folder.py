@@ -19,7 +19,6 @@ from cluster.runs.recipe import Recipe, validate_recipe
 from common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from common.json_lines import append_row
 from common.lease import HeldError
-from pretrain.checkpoint.verify import newest_step
 from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
 from pretrain.run.check_start import check_steps_left
 from pretrain.run.files import checkpoints_of
@@ -212,6 +211,8 @@ def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None
     path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
     if path.exists():
         if changed := check_recipe(run_dir, recipe, allowed):
+            from pretrain.checkpoint.verify import newest_step
+
             check_steps_left(run_dir, recipe, newest_step(checkpoints_of(run_dir, recipe)) or 0)
         for entry in changed:
             note_change(run_dir, entry[0], [entry])

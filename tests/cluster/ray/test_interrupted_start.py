@@ -21,9 +21,12 @@ ALL = [(number / 105, kind) for number in range(100) for kind in (signal.SIGINT,
 
 
 def begin(folder: Path) -> "subprocess.Popen[str]":
-    """`multihop prep`, in a process group of its own, once it has started the first process of Ray's."""
+    """`multihop train`, in a process group of its own, once it has started the first process of Ray's.
+
+    It would train for hours: a signal that comes late because Ray started sooner than expected does not find it ended.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli.main", "prep", "recipe.yaml"],
+        [sys.executable, "-m", "cluster.cli.main", "train", "recipe.yaml"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -52,7 +55,7 @@ def _session_of(pid: int) -> int | None:
 @pytest.fixture(scope="module")
 def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a recipe."""
-    return make_workplace(tmp_path_factory.mktemp("workplace"), texts, "interrupted", steps=10)
+    return make_workplace(tmp_path_factory.mktemp("workplace"), texts, "interrupted", steps=10**6)
 
 
 @pytest.fixture(scope="module")

@@ -256,7 +256,7 @@ def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal
     command = [sys.executable, "-m", "cluster.cli.main", "data", "verify", place]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
-    assert r"http:/***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr
+    assert r"http://***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr
 
 
 def test_only_its_owner_reads_a_runs_recipe(tmp_path: Path) -> None:
