@@ -13,9 +13,9 @@ from common.redaction import shown
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
 _BAR = 24
-"""Columns of a bar."""
+"""Width of the progress bar in terminal columns."""
 _GAP = "  "
-"""Between the parts of a line."""
+"""Separates the parts of a line."""
 
 
 def plain(text: str) -> Text:
@@ -35,8 +35,8 @@ class ProgressLine:
         """Show that `done` of `total` is done.
 
         Args:
-            detail: follows the count. Parts of it are separated by two blanks, the most important first; a terminal
-                shows as many as fit in its line.
+            detail: text after the count. Its parts are separated by two spaces, the most important first; a terminal
+                shows as many as fit into its width.
         """
         if total == 0:
             return
@@ -66,10 +66,10 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
 
 class _Line(progress.ProgressColumn):
-    """The whole line, which Rich's own columns would not fit to the terminal by what matters."""
+    """The whole line: Rich's own columns are not dropped by priority when the terminal is too narrow."""
 
     def render(self, task: progress.Task) -> Text:
-        """The parts that fit."""
+        """Render the parts that fit into the terminal."""
         if not task.total:
             return Text(task.description)
         main, *others = task.fields["detail"].split(_GAP)
@@ -92,7 +92,11 @@ class _Line(progress.ProgressColumn):
 
 
 def _fitted(parts: Sequence[tuple[int, Text]], width: int) -> Text:
-    """The parts in their order; where they are wider than `width`, without those of the greatest numbers."""
+    """Join the parts in their order, dropping the last in priority until they fit into `width` columns.
+
+    Args:
+        parts: (priority, text); 0 is the highest priority and always kept.
+    """
     used, fits = -len(_GAP), set[int]()
     for number, part in sorted((part for part in parts if part[1]), key=lambda part: part[0]):
         used += len(_GAP) + part.cell_len

@@ -16,10 +16,10 @@ _HASHES = "sha256.json"
 
 
 def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
-    """The folder of an identity, made if it is not there, and made again if its files are not as they were written.
+    """The cached directory of an identity; it is created if it is missing, and again if its files are damaged.
 
-    It is made under another name, hashed, synced and renamed, by one process at a time. Its files are hashed again by
-    whoever reads them: a bit that flips on the disk costs a second encoding, and never changes a score.
+    It is written under a temporary name, hashed, synced and renamed, by one process at a time. Every reader verifies
+    the hashes: a flipped bit on the disk costs another encoding and never changes a score.
 
     Args:
         identity: everything that decides the content, as JSON values.
@@ -39,7 +39,7 @@ def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
             (temporary / _HASHES).write_text(json.dumps(_hashes(temporary)))
             for path in temporary.rglob("*"):
                 sync(path)
-            # Trials that have mapped the files of a damaged folder keep them.
+            # Trials that have memory-mapped the damaged files keep them.
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(temporary, folder)
         finally:
@@ -55,6 +55,6 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file by its path."""
+    """SHA-256 of each file by its relative path."""
     files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _HASHES)
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}

@@ -8,9 +8,9 @@ from pydantic import Field, field_validator
 from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
 
 Init = Literal["pretrained", "parent", "random"]
-"""What a trial starts from: the weights that are evaluated, those that their training began with, or random ones."""
+"""What a trial starts from: the evaluated weights, the initial weights of their training, or random ones."""
 SHORTEST = 8
-"""The least length of an example in tokens."""
+"""Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
 Pooling = Literal["family", "mean"]
 _Positive = Annotated[float, Field(gt=0.0)]

@@ -108,30 +108,30 @@ def of_huggingface(folder: Path) -> Evaluated:
 
 
 def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evaluated:
-    """The same model with the weights that its training began with.
+    """The same model with the initial weights of its training.
 
     Args:
         init_from: the recipe's `model.init_from`.
-        sha256: `parent` of a checkpoint of the run.
+        sha256: content hash of these weights, `parent` in the manifest of a checkpoint of the run.
 
     Raises:
-        ValueError: they are no longer there.
+        ValueError: They are no longer at `init_from`.
     """
     from pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
-    from pretrain.run.find_checkpoint import checkpoint_with
+    from pretrain.run.find_checkpoint import find_checkpoint_by_hash
 
     if sha256 is None:
-        raise ValueError(f"the run's checkpoint was not begun with model.init_from={init_from}; correct it")
+        raise ValueError(f"the run was not initialized from model.init_from={init_from}; set its original value")
     folder = Path(init_from)
     found: tuple[str, int | None] | None = None
     if not is_huggingface(folder):
-        found = checkpoint_with(init_from, sha256)
+        found = find_checkpoint_by_hash(init_from, sha256)
     elif content_hash(folder) == sha256:
         found = (str(folder), None)
     if found is None:
         raise ValueError(
-            f"model.init_from={init_from} has no longer the weights that the run began with (content hash "
-            f"{sha256[:12]}); restore them"
+            f"model.init_from={init_from} no longer holds the run's initial weights (content hash "
+            f"{sha256[:12]}…); restore them"
         )
     return replace(evaluated, checkpoint_dir=found[0], checkpoint_sha256=sha256, checkpoint_step=found[1])
 

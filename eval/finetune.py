@@ -25,7 +25,7 @@ _CURVE_POINTS = 50
 
 
 class NonFiniteLossError(Exception):
-    """The loss, its gradient or a score became infinite or NaN: there is no result with these settings."""
+    """The loss, its gradient or a score became infinite or NaN: these settings have no result."""
 
 
 @dataclass(frozen=True)

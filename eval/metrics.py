@@ -19,7 +19,7 @@ targets [tokens]."""
 Float = NDArray[np.float64]
 
 NO_LABEL = -1
-"""The prediction for a word that the model has not read, where no label is "O": wrong whatever the target is."""
+"""The prediction for a word that was cut off, in tasks without the label "O": wrong whatever the target is."""
 _NEARLY_CONSTANT = 1e-12
 """Variance over second moment at which all values are equal but for rounding."""
 _MEANS = ("SQuAD F1", "exact match")

@@ -20,7 +20,7 @@ def plan_trials(
 
     Args:
         weights_dir: for the weights of tasks that others start from, on a file system that all workers share.
-        parent: what the training of the evaluated model began with, for the start of this name.
+        parent: the initial weights of the evaluated model's training, for the start "parent".
 
     Raises:
         ValueError: a task is unknown or its files are missing.
@@ -38,7 +38,7 @@ def plan_trials(
         shares = asked.start_from is not None or asked.name in sources
         assert weights_dir is not None or not shares
         for settings in settings_of(config, asked, task.kind)[: 1 if untrained else None]:
-            # What is used, and not what was asked for, is in the key and in the row.
+            # The key and the row have the length that is used, not the requested one.
             seq_len = min(settings.seq_len, max(SHORTEST, evaluated.model.max_positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
             described = describe_task(task, settings, evaluated.heldout_sha256 if name == HELDOUT else None)

@@ -9,8 +9,8 @@ from typing import Any
 from common.files import read_json_object, write_atomically
 from common.json_lines import Row, read_rows
 from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
-from eval.asked import read_results
 from eval.curve import Curve, draw
+from eval.evaluation_plan import read_results
 from eval.inference.examples import read_examples
 from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
 from eval.reporting.examples import examples_facts
@@ -58,7 +58,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
         "data": _data_facts(read_data_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
-        **examples_facts(read_examples(run_dir / "eval", results.asked.examples) if results.asked else None),
+        **examples_facts(read_examples(run_dir / "eval", results.plan.examples) if results.plan else None),
         **results_facts(results, recipe, run_dir),
     }
     picture = draw(curves) if curves else None
@@ -90,7 +90,7 @@ def headline(recipe: Facts, summary: Facts) -> str:
     declared = FAMILIES.get(str(model.get("family")))
     trained = "trained" if declared and declared.translates else "pretrained"
     parent = model.get("init_from")
-    began = "" if parent is None else f", starting from the weights of {parent} (model.init_from)"
+    began = "" if parent is None else f", initialized from {parent} (model.init_from)"
     sentence = (
         f"{declared.display_name if declared else 'A model'} with {model.get('layers')} layers and hidden size "
         f"{model.get('hidden')}, {trained} for {summary['steps']:,} steps on {summary['tokens']:,} tokens{began}. "

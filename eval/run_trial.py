@@ -69,7 +69,7 @@ def run_trial(trial: Trial) -> Outcome:
 
 
 def _check_finite(row: Row) -> None:
-    """Refuse what results.jsonl cannot hold."""
+    """Raise NonFiniteLossError for numbers that JSON cannot represent."""
     from eval.finetune import NonFiniteLossError
 
     numbers = {"value": row["value"], "dev_value": row["dev_value"], **row["other_metrics"]}
@@ -207,10 +207,10 @@ def _row(
 
 
 def _tokenizers(trial: Trial) -> "list[tuple[Tokenizer, TokenizerInfo]]":
-    """The tokenizer that the trial was planned with, and that of the target if there are two.
+    """The tokenizer of the trial, and the target's if there are two.
 
     Raises:
-        ValueError: the files are not those that the trial was planned with.
+        ValueError: The files are not those that the trial was planned with.
     """
     paths = [path for path in (trial.tokenizer_path, trial.target_tokenizer_path) if path is not None]
     opened = [open_tokenizer(path, pairs=trial.kind == "translation") for path in paths]
@@ -312,7 +312,7 @@ def _open_data(trial: Trial) -> "TokenDataset":
     if data.manifest.fingerprint != trial.data_fingerprint:
         raise ValueError(f"the data in {trial.data_path} is not the run's data; run `multihop prep` again")
     for shard in data.manifest.of_split("heldout"):
-        # Preparation takes an unchanged size and modification time for an unchanged file.
+        # `multihop prep` does not hash files whose size and modification time are unchanged.
         path = Path(trial.data_path) / shard.file
         if sha256_file(path) != shard.sha256:
             raise ValueError(f"{path} is damaged: its SHA-256 is not the manifest's; run `multihop prep --verify`")

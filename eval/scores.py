@@ -1,18 +1,18 @@
-"""One number for each task of a run, to compare runs by."""
+"""One score for each task of a run, by which runs are compared."""
 
 from collections.abc import Iterator
 from statistics import median
 
-from eval.asked import Results
+from eval.evaluation_plan import Results
 from eval.statistics.choose import choose
 
 
 def median_scores(results: Results) -> Iterator[tuple[str, int, float]]:
     """(name, step of the checkpoint, median over the seeds at the chosen settings) of each task's test scores.
 
-    The name is "TASK METRIC" of the run's checkpoints. Other starts have names of their own, so that no score stands
-    in the history of another: "TASK METRIC random", "TASK METRIC parent" and, of a Hugging Face model,
-    "TASK METRIC eval.checkpoint". Their step is 0.
+    The name is "TASK METRIC" for the run's checkpoints. Other starts have their own names, so that their scores do not
+    appear in the history of the checkpoints: "TASK METRIC random", "TASK METRIC parent" and, for a Hugging Face
+    model, "TASK METRIC eval.checkpoint". Their step is 0.
     """
     for start, choice in choose((*results.earlier, *results.rows)).items():
         if choice.chosen.rows:

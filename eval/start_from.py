@@ -102,7 +102,7 @@ def remove_torn(weights_dir: Path) -> None:
 
 
 def last_rows(rows: Iterable[Row]) -> dict[str, Row]:
-    """By their keys the rows that count: of several with one key the last."""
+    """Rows by their keys; of several with one key, the last."""
     return {row["key"]: row for row in rows}
 
 
@@ -115,11 +115,11 @@ def _is_left(trial: Trial, last: Mapping[str, Row], tried: Collection[str]) -> b
 def with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial]:
     """The trials whose keys are known, in their order.
 
-    Those with `start_from` are known once their source task has all its rows: each is given the trial of its start and
-    seed with the settings that are chosen for that task.
+    The key of a trial with `start_from` is known once its source task has all rows: its source is the trial of the same
+    start and seed with the settings that are chosen for that task.
 
     Args:
-        last: of `last_rows`.
+        last: from `last_rows`.
     """
     chosen: dict[tuple[str | None, str, int], str] = {}
     for name in dict.fromkeys(trial.start_from for trial in trials if trial.start_from is not None):

@@ -99,7 +99,7 @@ def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale
 
 @torch.inference_mode()
 def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale) -> Predicted:
-    """The answers for all examples. A word that was cut off gets "O"; where no label is "O" it gets `NO_LABEL`."""
+    """The predictions for all examples. A word that was cut off gets "O", or `NO_LABEL` in a task without "O"."""
     device = next(model.parameters()).device
     model.eval()
     unread = task.labels.index("O") if "O" in task.labels else NO_LABEL

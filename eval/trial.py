@@ -24,14 +24,14 @@ class Trial:
     kind: Kind
     """The kind of the task."""
     described: dict[str, Any]
-    """What the trial's row says of the task (`describe_task`); not part of the key."""
+    """The fields of the row that describe the task (`describe_task`); not part of the key."""
     init: Init
     seed: int
     settings: dict[str, Any]
     """`TrialSettings`."""
     checkpoint_dir: str | None
-    """An absolute path or s3://BUCKET/PREFIX, of a checkpoint of ours or a Hugging Face model: what is evaluated, or
-    what its training began with; None for random weights, like the next two."""
+    """An absolute path or s3://BUCKET/PREFIX, of a checkpoint of ours or a Hugging Face model: the evaluated
+    weights, or the initial weights of their training; None for random weights, like the next two."""
     checkpoint_sha256: str | None
     """The checkpoint's content hash."""
     checkpoint_step: int | None
@@ -67,11 +67,15 @@ class Trial:
 
 
 _RULES = 2
-"""Raised when the same trial gives another result or another row than in earlier versions: it is then run again."""
+"""Increased when the same trial gives another result or row than in earlier versions, so that it is run again."""
 
 
 def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
-    """What a row says of its task, as plain values; `test_fingerprint`: instead of the task's."""
+    """The fields of a row that describe its task.
+
+    Args:
+        test_fingerprint: replaces the task's own, for held-out text.
+    """
     return {
         "task": task.name,
         "kind": task.kind,

@@ -30,16 +30,16 @@ class TaskResult:
     higher_is_better: bool
     pretrained: Choice | None
     parent: Choice | None
-    """From the weights that the training began with."""
+    """From the initial weights of the training."""
     random: Choice | None
     by_step: dict[int, Choice]
-    """The pretrained ones by the checkpoint's step, with those of earlier checkpoints."""
+    """The choices of this checkpoint and of earlier ones, by their step."""
     difference: Difference | None
     """Pretrained less random weights; None: a side is missing, or has too few seeds and no files of predictions."""
-    gained: Difference | None
-    """Pretrained less the parent, likewise."""
+    parent_difference: Difference | None
+    """Pretrained less the parent; None as for `difference`."""
     rows: tuple[Row, ...]
-    """All trials of the task that were asked for, of all settings."""
+    """Rows of all planned trials of the task, with all settings."""
 
     @property
     def first(self) -> Row:
@@ -70,7 +70,7 @@ def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()
     """One result for each task that has rows, in the rows' order.
 
     Args:
-        rows, earlier: of `eval.asked.read_results`.
+        rows, earlier: from `eval.evaluation_plan.read_results`.
         run_dir: where eval/predictions is.
 
     Raises:
@@ -106,7 +106,7 @@ def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) 
         random=random,
         by_step=dict(sorted(by_step.items())),
         difference=difference(rows[0]["metric"], trials_of(run_dir, random), ours),
-        gained=difference(rows[0]["metric"], trials_of(run_dir, parent), ours),
+        parent_difference=difference(rows[0]["metric"], trials_of(run_dir, parent), ours),
         rows=tuple(rows),
     )
 
@@ -148,18 +148,18 @@ def training_of(translates: bool) -> str:
     return "training" if translates else "pretraining"
 
 
-def beside_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
-    """The same results with the parent in the place of random weights, for what this run's training alone gained."""
-    return [replace(result, random=result.parent, difference=result.gained) for result in results]
+def against_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
+    """The same results with the parent instead of random weights, to judge what this run's training added."""
+    return [replace(result, random=result.parent, difference=result.parent_difference) for result in results]
 
 
 def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Verdict]:
     """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks.
 
     Args:
-        continued: of `beside_parent`.
+        continued: whether the results are from `against_parent`.
     """
-    tested = [r for r in results if not needed_for_a_verdict(r.kind, r.difference) and r.unigram is None]
+    tested = [r for r in results if not missing_for_verdict(r.kind, r.difference) and r.unigram is None]
     corrected = holm([result.difference.p for result in tested if result.difference])
     p_values = {result.task: p for result, p in zip(tested, corrected, strict=True)}
     more = "continued " if continued else ""
@@ -169,9 +169,11 @@ def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Ver
     ]
 
 
-def needed_for_a_verdict(kind: str, found: Difference | None) -> str:
-    """What is missing for one; empty if nothing is. One seed of a fine-tuning says nothing of the next; tasks without
-    training have none."""
+def missing_for_verdict(kind: str, found: Difference | None) -> str:
+    """What a verdict would need in addition; empty if nothing.
+
+    A single fine-tuning seed does not show the variance over seeds; tasks without training have no seeds.
+    """
     if kind in UNTRAINED and found is None:
         return "files of predictions"
     if kind not in UNTRAINED and (found is None or min(found.seeds) < 2):
@@ -191,7 +193,7 @@ def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
     if result.unigram is not None:
         return _beside_unigram(result, numbers)
     if p is None or found is None:
-        needed = needed_for_a_verdict(result.kind, found)
+        needed = missing_for_verdict(result.kind, found)
         return Verdict("inconclusive", f"Values: {numbers}; {needed} are needed for a verdict.")
     if p > SIGNIFICANT:
         return Verdict(

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from cluster.cli.locate_run import locate_run
 from cluster.cli.options import AsJson, CheckpointsPlace, Runs, Step
-from cluster.cli.places import place_of
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -14,7 +14,7 @@ checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 @checkpoints_app.command("list")
 def list_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """List checkpoints: step, date, ranks, size, state."""
-    place = place_of(run, runs)
+    place = locate_run(run, runs)
     from cluster.cli.checkpoints import show_list
 
     show_list(place, as_json)
@@ -23,7 +23,7 @@ def list_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: 
 @checkpoints_app.command("verify")
 def verify_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
-    place = place_of(run, runs)
+    place = locate_run(run, runs)
     from cluster.cli.checkpoints import show_results
 
     raise typer.Exit(show_results(place, as_json))
@@ -36,8 +36,8 @@ def average_checkpoints(
     last: Annotated[int, typer.Option(min=2, help="Number of the newest checkpoints.")] = 5,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Average the weights of the newest checkpoints. Writes a checkpoint of weights alone."""
-    place = place_of(run, runs)
+    """Average the weights of the newest checkpoints. The result has no optimizer state."""
+    place = locate_run(run, runs)
     from cluster.cli.export import show_average
 
     show_average(place, last, out)
@@ -51,8 +51,8 @@ def export_checkpoint(
     step: Step = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Export a checkpoint and its tokenizer to Hugging Face. The Auto classes of transformers load it."""
-    place = place_of(run, runs)
+    """Export a checkpoint and its tokenizer to Hugging Face's format. The Auto classes of transformers load it."""
+    place = locate_run(run, runs)
     from cluster.cli.export import show_export
 
     show_export(place, out, step)

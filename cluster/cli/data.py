@@ -29,10 +29,14 @@ _SHARES = (0.5, 0.9, 0.99)
 
 
 def data_set_at(place: str, runs: Path) -> Path:
-    """The directory of the data set of a run, given its name or directory, or of the data set in the directory `place`.
+    """The directory of a data set.
+
+    Args:
+        place: a run's name or directory, or the directory of the data set itself.
+        runs: directory of all runs.
 
     Raises:
-        ValueError: there is no data set.
+        ValueError: There is no data set.
     """
     folders = [folder for root in (runs / place, Path(place)) for folder in (root, root / "data")]
     for folder in folders:
@@ -40,10 +44,10 @@ def data_set_at(place: str, runs: Path) -> Path:
             return folder
     if (runs / place / "recipe.json").is_file():
         raise ValueError(f"the run {runs / place} has no prepared data; run `multihop prep` with its recipe")
-    there = ", ".join(sorted(path.parents[1].name for path in runs.glob(f"*/data/{MANIFEST}"))) or "none"
+    with_data = ", ".join(sorted(path.parents[1].name for path in runs.glob(f"*/data/{MANIFEST}"))) or "none"
     raise ValueError(
-        f"no run {place} with prepared data in {runs} (runs with data: {there}), and no data set in the directory "
-        f"{place} ({MANIFEST} is missing)"
+        f"no run {place} with prepared data in {runs} (runs with data: {with_data}), and no data set in the directory "
+        f"{place} ({MANIFEST} is missing); give one of these runs, or the directory of a data set"
     )
 
 
@@ -66,7 +70,7 @@ def show_verdict(place: str, runs: Path) -> int:
 
 
 def show_stats(place: str, runs: Path, picture: Path | None, as_json: bool) -> None:
-    """Print statistics of the data set as tables or JSON, and write a plot to `picture`.
+    """Print statistics of the data set as tables or JSON, and write a plot to `picture`, a PNG file, unless it is None.
 
     Raises:
         ValueError: there is no data set, or a file is missing or truncated.

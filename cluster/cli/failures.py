@@ -14,17 +14,17 @@ from data_prep.reading.failures import ReadFailed
 _ADVICE = {
     errno.EACCES: "get access from its owner",
     errno.EPERM: "get access from its owner",
-    errno.EROFS: "have it mounted for writing",
+    errno.EROFS: "remount it read-write",
     **dict.fromkeys(DISK_FULL, "free disk space"),
 }
 _MISTAKES = {
-    errno.EEXIST: "is in the way, a directory was expected: remove it, or give another path",
-    errno.ENOTDIR: "has a file where a directory was expected; give another path",
-    errno.EISDIR: "is a directory, a file was expected; give another path",
-    errno.ENAMETOOLONG: "is too long a path; give another path",
-    errno.ELOOP: "is a link to itself; give another path",
+    errno.EEXIST: "exists and is not a directory; remove it, or give another path",
+    errno.ENOTDIR: "is below a file, not a directory; give another path",
+    errno.EISDIR: "is a directory, not a file; give another path",
+    errno.ENAMETOOLONG: "is too long; give a shorter path",
+    errno.ELOOP: "contains a loop of symbolic links; give another path",
 }
-"""What is wrong with a path that was given."""
+"""Errors of paths that the user gave: what follows the path in the message."""
 
 
 @contextmanager

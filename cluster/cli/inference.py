@@ -80,7 +80,7 @@ def show_translated(place: str, step: int | None, search: Search, maps: Path | N
             for found in translate(trained, texts, search):
                 done += 1
                 cut += found.is_cut
-                print(" ".join(found.text.splitlines()))  # a vocabulary of bytes has line ends
+                print(" ".join(found.text.splitlines()))  # byte tokens can decode to line breaks
                 if maps is not None and found.tokens:
                     write_atomically(maps / f"{done}.png", as_png(draw_map(trained, found)))
             sys.stdout.flush()
@@ -110,35 +110,35 @@ def show_embedded(place: str, step: int | None, pooling: Pooling) -> None:
 
 
 def _lines_of_file() -> int:
-    """Lines of standard input that are left, where that is a file; 0: nobody knows how many will come."""
+    """Number of remaining lines of standard input if it is a file; 0 if it is a pipe, whose length is unknown."""
     given = _standard_input()
     if not given.seekable():
         return 0
-    begin = given.tell()  # a shell may have read some of it
+    begin = given.tell()  # a shell may have consumed the first lines
     lines = sum(1 for _ in given)
     given.seek(begin)
     return lines
 
 
 def _given_lines() -> Iterator[str]:
-    """The lines of standard input.
+    """The lines of standard input, without line ends and byte order mark.
 
     Raises:
-        ValueError: one is not UTF-8, or standard input is closed.
+        ValueError: A line is not UTF-8, or standard input is closed.
     """
     for number, line in enumerate(_standard_input(), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"standard input, line {number}: byte {error.start} of the line is not UTF-8; convert it to UTF-8"
+                f"standard input, line {number}: byte {error.start} of the line is not UTF-8; convert the text to UTF-8"
             ) from None
         yield text.removesuffix("\n").removesuffix("\r")
 
 
 def _standard_input() -> BinaryIO:
-    if sys.stdin is None:  # as of a shell's `<&-`
-        raise ValueError("standard input is closed; give a text on each line of it, as in `< texts.txt`")
+    if sys.stdin is None:  # a shell's `<&-` closes it
+        raise ValueError("standard input is closed; pass one text per line, as in `< texts.txt`")
     return sys.stdin.buffer
 
 

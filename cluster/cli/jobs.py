@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.jobs.errand import ErrandFailed, run_errand
 from cluster.jobs.errands.pack_results import MARK
-from cluster.jobs.errands.print_log import READ_TO
+from cluster.jobs.errands.print_log import OFFSET_PREFIX
 from cluster.jobs.fetched import unpack_results
 from cluster.jobs.follow import exit_code, follow, verdict
 from cluster.jobs.submit import Order, submit
@@ -15,8 +15,9 @@ from cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
 from common.exit_codes import DETACHED, FAILED
 from common.redaction import shown
 
-_FOLLOWED_S = 600
-"""The head follows a log for so long, then it is asked again: it does not know whether this process still lives."""
+_FOLLOW_TIMEOUT_S = 600
+"""Seconds for which one job on the head follows a log before this process starts the next: the head cannot see whether
+this process is still alive."""
 
 
 def submit_and_follow(address: str, order: Order) -> int:
@@ -28,7 +29,7 @@ def submit_and_follow(address: str, order: Order) -> int:
 def attach_to(address: str, name: str) -> int:
     """Follow a run's job from its first line; returns the run's exit code."""
     jobs = Jobs(address)
-    return _follow(jobs, job_of(jobs, name))
+    return _follow(jobs, find_job(jobs, name))
 
 
 def show_jobs(address: str) -> None:
@@ -50,7 +51,7 @@ def show_jobs(address: str) -> None:
 def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
     """Print what a run's job printed, or the log of one of its ranks."""
     jobs = Jobs(address)
-    job = job_of(jobs, name)
+    job = find_job(jobs, name)
     if rank is not None:
         try:
             _show_rank(jobs, job, rank, following)
@@ -65,24 +66,24 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
 
 
 def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
-    """Print a rank's log, and what is appended to it until the job has ended if it is followed.
+    """Print a rank's log; if `following`, also what is appended to it until the job ends.
 
     Raises:
-        ErrandFailed: there is no such log, or it cannot be read.
+        ErrandFailed: There is no such log, or it cannot be read.
     """
     read_to = 0
 
     def write(line: str) -> None:
         nonlocal read_to
-        if line.startswith(READ_TO):
-            read_to = int(line.removeprefix(READ_TO))
+        if line.startswith(OFFSET_PREFIX):
+            read_to = int(line.removeprefix(OFFSET_PREFIX))
         else:
             _write(line)
 
     while True:
         now = jobs.get(job.id) if following else None
         goes_on = now is not None and not now.has_ended
-        of_job = [JOB, job.id, str(_FOLLOWED_S)] if goes_on else []
+        of_job = [JOB, job.id, str(_FOLLOW_TIMEOUT_S)] if goes_on else []
         run_errand(jobs, "print_log", [_folder(job), str(rank), str(read_to), *of_job], write)
         if not goes_on:
             return
@@ -91,7 +92,7 @@ def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
 def stop_job(address: str, name: str, now: bool) -> int:
     """Stop a run's job and wait for its end: it saves a checkpoint first, unless `now`."""
     jobs = Jobs(address)
-    job = job_of(jobs, name)
+    job = find_job(jobs, name)
     if job.has_ended:
         print(f"{name} has ended: {job.status.lower()}")
         return 0
@@ -104,13 +105,13 @@ def stop_job(address: str, name: str, now: bool) -> int:
 
 
 def fetch_results(address: str, name: str, out: Path) -> None:
-    """Copy report, results, metrics and recipe of a run to this machine, in the place of those of an earlier fetch.
+    """Copy report, results, metrics and recipe of a run to this machine, replacing those of an earlier fetch.
 
     Raises:
-        ValueError: the run has none, or something else is in their place.
+        ValueError: The run has none, or a directory or other file blocks their path.
     """
     jobs = Jobs(address)
-    job = job_of(jobs, name)
+    job = find_job(jobs, name)
     try:
         printed = run_errand(jobs, "pack_results", [_folder(job)])
     except ErrandFailed as error:
@@ -120,11 +121,11 @@ def fetch_results(address: str, name: str, out: Path) -> None:
     print(f"wrote {fetched} files to {shown(str(out / name))}")
 
 
-def job_of(jobs: Jobs, name: str) -> Job:
-    """The job of a run that has not ended, or else its newest.
+def find_job(jobs: Jobs, name: str) -> Job:
+    """The run's job that has not ended, or else its newest job.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The run has no job.
     """
     found = jobs.all()
     mine = [job for job in found if job.run == name]

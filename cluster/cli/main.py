@@ -13,6 +13,7 @@ import typer
 from cluster.cli.checkpoint_commands import checkpoints_app
 from cluster.cli.failures import told_in_a_sentence
 from cluster.cli.job_commands import job_commands
+from cluster.cli.locate_run import locate_run
 from cluster.cli.options import (
     Address,
     Allow,
@@ -27,7 +28,6 @@ from cluster.cli.options import (
     Step,
     Verify,
 )
-from cluster.cli.places import place_of
 from common.exit_codes import FAILED, STOPPED
 from common.redaction import shown
 
@@ -64,7 +64,7 @@ def options(
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    """Options of `multihop` itself."""
+    """Handle the options of `multihop` itself."""
 
 
 @app.command()
@@ -158,14 +158,14 @@ def report(
         list[str] | None, typer.Option(metavar="KEY", help="Recipe key that tells the lines apart. Repeatable.")
     ] = None,
 ) -> None:
-    """Write a report over several runs. It compares each with the first: report.md, report.html, pictures."""
+    """Write a report that compares several runs with the first. Writes report.md, report.html and pictures."""
     from cluster.runs.compare import find_runs
     from cluster.runs.recipe import check_keys
     from eval.comparison.report import write_comparison
 
     check_keys(series or (), "--series")
     if series and x is None:
-        raise ValueError("--series tells the lines of a picture apart that --x asks for; give --x KEY, or no --series")
+        raise ValueError("--series needs --x, whose plot it splits into lines; add --x KEY, or omit --series")
 
     found = find_runs(names, runs)
     first, *others = (run_dir.resolve().name for run_dir in found)
@@ -250,7 +250,7 @@ def data_stats(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show lengths of documents, sources and token frequencies. Also which documents were dropped."""
+    """Show document lengths, sources and token frequencies. Also shows which documents were dropped, and why."""
     from cluster.cli.data import show_stats
 
     show_stats(place, runs, picture, as_json)
@@ -266,7 +266,7 @@ def fill(
     as_json: AsJson = False,
 ) -> None:
     """Fill in the mask tokens of texts with a masked model."""
-    place = place_of(run, runs)
+    place = locate_run(run, runs)
     from cluster.cli.inference import show_filled
 
     show_filled(place, step, texts, candidates, as_json)
@@ -284,8 +284,8 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 1,
 ) -> None:
-    """Continue prompts with a causal model. Always with the likeliest token, unless an option says to sample."""
-    place = place_of(run, runs)
+    """Continue prompts with a causal model. Greedy, unless a sampling option is given."""
+    place = locate_run(run, runs)
     from cluster.cli.inference import show_generated
     from eval.inference.sampling import Sampling
 
@@ -307,8 +307,8 @@ def translate(
         Path | None, typer.Option(metavar="DIR", help="Draw what each line's translation attends to, N.png a line.")
     ] = None,
 ) -> None:
-    """Translate the lines of standard input. Needs a translation model; prints a line for each."""
-    place = place_of(run, runs)
+    """Translate the lines of standard input. Needs a translation model; prints one line for each."""
+    place = locate_run(run, runs)
     from cluster.cli.inference import show_translated
     from eval.inference.beam_search import Search
 
@@ -325,8 +325,8 @@ def embed(
         typer.Option(help="Mean of all tokens, or what the family is fine-tuned on: pooler, first or last token."),
     ] = "mean",
 ) -> None:
-    """Embed the lines of standard input. Prints a line of JSON for each."""
-    place = place_of(run, runs)
+    """Embed the lines of standard input. Prints one JSON object per line."""
+    place = locate_run(run, runs)
     from cluster.cli.inference import show_embedded
 
     show_embedded(place, step, pooling)
@@ -359,7 +359,7 @@ def _run(
     loaded = load_recipe(recipe, given)
 
     def work() -> int:
-        # These import torch, for which a mistake in the recipe should not wait.
+        # These import torch: errors in the recipe are reported before that.
         from cluster.runs.follow import follow
         from cluster.runs.home import folder_here, in_home, opened_home
         from cluster.runs.stages import run_stages
@@ -383,7 +383,7 @@ def _exit_with(work: Callable[[], int]) -> None:
         code = work()
     except KeyboardInterrupt:
         print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
-        # All is closed. What libraries do when Python ends may wait for processes that the signal has ended, too.
+        # Everything is closed. Exit handlers of libraries may wait for processes that the signal has ended as well.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(STOPPED)
@@ -396,7 +396,7 @@ def _exit_with(work: Callable[[], int]) -> None:
 def main() -> None:
     """The command `multihop`; it exits with one of common.exit_codes."""
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that takes no files
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with told_in_a_sentence():
         app()
 

@@ -15,15 +15,15 @@ Overrides = Annotated[
 def _folder(text: Path | str) -> Path:
     if str(text).startswith("s3://"):
         raise typer.BadParameter(
-            f"{text}: this command reads runs from a folder; only run, prep, train, eval and submit take an "
-            "object store. `multihop fetch` brings a run's results here"
+            f"{text} is an object store, and this command reads runs from a directory; only run, prep, train, eval and "
+            "submit take an object store. `multihop fetch` copies a run's results to this machine"
         )
     return Path(_folder_or_store(str(text)))
 
 
 def _folder_or_store(text: str) -> str:
     if not text.startswith("s3://") and ("://" in text or text.startswith("s3:")):
-        raise typer.BadParameter(f"{text} is neither a folder nor s3://BUCKET/PREFIX")
+        raise typer.BadParameter(f"{text} is neither a directory nor s3://BUCKET/PREFIX; give one of them")
     return text
 
 

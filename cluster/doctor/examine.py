@@ -35,7 +35,7 @@ def examine(order: Order, say: Say) -> Facts:
 
 
 def main() -> None:
-    """Argument: a file with an `Order`. SIGTERM is an interruption, so that nothing is left behind."""
+    """Examine as the file of the first argument orders. SIGTERM raises KeyboardInterrupt, so that all is cleaned up."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     order = Order(**json.loads(Path(sys.argv[1]).read_text()))
     report = examine(order, lambda line: print(f"{SAYS}{line}", flush=True))

@@ -78,9 +78,9 @@ def _room(report: Facts) -> Iterator[Finding]:
     free = sum(facts["free"][kind] for facts in report["nodes"].values())
     name, wanted = f"{kind.upper()[:-1]}s", f"{needed} for cluster.workers"
     if there < needed:
-        yield Finding("the cluster", "room", f"{there} {name} in all", wanted, "lower it, or add nodes")
+        yield Finding("the cluster", "room", f"{there} {name} in all", wanted, "lower cluster.workers, or add nodes")
     elif free < needed:
-        advice = "a run would wait for other jobs to end: stop them, lower it, or add nodes"
+        advice = "a run would wait until other jobs end: stop them, lower cluster.workers, or add nodes"
         yield Finding("the cluster", "room", f"{free} free {name} of {there}", wanted, advice)
     for name, facts in report["nodes"].items():
         if report["needs"]["gpu"] and facts["gpus"] == 0:

@@ -27,7 +27,7 @@ def rehearse(recipe: Recipe, runs: Path) -> Facts:
 
     Returns:
         first_s and second_s (seconds of each start), {skipped: reason} where the data is not prepared, or
-        {error: reason}, where a source is missing for example.
+        {error: reason}, for example where a source is missing.
     """
     try:
         if not _is_prepared(recipe, runs):

@@ -58,7 +58,7 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
 
 
 def remove(location: str, trial: str) -> None:
-    """Remove the trial's folder with what it holds; all nodes may do so at once."""
+    """Remove the trial's directory with its content; all nodes may call this at once."""
     folder = _folder(location, trial)
     for name in folder.names():
         folder.remove(name)

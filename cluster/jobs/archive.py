@@ -25,15 +25,15 @@ def code_to_send(here: CodeVersion) -> list[Path]:
 
 
 def untracked(here: CodeVersion) -> list[str]:
-    """Names of the files of `code_to_send` that nobody has added to git: what lies about may be sent by mistake."""
+    """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
     found = _regular(_listed(here, "--others")) if here.commit else []
     return [path.relative_to(here.root).as_posix() for path in found]
 
 
 def untracked_line(names: Sequence[str]) -> str:
-    """What to tell the user of them."""
+    """The user's line about untracked files."""
     more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
-    return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent too; name in .gitignore what must stay here"
+    return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
 
 
 def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path], root: Path, limit: int) -> str:
@@ -43,7 +43,7 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path],
         The archive's size with its largest files, as a sentence.
 
     Raises:
-        ValueError: it is larger than `limit` bytes, or a name is not UTF-8.
+        ValueError: The archive reaches `limit` bytes, or a name is not UTF-8.
     """
     with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
@@ -54,8 +54,8 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path],
                     target.write(chunk)
                     if file.tell() >= limit:
                         raise ValueError(
-                            f"the code in {root} is too large: Ray takes {megabytes(limit)}, compressed; the largest "
-                            f"files are {_largest(code, root)}: move them elsewhere, or name them in .gitignore"
+                            f"the code in {root} is too large: Ray accepts {megabytes(limit)} compressed; the largest "
+                            f"files are {_largest(code, root)}: move them elsewhere, or add them to .gitignore"
                         )
     largest = _largest(code, root)
     return megabytes(to.stat().st_size) + (f"; largest: {largest}" if largest else "")
@@ -89,7 +89,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
         name.encode()
     except UnicodeEncodeError:
         given = name.encode(errors="surrogateescape")
-        raise ValueError(f"the name of the file {given!r} is not UTF-8; rename it, or name it in .gitignore") from None
+        raise ValueError(f"the name of the file {given!r} is not UTF-8; rename it, or add it to .gitignore") from None
     entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return entry

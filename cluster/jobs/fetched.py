@@ -1,4 +1,4 @@
-"""The results of a run in a folder on this machine, as they were fetched last."""
+"""Unpacks the fetched results of a run into a local directory."""
 
 import io
 import tarfile
@@ -10,15 +10,18 @@ from common.files import make_folder, write_atomically
 
 
 def unpack_results(archive: bytes, folder: Path) -> int:
-    """Replace the results that an earlier fetch left in a folder by those of a gzip'd tar; returns how many there are.
+    """Replace the results of an earlier fetch in `folder` with those in a gzipped tar archive.
 
-    What a fetch does not write stays. Nothing is written through a link in the folder.
+    Other files stay. Nothing is written through a symbolic link in the directory.
+
+    Returns:
+        Number of files that were written.
 
     Raises:
-        ValueError: something is in the place of a file or a folder of the results.
+        ValueError: A directory of the results is a file or a link here, or a file of the results is a directory here.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
-        # The head may be another's: no other names, and no links.
+        # The head may be malicious: take only the expected names, and no links.
         entries = [each for each in packed if each.isfile() and any(matches(each.name, wanted) for wanted in RESULTS)]
         files = {entry.name: packed.extractfile(entry).read() for entry in entries}  # type: ignore[union-attr]
     for place in {(folder / name).parent for name in RESULTS}:

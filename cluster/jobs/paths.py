@@ -1,4 +1,4 @@
-"""Paths of a recipe that is sent to a cluster: they are paths on its nodes, so relative ones mean nothing."""
+"""Checks the paths in a recipe that is sent to a cluster: they are paths on its nodes and must be absolute."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +13,10 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
     """`load_recipe` for a run on a cluster.
 
     Args:
-        runs: folder of all runs there, or s3://BUCKET/PREFIX; None: not known.
+        runs: directory of all runs on the nodes, or s3://BUCKET/PREFIX; None if unknown.
 
     Raises:
-        ValueError: a path is relative, or as `load_recipe`.
+        ValueError: A path is relative, or as for `load_recipe`.
     """
     recipe = read_recipe(path, overrides)
     for key, given in (*_paths(recipe), ("--runs", runs)):
@@ -26,13 +26,13 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
     if uri is not None and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
         raise ValueError(
             f"tracking.uri={uri} is relative; write {_SQLITE} and the absolute path on the cluster's head, or omit it "
-            "for SQLite in the folder of the runs"
+            "for SQLite in the directory of the runs"
         )
     return resolved(recipe if runs is None else in_home(recipe, runs))
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
-    """Keys whose values are paths on the nodes. `engine.deepspeed` is none: its content is sent."""
+    """Keys and values that are paths on the nodes. `engine.deepspeed` is not among them: its content is sent."""
     for number, source in enumerate(recipe.data.sources):
         yield f"data.sources[{number}].path", source.path
         yield f"data.sources[{number}].target_path", source.target_path

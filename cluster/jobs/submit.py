@@ -39,7 +39,7 @@ class Order:
 
     @property
     def content(self) -> str:
-        """Tells orders apart: 10 hexadecimal digits. Where the cluster is and what is allowed to change are no part."""
+        """Hash of the order, 10 hexadecimal digits, without the cluster's address and the keys that may change."""
         described = _comparable(self.recipe.model_dump(mode="json"))
         return sha256_json({"recipe": described, "stage": self.stage, "runs": self.runs})[:10]
 
@@ -109,7 +109,7 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
             say(f"untracked {untracked_line(new)}")
         number = 1 + max((_number(job, name) for job in earlier), default=0)
         while True:
-            job_id = f"{name}-{number}"  # nothing else is part of it: of two orders for a run, the head takes one
+            job_id = f"{name}-{number}"  # no hash in it: of two concurrent orders for a run, the head accepts one
             if jobs.submit(job_id, order.command(job_id), archive, metadata):
                 break
             other = jobs.get(job_id)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ray.map import end_tasks
+from cluster.ray.map import cancel_tasks
 
 _LONGEST_REASON = 300
 _UNEXPECTED = 2
@@ -25,8 +25,9 @@ class Node:
     cpus: float
     gpus: int
     free_cpus: int
-    """Whole ones that no job holds."""
+    """Whole CPUs that no job has reserved."""
     free_gpus: int
+    """Whole GPUs that no job has reserved."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
 
     Returns:
         For each call, in their order, what it returned; or a `Failed` where it raised, its node was lost, or no answer
-        came in `timeout_s`. Those calls are killed; all are interrupted where this process is.
+        came in `timeout_s`. Those calls are killed. If this process is interrupted, all calls are canceled.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -103,7 +104,7 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
     try:
         answered, silent = ray.wait(references, num_returns=len(references), timeout=timeout_s)
     except BaseException:
-        end_tasks(references)
+        cancel_tasks(references)
         raise
     for reference in silent:
         ray.cancel(reference, force=True)

@@ -1,4 +1,4 @@
-"""Errors of work on Ray whose message is for the user. They import nothing: a command knows them from its start."""
+"""Exceptions of work on Ray, with messages for the user. The module imports nothing, so that commands start fast."""
 
 
 class TrainingFailed(Exception):

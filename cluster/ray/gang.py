@@ -25,7 +25,7 @@ from cluster.ray.failures import TrainingFailed
 from cluster.ray.growth import Growth
 from cluster.ray.nodes import Nodes
 from cluster.ray.rank import run_rank
-from cluster.ray.slow_start import SLOW_S, have_processes, waits_for
+from cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from cluster.ray.spares import Spares
 from cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
 from common.exit_codes import USER_ERROR
@@ -58,7 +58,7 @@ def train_on_ray(
 ) -> bool:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
-    As many ranks train, within `workers`, as the cluster has room for beside other jobs. Ranks that fail are restarted
+    The number of ranks, within `workers`, is what fits on the cluster beside other jobs. Ranks that fail are restarted
     from the newest checkpoint as soon as there is room for the least number of them. When there is room for more, and
     the rest of the run repays a restart, the ranks save and are restarted with more. When one of their nodes is about
     to be taken away, they save and are restarted without it.
@@ -73,7 +73,7 @@ def train_on_ray(
         home: where the nodes find the run and leave what they tell, if they have no folder in common.
 
     Returns:
-        Whether it was asked to stop, which may have been after the last step.
+        Whether a stop was requested, which may have been after the last step.
 
     Raises:
         TrainingFailed: with the last error of the ranks.
@@ -127,11 +127,11 @@ def train_on_ray(
                     times["silent"] = row.get("time", times["asked"])
                     growth.saw(row)
                     on_row(row)
-                if not has_begun and stop.exists() and not have_processes():
+                if not has_begun and stop.exists() and not ranks_have_processes():
                     break
                 if not has_begun and time.time() - told >= SLOW_S:
                     told = time.time()
-                    waiting = waits_for(ranks, None if home else log_of(run_dir, 0))
+                    waiting = why_ranks_wait(ranks, None if home else log_of(run_dir, 0))
                     console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
                 if not has_spares and growth.left_s() > _SPARES_FROM_S:
                     spares.start_on(ranks_by_node().keys() - silent)
@@ -149,7 +149,7 @@ def train_on_ray(
             for file in (restart, lost):
                 file.unlink(missing_ok=True)
             if gang.was_not_placed():
-                nodes.were_not_placed(ranks)
+                nodes.on_placement_failure(ranks)
                 continue
             if gang.error is None and saved and step != last_step:
                 continue

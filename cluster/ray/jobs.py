@@ -17,7 +17,7 @@ RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
 )
 """Keys of a job's metadata."""
 _CALL = "multihop.call"
-"""The key with a random value of the call that submitted it."""
+"""Key of the metadata whose random value identifies the call that submitted the job."""
 DASHBOARD_NAME = "job_name"
 """The key of the metadata that Ray's dashboard shows as a job's name."""
 JOB = "MULTIHOP_JOB"
@@ -76,10 +76,10 @@ class Jobs:
         """Connect.
 
         Raises:
-            ValueError: the address is no URL, nothing answers there, or it wants another token.
+            ValueError: The address is not a URL, nothing answers there, or the token is refused.
         """
-        if not address.startswith(("http://", "https://")):  # Ray would take it for its own, and connect for long
-            raise ValueError(f"--address={address} is not the URL of a head's dashboard; give http://HOST:8265")
+        if not address.startswith(("http://", "https://")):  # Ray would try to connect to a cluster, for minutes
+            raise ValueError(f"--address={address} is not the URL of a Ray dashboard; give http://HOST:8265")
         from ray.job_submission import JobSubmissionClient
 
         class Client(JobSubmissionClient):
@@ -95,7 +95,7 @@ class Jobs:
             if "Authentication " in str(error):
                 raise ValueError(
                     f"--address={address}: the cluster refuses the token ({_first_line(error)}); set "
-                    "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to that of its `ray start`"
+                    "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token with which the cluster was started"
                 ) from None
             raise ValueError(
                 f"--address={address}: no Ray dashboard answers there ({_first_line(error)}); give the head's, for "
@@ -116,7 +116,7 @@ class Jobs:
         )
         if answer is not None:
             return True
-        job = self.get(job_id)  # it may be that of this call, whose answer was lost
+        job = self.get(job_id)  # it may be from this very call, if the response was lost
         return job is not None and job.metadata.get(_CALL) == call
 
     def all(self) -> list[Job]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.ray.failures import WorkerDiedError
-from cluster.ray.slow_start import Beginning
+from cluster.ray.slow_start import TaskStartProbe
 
 RETRIES = 3
 _ENDS_S = 5.0
@@ -34,8 +34,8 @@ def map_on_ray(
     """Run `function` on each item as a Ray task, and yield the results in the order of completion.
 
     A task whose worker dies is retried. At most twice as many tasks as the cluster can run at once are submitted at a
-    time: the next inputs are ready, and memory does not grow with the number of items. While none has begun, the user
-    is told every minute what they wait for.
+    time: the next inputs are ready, and memory does not grow with the number of items. While none has started,
+    a line says every minute what they wait for.
 
     Args:
         what: names an item in the message about a worker that died.
@@ -51,9 +51,9 @@ def map_on_ray(
     gpus = resources.gpus if there.get("GPU", 0) else 0
     # A head that has no CPUs for tasks does what has to be done there all the same.
     cpus = min(resources.cpus, there.get("CPU", 0)) if resources.here else resources.cpus
-    begun = Beginning()
+    probe = TaskStartProbe()
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=RETRIES)(
-        begun.noted(function)
+        probe.wrap(function)
     )
     if resources.here:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -64,8 +64,8 @@ def map_on_ray(
     running: dict[Any, Any] = {}
 
     def next_result() -> Any:
-        while not (done := ray.wait(list(running), num_returns=1, timeout=begun.look_again_s())[0]):
-            begun.tell({"CPU": cpus, "GPU": gpus, "memory": resources.memory_bytes})
+        while not (done := ray.wait(list(running), num_returns=1, timeout=probe.poll_interval_s())[0]):
+            probe.report({"CPU": cpus, "GPU": gpus, "memory": resources.memory_bytes})
         (reference,) = done
         item = running.pop(reference)
         try:
@@ -83,11 +83,11 @@ def map_on_ray(
         while running:
             yield next_result()
     finally:
-        end_tasks(list(running))
-        begun.forget()
+        cancel_tasks(list(running))
+        probe.close()
 
 
-def end_tasks(references: list[Any]) -> None:
+def cancel_tasks(references: list[Any]) -> None:
     """Interrupt tasks, which then remove their temporary files; those that do not end are killed."""
     import ray
 

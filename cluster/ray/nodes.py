@@ -9,17 +9,17 @@ from cluster.ray.watch import ranks_by_node
 
 _REMIND_S = 60.0
 _SETTLED_S, _UNSETTLED_S = 3.0, 10.0
-"""A cluster learns that processes have ended within a second; what they held is free then. Other jobs may come and go
-all the time."""
+"""Seconds without a change after which free resources count as settled, and the longest wait for that. Ray frees what
+ended processes held within a second, but other jobs may come and go all the time."""
 
 
 @dataclass(frozen=True)
 class _Capacity:
-    """CPUs or GPUs of the live nodes that whole ranks can have."""
+    """CPUs or GPUs of the live nodes, counted as whole ranks."""
 
-    there: int
+    total: int
     free: int
-    """Without those that other jobs hold; with those of this driver's own ranks."""
+    """Not reserved by other jobs; includes those of this driver's own ranks."""
 
 
 class Nodes:
@@ -30,9 +30,9 @@ class Nodes:
         self.kind = "CPU"
         """Each rank needs one: "GPU" once a node has one, else "CPU"."""
         self._seen: tuple[_Capacity, float] | None = None
-        """The newest capacity, and since when it has been that."""
+        """The latest capacity, and since when it has been unchanged (`time.monotonic`)."""
         self._tried: int | None = None
-        """The most ranks to ask for after more were not placed although there seemed to be room for them."""
+        """The most ranks to request, after Ray failed to place more although they seemed to fit."""
         self._looks_since: float | None = None
         self._waits_since: float | None = None
         self._said = 0.0
@@ -58,34 +58,34 @@ class Nodes:
             self._seen = capacity, now
         if capacity.free < self._most and (self._asked is None or now - self._asked >= _REMIND_S):
             self._asked = now
-            _ask_for(self.kind, self._most + capacity.there - capacity.free)
+            _ask_for(self.kind, self._most + capacity.total - capacity.free)
         if self._tried is not None and capacity.free <= self._tried:
-            self._tried = None  # what seemed to be free is known to be taken
+            self._tried = None  # the cluster now reports the resources as taken
         room = min(capacity.free, self._most, self._tried or self._most)
         return room if room >= self._least else 0
 
     def room_to_start(self, silent: Set[str] = frozenset()) -> int:
-        """As `room`, and 0 for a few seconds while what ranks or tasks held that have just ended may not be free yet.
+        """As `room`, but 0 for a few seconds while resources of ranks or tasks that just ended may not be free yet.
 
-        Prints what is waited for: at first, every minute, and when that ends.
+        Prints what it waits for: at once, every minute, and when the wait is over.
         """
         room, now = self.room(silent), time.monotonic()
         assert self._seen is not None
         capacity, since = self._seen
         self._looks_since = self._looks_since or now
         is_settled = now - since >= _SETTLED_S or now - self._looks_since >= _UNSETTLED_S
-        if room < self._most and capacity.free < capacity.there and not is_settled:
+        if room < self._most and capacity.free < capacity.total and not is_settled:
             return 0
         if room:
             self._looks_since = None
         self._tell(room, capacity)
         return room
 
-    def were_not_placed(self, ranks: int) -> None:
-        """Ask for fewer ranks the next time, but not for fewer than the least."""
+    def on_placement_failure(self, ranks: int) -> None:
+        """Request one rank less next time, but at least `least`."""
         self._tried = max(self._least, ranks - 1)
-        asking = "asking again" if self._tried == ranks else f"asking for {self._tried}"
-        console.print(f"{clock()} the cluster did not place {ranks} ranks, although they seemed to fit: {asking}")
+        next_try = "trying again" if self._tried == ranks else f"trying {self._tried}"
+        console.print(f"{clock()} the cluster did not place {ranks} ranks, although they seemed to fit: {next_try}")
 
     def _capacity(self, silent: Set[str]) -> _Capacity:
         import ray
@@ -94,11 +94,11 @@ class Nodes:
         counted = alive.keys() - silent
         if any("GPU" in alive[node] for node in counted):
             self.kind = "GPU"  # and stays so when those nodes are lost, and the head is left, which may have none
-        # The public function adds up the nodes.
+        # ray.available_resources() has only the sum over all nodes.
         free, own = ray._private.state.state.available_resources_per_node(), ranks_by_node()
         return _Capacity(
             sum(int(alive[node].get(self.kind, 0)) for node in counted),
-            # A rank needs a whole one of a single node.
+            # A rank needs a whole CPU or GPU of one node.
             sum(int(free.get(node, {}).get(self.kind, 0) + own[node]) for node in counted),
         )
 
@@ -119,14 +119,14 @@ class Nodes:
         self._said = now
         workers = self._most if self._least == self._most else f"[{self._least}, {self._most}]"
         waits, needs = f"since {clock(self._waits_since)}", f"{self.kind}s that cluster.workers={workers} needs"
-        if capacity.there < self._least:
+        if capacity.total < self._least:
             console.print(
-                f"{clock()} waiting for nodes {waits}: the cluster has {capacity.there} of the {self._least} {needs}; "
+                f"{clock()} waiting for nodes {waits}: the cluster has {capacity.total} of the {self._least} {needs}; "
                 "training resumes when they join"
             )
         else:
             console.print(
-                f"{clock()} waiting for other jobs {waits}: {capacity.free} of the cluster's {capacity.there} "
+                f"{clock()} waiting for other jobs {waits}: {capacity.free} of the cluster's {capacity.total} "
                 f"{self.kind}s are free, of the {self._least} {needs}; training resumes when they are"
             )
 

@@ -18,7 +18,7 @@ from cluster.ray.map import RETRIES
 
 _CONNECT_S = 5.0
 _STARTS = 3
-_END_S = 15.0
+_SHUTDOWN_TIMEOUT_S = 15.0
 _OBJECT_STORE_BYTES = 256 * 1024**2  # nothing large passes through it; shards and checkpoints are files
 
 
@@ -60,11 +60,12 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
 
 @contextmanager
 def _initialized(start: Callable[[], None]) -> Iterator[None]:
-    """Initialize Ray by `start` and shut it down after the block, both in a thread of its own.
+    """Initialize Ray with `start` and shut it down after the block, both in a dedicated thread.
 
-    Python runs signal handlers in the main thread, and Ray forks with hooks: what a handler raises in such a hook is
-    lost, and a lock of `logging` stays locked for good. In another thread, a signal ends the block and not a fork.
-    Linux ends Ray's processes with the thread that started them, which therefore lives as long as they.
+    Python runs signal handlers in the main thread, and Ray forks, which runs fork hooks: an exception that a handler
+    raises in such a hook is lost, and a lock of `logging` stays locked forever. With Ray in another thread, a signal
+    interrupts the block and never a fork. Linux kills Ray's processes when the thread that started them exits
+    (PR_SET_PDEATHSIG), so the thread lives as long as they do.
     """
     started: Future[None] = Future()
     ended = threading.Event()
@@ -72,7 +73,7 @@ def _initialized(start: Callable[[], None]) -> Iterator[None]:
     def live() -> None:
         import ray
 
-        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns that it sets no signal handler in this thread
+        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns that it cannot set signal handlers in this thread
         try:
             start()
         except BaseException as error:
@@ -89,8 +90,8 @@ def _initialized(start: Callable[[], None]) -> Iterator[None]:
         yield
     except BaseException:
         ended.set()
-        # Not for ever: the signal may have ended Ray's processes too. What is left of them ends with this process.
-        thread.join(_END_S)
+        # With a timeout: the signal may have killed Ray's processes as well. What is left exits with this process.
+        thread.join(_SHUTDOWN_TIMEOUT_S)
         raise
     ended.set()
     thread.join()
@@ -105,10 +106,11 @@ def start_ray(**options: Any) -> None:
     """
     import ray
 
-    # By default Ray keeps a token in the home directory, which may be read-only. This Ray ends with this process.
+    # By default Ray writes a token to the home directory, which may be read-only. A token in memory is enough: this Ray
+    # exits with this process.
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    options["runtime_env"] = _own_python() | options.get("runtime_env", {})
+    options["runtime_env"] = _py_executable() | options.get("runtime_env", {})
     for left in reversed(range(_STARTS)):
         try:
             ray.init(address="local", include_dashboard=False, **options)
@@ -119,9 +121,11 @@ def start_ray(**options: Any) -> None:
             ray.shutdown()
 
 
-def _own_python() -> dict[str, str]:
-    """A runtime environment with this interpreter, if its path has characters that a shell interprets, such as a space:
-    Ray passes its default, the interpreter of each node, to a shell without quotes."""
+def _py_executable() -> dict[str, str]:
+    """A runtime environment with the quoted path of this interpreter, if a shell would interpret characters in it.
+
+    Ray passes its default, the interpreter of each node, to a shell without quotes.
+    """
     quoted = shlex.quote(sys.executable)
     return {} if quoted == sys.executable else {"py_executable": quoted}
 
@@ -130,7 +134,7 @@ def _connect(address: str, **options: Any) -> None:
     import ray
 
     try:
-        ray.init(address=address, runtime_env=_own_python(), **options)
+        ray.init(address=address, runtime_env=_py_executable(), **options)
     except (ConnectionError, RuntimeError) as error:
         raise ValueError(
             f"cluster.address={address}: cannot connect to Ray ({' '.join(str(error).split())[:200]}); "

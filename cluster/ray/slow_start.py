@@ -1,4 +1,4 @@
-"""What ranks and tasks that have not begun wait for: room on the cluster, or a process that Ray starts."""
+"""Explains why ranks or tasks have not started: no free resources, or worker processes that Ray failed to start."""
 
 import os
 import re
@@ -14,91 +14,94 @@ from common.files import open_regular
 from common.redaction import shown
 
 SLOW_S = 60.0
-"""What has not begun for so long is told, again and again."""
+"""Seconds without a start after which, and between which, the reason is printed."""
 _RANK = "RayTrainWorker"
-"""Ray Train's class of the actors of ranks."""
-_TOLD = {"raylet.err": "", "raylet.out": r" [WEF] \d+ \d+\] .*(worker_pool|runtime_env)"}
-"""Logs of a node, and a pattern of the lines that say why a process did not start."""
+"""Class name of Ray Train's actors, one per rank."""
+_LOG_PATTERNS = {"raylet.err": "", "raylet.out": r" [WEF] \d+ \d+\] .*(worker_pool|runtime_env)"}
+"""Log files of a node, and a pattern of their lines that say why a process did not start."""
 _SHOWN = 3
 _TAIL_BYTES, _TAIL_LINES, _LONGEST = 16 * 2**10, 200, 300
 _LOG_S = 5
-"""For an answer of the dashboard, which has the logs of other nodes."""
+"""Timeout of a request to the dashboard, which serves the logs of other nodes."""
 
 
-def have_processes() -> bool:
+def ranks_have_processes() -> bool:
     """Whether Ray has started a process for each rank of this driver."""
     ranks = [actor for actor in _actors() if actor["ActorClassName"] == _RANK]
     return bool(ranks) and all(actor["State"] == "ALIVE" for actor in ranks)
 
 
-def waits_for(ranks: int, log: Path | None) -> str:
-    """What the ranks of this driver wait for, in a sentence that ends with what the log of that says.
+def why_ranks_wait(ranks: int, log: Path | None) -> str:
+    """A sentence that says what the ranks of this driver wait for, with the end of the log that explains it.
 
     Args:
-        log: of rank 0, if this node has it.
+        ranks: their number.
+        log: log file of rank 0, if this node has it.
     """
     import ray
 
-    if have_processes():
+    if ranks_have_processes():
         lines = _tail(log) if log is not None else []
         said = f"; its log ends with: {lines[-1]}" if lines else ""
-        return f"the processes of {ranks} ranks are there, and rank 0 has not begun to train{said}"
+        return f"all {ranks} ranks have a process, but rank 0 has not started training{said}"
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     starting = {actor["Address"]["NodeID"] for actor in _actors() if actor["State"] == "PENDING_CREATION"}
     if not (starting := starting & nodes.keys()):
         return f"Ray has not placed {ranks} ranks yet"
-    said = "; ".join(f"{_name(nodes[node])}{_complaints(nodes[node])}" for node in sorted(starting))
-    return f"Ray has not started a process of the {ranks} ranks on {said}"
+    said = "; ".join(f"{_name(nodes[node])}{_log_excerpts(nodes[node])}" for node in sorted(starting))
+    return f"Ray has not started all processes of the {ranks} ranks: missing on {said}"
 
 
-class Beginning:
-    """Whether any of some tasks has begun, which Ray tells only if the cluster has a dashboard."""
+class TaskStartProbe:
+    """Tells whether any of a group of tasks has started: Ray itself reports that only through a dashboard."""
 
     def __init__(self) -> None:
         self._key = f"multihop-begun-{secrets.token_hex(8)}"
         self._since = time.time()
         self._is_known = False
 
-    def noted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The function, which notes first that it has begun."""
+    def wrap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return `function` with a prologue that records the start in Ray's key-value store."""
         key = self._key
 
-        def noting(item: Any) -> Any:
+        def recording(item: Any) -> Any:
             from ray.experimental import internal_kv
 
             internal_kv._internal_kv_put(key, b"1")
             return function(item)
 
-        return noting
+        return recording
 
-    def look_again_s(self) -> float | None:
-        """Seconds after which to call `tell`; None: not any more."""
+    def poll_interval_s(self) -> float | None:
+        """Seconds after which to call `report` again; None once a task has started."""
         return None if self._is_known else SLOW_S
 
-    def tell(self, needs: dict[str, float]) -> None:
-        """Print what the tasks wait for, if none has begun.
+    def report(self, needs: dict[str, float]) -> None:
+        """Print what the tasks wait for, if none has started.
 
         Args:
-            needs: what each reserves, by Ray's names; memory in bytes.
+            needs: resources that each task reserves, by Ray's names; memory in bytes.
         """
         from ray.experimental import internal_kv
 
         self._is_known = internal_kv._internal_kv_exists(self._key)
         if not self._is_known:
-            console.print(f"{clock()} no task has begun for {time.time() - self._since:.0f} s: {tasks_wait_for(needs)}")
+            console.print(
+                f"{clock()} no task has started for {time.time() - self._since:.0f} s: {why_tasks_wait(needs)}"
+            )
 
-    def forget(self) -> None:
-        """Remove the note."""
+    def close(self) -> None:
+        """Remove the record from Ray's key-value store."""
         from ray.experimental import internal_kv
 
         internal_kv._internal_kv_del(self._key)
 
 
-def tasks_wait_for(needs: dict[str, float]) -> str:
-    """What tasks of this driver wait for, of which none has begun.
+def why_tasks_wait(needs: dict[str, float]) -> str:
+    """A sentence that says what tasks of this driver wait for, none of which has started.
 
     Args:
-        needs: what each reserves, by Ray's names; memory in bytes.
+        needs: resources that each task reserves, by Ray's names; memory in bytes.
     """
     import ray
 
@@ -109,12 +112,12 @@ def tasks_wait_for(needs: dict[str, float]) -> str:
     is_free = [node for node in fits if _holds(free.get(node["NodeID"], {}), needs)]
     wanted = f"a task needs {' and '.join(_amount(kind, amount) for kind, amount in needs.items())}"
     if not fits:
-        return f"{wanted}, and no node has so much; lower that, or add a node"
+        return f"{wanted}, and no node has that much; lower the request, or add a node"
     if not is_free:
         taken = ", ".join(f"{_amount(kind, sum(each.get(kind, 0) for each in free.values()))}" for kind in needs)
-        return f"{wanted}, and of the {len(fits)} nodes that have it none has it free; free are {taken} in all"
-    said = "; ".join(f"{_name(node)}{_complaints(node)}" for node in is_free[:_SHOWN])
-    return f"{wanted}, which is free, and Ray has not started a process for it on {said}"
+        return f"{wanted}, and none of the {len(fits)} nodes that are large enough has it free; free in total: {taken}"
+    said = "; ".join(f"{_name(node)}{_log_excerpts(node)}" for node in is_free[:_SHOWN])
+    return f"{wanted}, which is free, but Ray has not started a worker process on {said}"
 
 
 def _holds(resources: dict[str, float], needs: dict[str, float]) -> bool:
@@ -126,7 +129,7 @@ def _amount(kind: str, amount: float) -> str:
 
 
 def _actors() -> list[dict[str, Any]]:
-    """Of this driver, but for those that have ended. Ray's public list needs the dashboard."""
+    """Actors of this driver that are not dead. Ray's public function needs the dashboard."""
     import ray
 
     job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
@@ -137,10 +140,10 @@ def _name(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def _complaints(node: dict[str, Any]) -> str:
-    """How the node's logs about starting processes end.
+def _log_excerpts(node: dict[str, Any]) -> str:
+    """The last lines of the node's logs about starting processes.
 
-    What a process prints that ends before it has reached Ray, its shell included, is in raylet.err.
+    Output of a process that exits before it connects to Ray, and of its shell, is in raylet.err.
     """
     import ray
 
@@ -148,14 +151,14 @@ def _complaints(node: dict[str, Any]) -> str:
     connection: Any = ray._private.worker._global_node
     folder = Path(connection.get_logs_dir_path())  # the same on all nodes
     said = []
-    for name, told in (*_TOLD.items(), (f"runtime_env_setup-{context.get_job_id()}.log", "")):
+    for name, told in (*_LOG_PATTERNS.items(), (f"runtime_env_setup-{context.get_job_id()}.log", "")):
         if node["NodeID"] == context.get_node_id():
             lines = _tail(folder / name)
         else:
             lines = _tail_of_other(node["NodeID"], name)
         if lines := [line for line in lines if re.search(told, line)]:
             said.append(f"{name} ends with: {' | '.join(lines[-_SHOWN:])}")
-    return f", where {', and '.join(said)}" if said else f" (see raylet.err and raylet.out there in {folder})"
+    return f", where {', and '.join(said)}" if said else f" (see raylet.err and raylet.out in {folder} of that node)"
 
 
 def _tail(path: Path) -> list[str]:
@@ -168,12 +171,12 @@ def _tail(path: Path) -> list[str]:
 
 
 def _tail_of_other(node: str, name: str) -> list[str]:
-    """Of another node: empty where the cluster has no dashboard, which fetches it."""
+    """The end of a log of another node, fetched by the dashboard; empty if the cluster has none."""
     from ray.util.state import get_log
 
     try:
         return _lines("".join(get_log(node_id=node, filename=name, tail=_TAIL_LINES, timeout=_LOG_S)))
-    except Exception:  # Ray's, those of requests, and others: it has no list of them
+    except Exception:  # Ray documents no exceptions; besides its own, those of requests occur
         return []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 _READY_S = 0.01
 _LEFT_BYTES = 2 * 2**30
-"""A node with less free memory needs it for its ranks more than a spare, which takes about 450 MB."""
+"""A node with less free memory starts no spare, which takes about 450 MB: its ranks need the memory more."""
 
 
 class Spares:
@@ -48,7 +48,11 @@ class _Keeper:
     """A Ray actor whose child is the spare, which ends with it."""
 
     def __init__(self, run_dir: str) -> None:
-        """Raises RuntimeError: the node has no memory for it."""
+        """Start the process.
+
+        Raises:
+            RuntimeError: The node has too little free memory.
+        """
         import psutil
 
         if psutil.virtual_memory().available < _LEFT_BYTES:

@@ -21,13 +21,13 @@ _AT_ONCE = 64
 class Watch:
     """Connects to each live node once a second.
 
-    Silence is counted only for as long as this process looks: after a pause of its own (a suspended laptop, a stalled
-    machine) all nodes would seem to have been silent.
+    Only time during which this process polled counts as silence: after a pause of its own (a suspended laptop, a
+    stalled machine) all nodes would seem to have been silent.
     """
 
     def __init__(self) -> None:
         self._looked: tuple[dict[str, float], float] = {}, time.monotonic()
-        """For each node the seconds of its silence, and when that was."""
+        """Seconds of silence by node, and when they were determined (`time.monotonic`)."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
@@ -45,7 +45,7 @@ class Watch:
 
 
 def _passed_since(looked: float) -> float:
-    """Seconds, of which a pause of this process is no part."""
+    """Seconds since `looked`, at most one polling period: a longer gap is a pause of this process."""
     return min(time.monotonic() - looked, _EVERY_S + _TIMEOUT_S)
 
 
@@ -75,7 +75,7 @@ def draining() -> set[str]:
 
 
 def ranks_by_node() -> Counter[str]:
-    """How many ranks of this driver are placed on which nodes."""
+    """Number of ranks of this driver by the id of the node on which they are placed."""
     placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
     return Counter(node for group in placed for node in group.values())
 

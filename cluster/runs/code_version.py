@@ -41,7 +41,7 @@ def commit_label() -> str | None:
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """What git prints, with file names as Python has them; None where it fails or is not installed."""
+    """Output of git, decoded as Python decodes file names; None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
     except FileNotFoundError:

@@ -42,7 +42,7 @@ class Comparison:
     differences: list[str]
     """A sentence for each task that a run and the first one have."""
     notes: list[str]
-    """What a reader must know of the runs' results, in sentences."""
+    """Caveats about the runs' results, one sentence each."""
     heldout: list[dict[int, float]]
     """Held-out mlm_loss or clm_loss by step, in nats: the sum also depends on which other objective a run has."""
 

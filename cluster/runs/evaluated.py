@@ -10,9 +10,9 @@ from common.json_lines import read_rows
 from data_prep.tokenizers.existing import adopt
 from data_prep.tokenizers.special_tokens import TRAINED
 from data_prep.tokenizers.tokenizer import describe, parse
-from eval.asked import ask, read_asked
 from eval.check_settings import check_settings
 from eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from eval.evaluation_plan import make_plan, read_plan
 from eval.inference.examples import Examples, check_examples, read_examples
 from eval.known_tasks import check_tasks
 from eval.start_from import check_starts, next_wave
@@ -35,11 +35,11 @@ def check_evaluation(recipe: Recipe) -> None:
     check_starts(recipe.eval)
     if "parent" in recipe.eval.starts and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
         why = (
-            "model.init_from is not set: the training begins with random weights"
+            "model.init_from is not set, so they are random"
             if recipe.model.init_from is None
-            else "eval.checkpoint is a model whose training is not known here"
+            else "the training of eval.checkpoint is unknown"
         )
-        raise ValueError(f"eval.starts has parent, the weights that the training begins with, and {why}; remove parent")
+        raise ValueError(f"eval.starts has parent, the initial weights of the training, but {why}; remove parent")
     check_settings(recipe.eval, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
@@ -49,22 +49,22 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
 
     Args:
-        to_run: False: they are only asked for their keys, and the weights that the run began with may be gone.
+        to_run: False if only the keys of the trials are needed: the parent's weights may then be missing.
 
     Raises:
-        ValueError: a task cannot be read, or weights are gone.
+        ValueError: A task cannot be read, or weights are missing.
     """
     from cluster.runs.trials import weights_dir
     from eval.plan import plan_trials
 
-    evaluated, asked = _evaluated(run), run.recipe.eval
-    needs_parent = "parent" in asked.starts
+    evaluated, config = _evaluated(run), run.recipe.eval
+    needs_parent = "parent" in config.starts
     parent = _parent(run, evaluated, "remove parent from eval.starts", to_run) if needs_parent else None
-    return plan_trials(asked, evaluated, weights_dir(run.results), parent)
+    return plan_trials(config, evaluated, weights_dir(run.results), parent)
 
 
 def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
-    """The examples of the same model; None: the recipe has none. `to_run` and errors as for `planned_trials`."""
+    """The examples of the same model; None if the recipe has none. For arguments and errors see `planned_trials`."""
     recipe = run.recipe
     if not recipe.eval.examples:
         return None
@@ -75,12 +75,12 @@ def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
 
 
 def is_evaluated(run: ResolvedRun) -> bool:
-    """Whether the last evaluation asked for what the recipe asks for now, and all of it is done."""
+    """Whether the last evaluation had the same plan as the recipe has now, and all of it is done."""
     trials, rows = planned_trials(run, to_run=False), read_rows(run.results)
     examples = planned_examples(run, to_run=False)
-    asked = ask(trials, rows, run.recipe.eval, examples.key if examples else None)
-    noted = read_asked(run.folder)
-    if asked != noted and (noted or asked.trials or asked.examples):
+    plan = make_plan(trials, rows, run.recipe.eval, examples.key if examples else None)
+    last_plan = read_plan(run.folder)
+    if plan != last_plan and (last_plan or plan.trials or plan.examples):
         return False
     wave = next_wave(trials, rows)
     return not (wave.trials or wave.failed) and (
@@ -89,7 +89,14 @@ def is_evaluated(run: ResolvedRun) -> bool:
 
 
 def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool) -> Evaluated:
-    """The weights that the run began with; `otherwise`: what to do where they are gone."""
+    """The model with the run's initial weights.
+
+    Args:
+        otherwise: for the message, what the user can do instead of restoring missing weights.
+
+    Raises:
+        ValueError: The weights are missing.
+    """
     init_from, saved = run.recipe.model.init_from, run.checkpoint
     assert init_from is not None and saved is not None
     if saved.parent is not None and not to_run:

@@ -8,7 +8,7 @@ from cluster.runs.evaluated import planned_examples
 from cluster.runs.resolved import ResolvedRun
 from common.files import write_atomically
 from common.redaction import shown
-from eval.asked import read_asked
+from eval.evaluation_plan import read_plan
 from eval.inference.examples import FILE, make_examples, read_examples
 from eval.reporting.examples import examples_facts
 
@@ -31,7 +31,7 @@ def make_left_examples(run: ResolvedRun) -> None:
 
 def print_examples(run: ResolvedRun) -> None:
     """Print what the model makes of each text before and after pretraining."""
-    asked = read_asked(run.folder)
-    made = read_examples(run.results.parent, asked.examples) if asked else None
+    plan = read_plan(run.folder)
+    made = read_examples(run.results.parent, plan.examples) if plan else None
     for text, before, after in examples_facts(made)["examples"]:
         console.print(shown(f"example   {text}\n  before  {before}\n  after   {after}"))

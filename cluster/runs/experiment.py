@@ -53,7 +53,7 @@ class Experiment(Section):
     @classmethod
     def _each_axis_has_runs(cls, runs: list[dict[str, Values]]) -> list[dict[str, Values]]:
         if not all(runs):
-            raise ValueError("it has no run; write at least one, for instance `base: {}`")
+            raise ValueError("an axis has no runs; write at least one, for instance `base: {}`")
         return runs
 
     @field_validator("x", "series")

@@ -211,7 +211,7 @@ def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None
     path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
     if path.exists():
         if changed := check_recipe(run_dir, recipe, allowed):
-            from pretrain.checkpoint.verify import newest_step
+            from pretrain.checkpoint.verify import newest_step  # imports torch
 
             check_steps_left(run_dir, recipe, newest_step(checkpoints_of(run_dir, recipe)) or 0)
         for entry in changed:

@@ -25,7 +25,7 @@ from cluster.tracking.store import store_uri
 from common.files import make_folder
 from common.json_lines import Row, read_rows
 from common.storage import open_folder
-from eval.asked import Results, read_results
+from eval.evaluation_plan import Results, read_results
 from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from pretrain.checkpoint.verify import list_steps
 from pretrain.data.phases import total_steps

@@ -39,8 +39,8 @@ class ClusterConfig(Section):
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
     workers: Annotated[list[Annotated[int, Field(ge=1)]], SPEED] = Field(default=[2], min_length=1, max_length=2)
     """Number of ranks in pretraining, or [least, most]: as many as the cluster has room for. The run goes on with fewer
-    when nodes are lost, and with more when they join. Order and batch size do not depend on it; what a step
-    computes does, by rounding."""
+    when nodes are lost, and with more when they join. Sample order and batch size do not depend on it; the
+    results of a step differ by rounding."""
     env: Annotated[list[str], NOTHING] = Field(default=[])
     """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
     Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
@@ -129,13 +129,13 @@ class Recipe(TrainingConfig):
 
 
 def check_keys(keys: Iterable[str], where: str = "") -> None:
-    """Check that a recipe has these keys, which are dotted and may name whole sections.
+    """Check that these dotted keys exist in a recipe; they may name whole sections.
 
     Args:
-        where: they were given, for the message.
+        where: the option that they were given with, for the message.
 
     Raises:
-        ValueError: it has not.
+        ValueError: A key does not exist.
     """
     for key in keys:
         try:
@@ -158,10 +158,10 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
 
 
 def read_recipe(path: Path, overrides: list[str]) -> Recipe:
-    """`load_recipe` without its last part: paths are as they were given.
+    """Read, override and validate a recipe, without resolving its paths.
 
     Raises:
-        ValueError: as `load_recipe`.
+        ValueError: As for `load_recipe`.
     """
     return _read(path, [parse_override(text) for text in overrides])
 

@@ -23,14 +23,14 @@ from common.exit_codes import DONE, FAILED, STOPPED
 from common.json_lines import read_rows
 from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizers.existing import check_objective
-from eval.asked import read_results
+from eval.evaluation_plan import read_results
 from eval.health import diagnosis
 from pretrain.checkpoint.huggingface_import import is_huggingface
 from pretrain.data.index import build_indexes
 from pretrain.data.phases import total_steps
 from pretrain.data.word_vectors import build_word_vectors
 from pretrain.environment import MLFLOW_RUN_ID
-from pretrain.run.check_start import check_first_weights, check_not_lost
+from pretrain.run.check_start import check_checkpoints_exist, check_init_keys
 
 if TYPE_CHECKING:
     from cluster.tracking.tracker import Tracker
@@ -79,10 +79,10 @@ def run_stages(
     with opened(folder, recipe, allowed):
         run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
         if "train" in wanted and run.checkpoint is None:
-            check_not_lost(folder, run.checkpoints)
-            # Which heads a Hugging Face model lacks is known when its weights are read.
+            check_checkpoints_exist(folder, run.checkpoints)
+            # Whether a Hugging Face model has the output layer is known only when its weights are read.
             parent = recipe.model.init_from
-            check_first_weights(recipe.model, ["word_bias"] if parent and is_huggingface(Path(parent)) else [])
+            check_init_keys(recipe.model, ["word_bias"] if parent and is_huggingface(Path(parent)) else [])
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
             raise ValueError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "
@@ -133,7 +133,7 @@ def _run_left(
             return STOPPED
         if is_stopped:
             status = "trained"
-            console.print("stopped after the last step; rerun the same command for what is left")
+            console.print("stopped after the last step; rerun the same command to finish the rest")
             return STOPPED
         if "eval" in wanted:
             failed = _evaluate(run, tracker, seconds)
@@ -195,10 +195,10 @@ def _open_tracker(run: ResolvedRun) -> "Tracker":
 
 
 def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Seconds) -> bool:
-    """Train to the last step, or until a signal; the checkpoints tell how far it came.
+    """Train to the last step, or until a signal; the checkpoints show how far it came.
 
     Returns:
-        Whether there was a signal.
+        Whether a signal stopped it.
     """
     from cluster.ray.gang import train_on_ray
     from data_prep.dataset.shards import open_dataset
@@ -235,8 +235,8 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     from cluster.runs.examples import make_left_examples
     from cluster.runs.trials import final, run_left
 
-    asks = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
-    if not asks and not run.results.parent.exists():
+    has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
+    if not has_work and not run.results.parent.exists():
         return 0
     with held_when_free(run.results.parent):
         tracker.look_again()
@@ -262,7 +262,7 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     write_report(run.folder)
     results = read_results(run.folder)
     tracker.log_scores(median_scores(results))
-    tracker.log_asked([row["key"] for row in (*results.rows, *results.earlier)])
+    tracker.tag_planned_trials([row["key"] for row in (*results.rows, *results.earlier)])
     names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])
     if run.recipe.eval.examples:

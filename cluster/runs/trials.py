@@ -13,8 +13,8 @@ from cluster.ray.failures import WorkerDiedError
 from cluster.ray.map import Resources, map_on_ray
 from common.files import make_folder, open_append
 from common.json_lines import Row, append_row, read_rows
-from eval.asked import ask, write_asked
 from eval.config import EvalConfig
+from eval.evaluation_plan import make_plan, write_plan
 from eval.predictions import write_predictions
 from eval.run_trial import Outcome, failed_row, run_trial
 from eval.start_from import next_wave, remove_torn, remove_unneeded
@@ -29,12 +29,12 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class _Failure:
-    """A trial that ended without a result, for a reason that a rerun may not meet again."""
+    """A trial without a result, for a reason that may not recur in a rerun."""
 
     trial: Trial
     error: str
     traceback: str
-    """Empty: its worker died."""
+    """Empty if its worker died."""
     seconds: float
 
 
@@ -54,13 +54,13 @@ def run_left(
 ) -> int:
     """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
 
-    Which trials were asked for is noted first: whoever reads results takes their rows.
+    The plan is written first: readers of the results select the rows of the trials in it.
 
     Args:
         on_row: is given each row when it is on the disk.
         before_row: is given it before, and may raise to end all trials.
         home: of the run whose data set the trials read, if it is in an object store: each node fetches it.
-        examples: the key of the examples that were asked for.
+        examples: the key of the recipe's examples; None if it has none.
 
     Returns:
         How many failed for a reason that a rerun may not meet again.
@@ -85,7 +85,7 @@ def run_left(
 
         while True:
             rows = read_rows(results)
-            write_asked(results.parent.parent, ask(trials, rows, config, examples))
+            write_plan(results.parent.parent, make_plan(trials, rows, config, examples))
             remove_unneeded(weights, trials, rows, tried)
             wave = next_wave(trials, rows, tried)
             if not (wave.trials or wave.failed):
@@ -158,11 +158,11 @@ def _attempt(trial: Trial, home: RunHome | None) -> Outcome | _Failure:
                 here["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
             return run_trial(replace(trial, **here))
     except Exception as error:
-        return _Failure(trial, _in_words(error), traceback.format_exc(), time.monotonic() - started)
+        return _Failure(trial, _one_line(error), traceback.format_exc(), time.monotonic() - started)
 
 
-def _in_words(error: Exception) -> str:
-    """A user's mistake is a sentence already; of anything else the type says most, and some messages are pages."""
+def _one_line(error: Exception) -> str:
+    """The message: errors for users are sentences already; of others, also the type, and only the beginning."""
     if isinstance(error, ValueError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]

@@ -1,7 +1,7 @@
 """Whether an MLflow server takes the user's credentials."""
 
-from cluster.tracking.patience import patiently
 from cluster.tracking.store import connect
+from cluster.tracking.timeout import call_with_timeout
 from common.redaction import redacted
 
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
@@ -17,7 +17,7 @@ def check_access(uri: str) -> None:
         return
     client = connect(uri)
     try:
-        patiently(lambda: client.search_experiments(max_results=1))
+        call_with_timeout(lambda: client.search_experiments(max_results=1))
     except Exception as error:  # what else fails is no reason to refuse a run
         if reason := refusal(error):
             raise ValueError(f"{redacted(uri)} {reason}") from None

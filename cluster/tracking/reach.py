@@ -3,8 +3,8 @@
 import os
 import time
 
-from cluster.tracking.patience import patiently
 from cluster.tracking.store import connect
+from cluster.tracking.timeout import call_with_timeout
 from common.redaction import redacted
 
 
@@ -24,7 +24,7 @@ def seconds_to_answer(uri: str) -> float:
 
     started = time.perf_counter()
     try:
-        patiently(lambda: connect(uri).search_experiments(max_results=1))
+        call_with_timeout(lambda: connect(uri).search_experiments(max_results=1))
     except (MlflowException, TimeoutError) as error:
         raise ConnectionError(f"{redacted(uri)}: {redacted(str(error).splitlines()[0])[:300]}") from None
     return time.perf_counter() - started

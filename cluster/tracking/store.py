@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 STORE_FILES = ("mlflow.db", "mlartifacts")
 """Prefixes of the local store's file names in the runs directory, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
-ASKED_TAG = "multihop.asked"
-"""Of a trial: whether its row is one of those that reports show."""
+PLANNED_TAG = "multihop.planned"
+"""Tag of a trial: whether it is in the plan of the last evaluation, so that reports show it."""
 _SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
-_DESCRIBED = (
+_TRIAL_PARAMS = (
     *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
 )
@@ -186,7 +186,7 @@ def log_trial(
     started = now - round(1000 * row["seconds"])
     run = begun or client.create_run(experiment, start_time=started, tags=tags, run_name=name)
     run_id = run.info.run_id
-    log_params(client, run_id, {key: row[key] for key in _DESCRIBED if key in row})
+    log_params(client, run_id, {key: row[key] for key in _TRIAL_PARAMS if key in row})
     if row.get("error"):
         client.set_tag(run_id, "error", row["error"][:_VALUE_LENGTH])
     numbers = {**row.get("other_metrics", {}), "dev_value": row.get("dev_value"), "seconds": row["seconds"]}
@@ -204,12 +204,12 @@ def log_trial(
     client.set_terminated(run_id, "FINISHED" if row["status"] == "ok" else "FAILED", end_time=now)
 
 
-def mark_asked(client: "MlflowClient", experiment: str, parent: str, keys: Collection[str]) -> None:
-    """Tag each trial nested under `parent` with whether its key is among `keys`: those that are shown elsewhere."""
+def tag_planned(client: "MlflowClient", experiment: str, parent: str, keys: Collection[str]) -> None:
+    """Tag each trial nested under the run `parent` with whether its key is in `keys`."""
     for run in search(client, experiment, PARENT_TAG, parent):
-        asked = "true" if run.data.tags.get(TRIAL_TAG) in keys else "false"
-        if run.data.tags.get(ASKED_TAG) != asked:
-            client.set_tag(run.info.run_id, ASKED_TAG, asked)
+        planned = "true" if run.data.tags.get(TRIAL_TAG) in keys else "false"
+        if run.data.tags.get(PLANNED_TAG) != planned:
+            client.set_tag(run.info.run_id, PLANNED_TAG, planned)
 
 
 def is_number(value: Any) -> bool:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.tracking.access import refusal
 from cluster.tracking.fetch import COMPARED
-from cluster.tracking.patience import PATIENCE_S
 from cluster.tracking.starts import STARTS_TAG, starts_tag
 from cluster.tracking.store import (
     TOKEN_TAG,
@@ -29,14 +28,15 @@ from cluster.tracking.store import (
     log_points,
     log_tags,
     log_trial,
-    mark_asked,
     metric_name,
     nested_runs,
     point,
     search,
     steps_of,
     store_uri,
+    tag_planned,
 )
+from cluster.tracking.timeout import TIMEOUT_S
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower, read_rows
 from common.redaction import redacted
@@ -119,7 +119,7 @@ class Tracker:
         self._logged: _Logged | None = None
         self._rows: list[dict[str, Any]] = []
         self._scores: list[tuple[str, int, float]] = []
-        self._asked: set[str] | None = None
+        self._planned: set[str] | None = None
         self._artifacts = [run_dir / COMPARED[0]]
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class Tracker:
             yield
         finally:
             stop.set()
-            follower.join(PATIENCE_S)
+            follower.join(TIMEOUT_S)
             self._log_now()
 
     def look_again(self) -> None:
@@ -168,9 +168,9 @@ class Tracker:
         self._scores += scores
         self._log_if_due()
 
-    def log_asked(self, keys: Iterable[str]) -> None:
-        """Tag each logged trial with whether its key is one of these: those whose rows reports show."""
-        self._asked = set(keys)
+    def tag_planned_trials(self, keys: Iterable[str]) -> None:
+        """Tag each logged trial with whether its key is in `keys`, the plan of the last evaluation."""
+        self._planned = set(keys)
         self._log_if_due()
 
     def log_artifacts(self, paths: list[Path]) -> None:
@@ -195,13 +195,13 @@ class Tracker:
 
     def _try(self, final_status: str | None = None) -> None:
         """Log in a thread of its own, which is left behind, with the lock, if MLflow does not answer."""
-        if self._lock.acquire(timeout=PATIENCE_S):
+        if self._lock.acquire(timeout=TIMEOUT_S):
             attempt = threading.Thread(target=self._attempt, args=(final_status,), name="mlflow", daemon=True)
             attempt.start()
-            attempt.join(PATIENCE_S)
+            attempt.join(TIMEOUT_S)
             if not attempt.is_alive():
                 return
-        self._retry_later(TimeoutError(f"no answer within {PATIENCE_S:.0f} seconds"))
+        self._retry_later(TimeoutError(f"no answer within {TIMEOUT_S:.0f} seconds"))
 
     def _attempt(self, final_status: str | None) -> None:
         try:
@@ -250,9 +250,9 @@ class Tracker:
         if self._scores:
             log_new_points(client, self.run_id, self._scores)
             self._scores.clear()
-        if self._asked is not None:
-            mark_asked(client, self._experiment_id, self.run_id, self._asked)
-            self._asked = None
+        if self._planned is not None:
+            tag_planned(client, self._experiment_id, self.run_id, self._planned)
+            self._planned = None
         if final_status is not None:
             client.set_terminated(self.run_id, final_status)
         while self._artifacts:  # last: where they go may be away while MLflow is not

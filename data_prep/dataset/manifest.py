@@ -181,11 +181,11 @@ def read_data_manifest(folder: str | Path) -> Manifest:
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
-    """Commit the data set in `folder`; all files that the manifest names must be there. Raises as `check_readable`."""
-    write_atomically(Path(folder) / MANIFEST, check_readable(manifest))
+    """Commit the data set in `folder`; all files that the manifest names must be there. Raises as `encode_manifest`."""
+    write_atomically(Path(folder) / MANIFEST, encode_manifest(manifest))
 
 
-def check_readable(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of the manifest's file. Raises ValueError when they are more than `read_data_manifest` reads."""
     spelled = _spelled(manifest.model_dump(mode="json"))
     if len(spelled) > MOST_BYTES:

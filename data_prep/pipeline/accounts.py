@@ -84,10 +84,10 @@ def account(
                 f"({examples}); repair or remove them, or raise it"
             )
     kept = counts.pop("kept", 0)
-    return {"read": {"kept": unfiltered, **_few(counts)}, "filter": {"kept": kept, **filtered}}, set_aside
+    return {"read": {"kept": unfiltered, **_most_frequent(counts)}, "filter": {"kept": kept, **filtered}}, set_aside
 
 
-def _few(counts: Counter[str]) -> dict[str, int]:
+def _most_frequent(counts: Counter[str]) -> dict[str, int]:
     """`counts` of the _REASONS most frequent reasons, and of all others together."""
     few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
     others = counts.total() - sum(few.values())

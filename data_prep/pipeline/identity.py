@@ -12,7 +12,7 @@ from common.mapping import MapItems, ReportProgress, map_in_process, no_report, 
 from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from data_prep.duplicates.decontaminate import RULES, evaluation_sets
 from data_prep.reading import inputs
-from data_prep.reading.sources import InputFile, read_anew, with_targets
+from data_prep.reading.sources import InputFile, reader_changes, with_targets
 from data_prep.rules import clean, filters
 from data_prep.tokenizers.existing import adopt
 
@@ -99,7 +99,7 @@ def rules_depend_on(data: DataConfig) -> dict[str, str]:
 def _resolved(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], hashes: dict[str, str]
 ) -> ResolvedInputs:
-    named = [[file.source, file.name, hashes[file.path], *read_anew(file)] for file in with_targets(files)]
+    named = [[file.source, file.name, hashes[file.path], *reader_changes(file)] for file in with_targets(files)]
     depends_on = [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(data, tok), named]
     if len({file.path for file in files}) < len(files):
         depends_on.append(

@@ -37,8 +37,8 @@ from data_prep.dataset.manifest import (
     TOKEN_COUNTS,
     Manifest,
     TokenCounts,
-    check_readable,
     data_fingerprint,
+    encode_manifest,
     read_data_manifest,
     write_manifest,
 )
@@ -266,7 +266,7 @@ def _commit(out_dir: Path, manifest: Manifest, moves: dict[str, Path], contents:
         moves: by target path, the path of a shard that is whole and synced.
         contents: by name, the content of the other files.
     """
-    check_readable(manifest)  # before anything is replaced
+    encode_manifest(manifest)  # before anything is replaced
     # No reader may see a manifest with files of another. A repair only replaces damaged files by equal good ones.
     if _fingerprint_of(out_dir) != manifest.fingerprint:
         (out_dir / MANIFEST).unlink(missing_ok=True)

@@ -27,10 +27,10 @@ _ATTEMPTS = 8
 """Requests in a row without a new byte."""
 _LONGEST_WAIT_S = 20.0
 _SILENCE_S = 60.0
-_PATIENCE_S = 900.0
+_SLOW_AFTER_S = 900.0
 """Longer than _ATTEMPTS of _SILENCE_S take."""
-_LEAST_RATE = 10_000
-"""Bytes a second that must arrive on average, after _PATIENCE_S."""
+_MIN_RATE = 10_000
+"""Bytes a second that must arrive on average, after _SLOW_AFTER_S."""
 _PIECE = 2**20
 _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
@@ -75,7 +75,7 @@ def describe(url: str) -> Description:
         size, changed, etag = (answer.headers.get(name) for name in ("Content-Length", "Last-Modified", "ETag"))
         ranges = answer.headers.get("Accept-Ranges", "") == "bytes"
         if answer.status == 206:
-            (_, size), ranges = _range_of(answer), True
+            (_, size), ranges = _content_range(answer), True
     if size is None or not _SIZE.fullmatch(size):
         raise ValueError(f"{url}: the server does not report the file's size; download it and give its path")
     mtime_ns = 0
@@ -98,7 +98,7 @@ class HttpFile:
         self._at = 0
         """Offset of the connection's next byte."""
         self._answer: HTTPResponse | None = None
-        self._version = _told_in(identity)
+        self._version = _parse_identity(identity)
         """ETag, Last-Modified and size, as far as they are told."""
         self._connect(0)
 
@@ -138,9 +138,9 @@ class HttpFile:
             if wanted:
                 pieces.append(wanted)
                 at, attempt = self._at, 0
-            if time.monotonic() - began > _PATIENCE_S + received / _LEAST_RATE:
+            if time.monotonic() - began > _SLOW_AFTER_S + received / _MIN_RATE:
                 raise ReadFailed(
-                    f"{self._url} sends less than {_LEAST_RATE:,} bytes a second; download it and give its path"
+                    f"{self._url} sends less than {_MIN_RATE:,} bytes a second; download it and give its path"
                 )
         return b"".join(pieces)
 
@@ -165,7 +165,7 @@ class HttpFile:
             return
         try:
             length = answer.headers["Content-Length"]
-            start, size = _range_of(answer) if answer.status == 206 else (0, length)
+            start, size = _content_range(answer) if answer.status == 206 else (0, length)
             if start is None and length == str(int(self._version.get("size", 0)) - offset):
                 start = offset  # it does not say which bytes it sends, but as many as are left
             if start is None or start > offset:
@@ -179,7 +179,7 @@ class HttpFile:
                 "size": size if _SIZE.fullmatch(size or "") else None,
             }
             for name, value in told.items():
-                if value is not None and _weak(value) != _weak(self._version.setdefault(name, value)):
+                if value is not None and _strong(value) != _strong(self._version.setdefault(name, value)):
                     raise ChangedError(f"{self._url} changed while it was read")
         except OSError:
             answer.close()
@@ -218,19 +218,19 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
     raise AssertionError("the last wait raises")
 
 
-def _told_in(identity: str) -> dict[str, str]:
+def _parse_identity(identity: str) -> dict[str, str]:
     """What an identity says of the version: see `Description.version`."""
     kind, _, rest = identity.partition(" ")
     value, _, size = rest.rpartition(" ")
     return {_KINDS[kind]: value, "size": size} if kind in _KINDS else {}
 
 
-def _weak(etag: str) -> str:
+def _strong(etag: str) -> str:
     """An ETag for comparison: one answer may call it weak and another not."""
     return etag.removeprefix("W/")
 
 
-def _range_of(answer: HTTPResponse) -> tuple[int | None, str | None]:
+def _content_range(answer: HTTPResponse) -> tuple[int | None, str | None]:
     """The offset of the first byte in an answer of status 206, and the file's size; None: not told."""
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if found is None:

@@ -63,7 +63,7 @@ def identity(file: InputFile) -> str:
         return UNREADABLE
 
 
-def is_known_by_content(file: InputFile) -> bool:
+def is_identified_by_content(file: InputFile) -> bool:
     """Whether the file is remote, and its server does not tell versions: only its bytes show whether it has changed."""
     return is_remote(file.path) and _SHA256.fullmatch(file.identity) is not None
 
@@ -81,7 +81,7 @@ def has_changed(file: InputFile) -> bool:
         return True
     if version and file.identity:
         return file.identity != f"{version} {size}"
-    if (size, mtime_ns) == (file.size, file.mtime_ns) and not is_known_by_content(file):
+    if (size, mtime_ns) == (file.size, file.mtime_ns) and not is_identified_by_content(file):
         return False
     return size < file.size or (bool(file.identity) and identity(file) != file.identity)
 

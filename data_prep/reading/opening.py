@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from data_prep.reading.failures import ChangedError, ReadFailed, UnreadableFileError
-from data_prep.reading.inputs import UNREADABLE, has_changed, is_known_by_content
+from data_prep.reading.inputs import UNREADABLE, has_changed, is_identified_by_content
 from data_prep.reading.locations import block_bytes, is_remote, open_location, refused
 from data_prep.reading.sources import InputFile
 
@@ -24,7 +24,7 @@ class OpenedFile:
         self._failure: Exception | None = None
         self.furthest = 0
         """Offset after the last byte that was read."""
-        self._digest = hashlib.sha256() if is_known_by_content(file) else None
+        self._digest = hashlib.sha256() if is_identified_by_content(file) else None
         """Of the first `_hashed` bytes, as they were read last; -1: they were not read in order."""
         self._hashed = 0
         try:

@@ -16,7 +16,7 @@ FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 """Of documents."""
 _WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
 PACKINGS = ("gz", "zst", "bz2", "xz")
-_READ_ANEW = {"bz2": "empty streams"}
+_READER_CHANGES = {"bz2": "empty streams"}
 """Packings of which files are read that were not before: what was made without them is made again."""
 _PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
@@ -158,13 +158,13 @@ def part_key(part: Part) -> list[Any]:
         what.append(list(file.fields))
     if file.target is not None:
         other = file.target
-        what.append([other.identity, other.size, other.packing, other.problem, *read_anew(other)])
-    return [*what, *read_anew(file), part.start, part.stop]
+        what.append([other.identity, other.size, other.packing, other.problem, *reader_changes(other)])
+    return [*what, *reader_changes(file), part.start, part.stop]
 
 
-def read_anew(file: InputFile) -> list[str]:
+def reader_changes(file: InputFile) -> list[str]:
     """What a key of the file's documents has in it since files like it are read otherwise than before."""
-    return [_READ_ANEW[file.packing]] if file.packing in _READ_ANEW else []
+    return [_READER_CHANGES[file.packing]] if file.packing in _READER_CHANGES else []
 
 
 def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:

@@ -38,8 +38,8 @@ class ByteBPE:
         self._tokens = tokens
         self._added = library.get_added_tokens_decoder()
         self._normalizes = library.normalizer is not None
-        self._joined = _Joined(searched_tokens(library))
-        self._words = WordTable(partial(encode_each, library), cuts=_cuts(self._joined))
+        self._may_be_in_added_token = _AddedTokenGuard(searched_tokens(library))
+        self._words = WordTable(partial(encode_each, library), cuts=_cut_table(self._may_be_in_added_token))
 
     @property
     def vocab_size(self) -> int:
@@ -57,7 +57,7 @@ class ByteBPE:
         for sentence in split_sentences(document, language):
             at = document.index(sentence, at) + len(sentence)
             around = document[at - 1 : at + 1]
-            if len(around) == 2 and _may_end(*around) and not self._joined(*around):
+            if len(around) == 2 and _may_end(*around) and not self._may_be_in_added_token(*around):
                 starts.append(at)
         return [document[start:end] for start, end in pairwise([*starts, len(document)])]
 
@@ -107,7 +107,7 @@ LETTERS = _letters()
 _BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
 
 
-class _Joined:
+class _AddedTokenGuard:
     """Between which characters a text must not be cut, because an added token may be there."""
 
     def __init__(self, added: "list[AddedToken]") -> None:
@@ -138,14 +138,14 @@ def _may_end(before: str, after: str) -> bool:
     )
 
 
-def _cuts(joined: _Joined) -> NDArray[np.bool_]:
+def _cut_table(joined: _AddedTokenGuard) -> NDArray[np.bool_]:
     """bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
 
     It is where whitespace follows something else, and where letters, digits and punctuation of ASCII meet.
     """
     cuts = np.zeros((256, 256), bool)
     for before, after in product(map(chr, range(128)), repeat=2):
-        cuts[ord(after), ord(before)] = _parts(before, after) and not joined(before, after)
+        cuts[ord(after), ord(before)] = _is_boundary(before, after) and not joined(before, after)
     if joined.are_ascii:
         for after in _SPACES & set(map(chr, range(128))):
             cuts[ord(after), 128:] = not joined(chr(128), after)
@@ -153,7 +153,7 @@ def _cuts(joined: _Joined) -> NDArray[np.bool_]:
     return cuts.ravel()
 
 
-def _parts(before: str, after: str) -> bool:
+def _is_boundary(before: str, after: str) -> bool:
     """Whether a word of GPT-2's certainly ends between two characters of ASCII."""
     if before in _SPACES or after in _SPACES:
         return before not in _SPACES

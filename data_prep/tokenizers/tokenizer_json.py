@@ -19,21 +19,21 @@ _BPE = {
     "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-_DECIDES = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+_REQUIRED_KEYS = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
 """What must be as in GPT-2's of a BPE model; the rest the library heeds, or it is about characters without a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
     """The tokenizer in a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
     try:
-        build = _builder(json.loads(content))
+        build = _tokenizer_class(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"the tokenizer.json is malformed ({error!r}); give another") from None
     library = open_library(content)
     return build(library, _in_order(library.get_vocab(with_added_tokens=True)))
 
 
-def _builder(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
+def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
     """The class for a tokenizer.json. Raises ValueError as `parse_json`."""
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
@@ -47,7 +47,7 @@ def _builder(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
         _check_wordpiece(tokens, model["max_input_chars_per_word"])
         return WordPiece
     if (
-        _agrees(model, {key: _BPE[key] for key in _DECIDES})
+        _agrees(model, {key: _BPE[key] for key in _REQUIRED_KEYS})
         and normalizer.get("type") in (None, "NFC")
         and _agrees({"use_regex": True} | cutter, _BYTE_LEVEL)
     ):

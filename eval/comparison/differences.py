@@ -8,7 +8,7 @@ from common.json_lines import Row
 from eval.comparison.run_files import ComparedRun
 from eval.statistics.difference import SIGNIFICANT, Difference, holm
 from eval.statistics.words import amount, sentence
-from eval.verdict import difference, needed_for_a_verdict
+from eval.verdict import difference, missing_for_verdict
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
@@ -67,8 +67,8 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
     if why_not := _incomparable(row, others):
         return _Pair(names, row, None, why_not)
     found = difference(row["metric"], first.trials(*key), other.trials(*key))
-    needed = needed_for_a_verdict(row["kind"], found)
-    return _Pair(names, row, found, f"{needed} are needed" if needed else "")
+    missing = missing_for_verdict(row["kind"], found)
+    return _Pair(names, row, found, f"{missing} are needed" if missing else "")
 
 
 def _incomparable(one: Row, other: Row) -> str:
@@ -78,7 +78,7 @@ def _incomparable(one: Row, other: Row) -> str:
     if one["metric"] == "perplexity" and _units(one) != _units(other):
         return "the runs' tokenizers cut the text into different tokens"
     same = one["test_fingerprint"] == other["test_fingerprint"]
-    return "" if same else "the runs' test sets are not the same"
+    return "" if same else "the runs have different test sets"
 
 
 def _units(row: Row) -> float | None:

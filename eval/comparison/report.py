@@ -19,7 +19,7 @@ from eval.comparison.translations import ByLength, by_length, other_metrics, sig
 from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
 from eval.reporting.render import duration, render
-from eval.reporting.tasks import metric_of
+from eval.reporting.tasks import metric_label
 from eval.statistics.words import amount, show, spread
 from pretrain.config import TrainingConfig
 from pretrain.run.changes import differences
@@ -185,7 +185,7 @@ def _loss_line(run: ComparedRun) -> list[str]:
 
 
 def comparable(runs: Sequence[ComparedRun]) -> str:
-    """Which held-out losses are of the same tokens: a unigram model has the same loss on them."""
+    """A sentence on which held-out losses are of the same tokens, where a unigram model has the same loss."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         references = (run.summary.get("unigram_loss"), run.summary.get("uniform_loss"))
@@ -264,7 +264,7 @@ def _tasks(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _metric(runs: Sequence[ComparedRun], task: str) -> str:
-    return metric_of(next(run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task))
+    return metric_label(next(run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task))
 
 
 def _values(run: ComparedRun, task: str, init: str) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 from common.config import DATA, MEANING, ORDER, UPDATES, decided_by
 from common.files import read_json_object
 from common.json_lines import Row, read_rows
-from eval.asked import Results, read_results
+from eval.evaluation_plan import Results, read_results
 from eval.losses import LANGUAGE_MODEL_LOSSES, by_step, heldout
 from eval.statistics.choose import Choice, Setting, choose
 from eval.statistics.predictions import Trial
@@ -23,7 +23,7 @@ from pretrain.run.changes import differences, flatten, listed
 Facts = dict[str, Any]
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
 _NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
-"""Sections of a recipe, and keys of its `eval` section, that decide where and how fast."""
+"""Sections of a recipe, and keys of its `eval` section, that do not change results or scores."""
 Choices = dict[tuple[str, str], Choice]
 """By task and initial weights."""
 
@@ -39,9 +39,9 @@ class ComparedRun:
     summary: Facts
     metrics: tuple[Row, ...]
     choices: Choices
-    """Of the trials that the last evaluation asked for."""
+    """Choices among the trials of the last evaluation."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of its scores, in sentences."""
+    """Caveats about its scores, one sentence each."""
     seeds: tuple["ComparedRun", ...] = ()
     """The runs that this one stands for: see `over_seeds`."""
 
@@ -89,7 +89,7 @@ def read_run(folder: Path) -> ComparedRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
-    """`read_run` of each. Runs whose folders have the same name are called by their paths."""
+    """Read several runs as `read_run` does. Runs whose directories have the same name are named by their paths."""
     runs = [read_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [replace(run, name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs]
@@ -97,12 +97,10 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterator[str]:
     again = "run `multihop eval` again"
-    if results.unknown:
-        yield (
-            f"{name} has results of an older version, which did not note what was asked for, and none is shown; {again}"
-        )
+    if results.lacks_plan:
+        yield (f"The results of {name} were written by an older version without plan.json and are not shown; {again}")
     now = {key: value for key, value in recipe["eval"].items() if key not in _NOT_OF_SCORES}
-    then = {key: value for key, value in (results.asked.section if results.asked else now).items() if key in now}
+    then = {key: value for key, value in (results.plan.section if results.plan else now).items() if key in now}
     if changed := differences(then, now):
         yield (
             f"The scores of {name} are those of its last evaluation; since then its recipe changed "
@@ -114,7 +112,7 @@ def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterat
     trained = summary.get("steps") or 0
     if steps and recipe["eval"].get("checkpoint") is None and max(steps) < trained:
         yield (
-            f"The scores of {name} are those of its checkpoint of step {max(steps):,}, and it is trained to step "
+            f"The scores of {name} are those of its checkpoint at step {max(steps):,}, but it is trained to step "
             f"{trained:,}; {again}"
         )
 
@@ -123,12 +121,11 @@ def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Runs whose names are alike but for `-seedN`, where N is the seed of their recipe, as one without it in its name;
     what it has beside its trials is the first one's. The others as they are.
 
-    Runs that differ in more than their seed stay apart, and so do runs that were fine-tuned: their trials have seeds of
-    their own.
+    Runs that differ in more than their seed stay apart, and so do fine-tuned ones, whose trials have their own seeds.
     """
     groups: list[list[ComparedRun]] = []
     for run in runs:
-        same = next((group for group in groups if _differ_in_seed(group[0], run)), None)
+        same = next((group for group in groups if _differ_only_in_seed(group[0], run)), None)
         if same is None:
             groups.append([run])
         else:
@@ -136,8 +133,8 @@ def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     return [_as_one(_without_seed(group[0]), group) if len(group) > 1 else group[0] for group in groups]
 
 
-def _differ_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs differ in the seed of their training alone, and were tested on the same examples."""
+def _differ_only_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs differ only in their training seed, and were tested on the same examples."""
     rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
     trained = any(row["kind"] not in UNTRAINED for found in rows for row in found.values())
     tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in found.items()} for found in rows]

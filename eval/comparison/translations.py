@@ -32,7 +32,7 @@ class ByLength:
 
 
 def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
-    """BLEU by length of the runs that were tested on the same pairs as the first; None: no trial tells their lengths.
+    """BLEU by length of the runs with the same test pairs as the first; None if no trial has the sources' lengths.
 
     Raises:
         ValueError: a file of predictions is damaged.

@@ -26,10 +26,10 @@ class Embedding:
 
 
 class NoTokensError(ValueError):
-    """A text that a vector cannot be made of."""
+    """A text has no tokens, so that it has no embedding."""
 
     def __init__(self, number: int, text: str) -> None:
-        """Args: number: of the text among those given, from 1."""
+        """Build the message for the text with this 1-based number."""
         super().__init__(f"text {number}, {text!r}, has no tokens; remove it")
         self.number = number
 

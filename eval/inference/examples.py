@@ -33,7 +33,7 @@ class Examples:
     after: Evaluated
     """The model after pretraining."""
     before: Evaluated | None
-    """The model before it; None: random weights."""
+    """The model before pretraining; None for random weights."""
     seed: int
     """Of the random weights."""
     threads: int
@@ -76,7 +76,7 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
 
 
 def read_examples(eval_dir: Path, key: str | None) -> Row | None:
-    """What `make_examples` returned for a run; None if the examples of this key are not made."""
+    """What `make_examples` returned for a run; None if the examples of this key have not been made."""
     try:
         made = read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
     except FileNotFoundError:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_COLDEST = 1e-30
-"""Logits that are divided by less are no numbers in fp32."""
+_MIN_TEMPERATURE = 1e-30
+"""Logits divided by less overflow in fp32."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Sampling:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not self.temperature >= _COLDEST:
+        if not self.temperature >= _MIN_TEMPERATURE:
             raise ValueError(
-                f"temperature={self.temperature} is less than {_COLDEST:g}; leave it out for the likeliest token"
+                f"temperature={self.temperature} is less than {_MIN_TEMPERATURE:g}; omit it for greedy decoding"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} is less than 1; give the number of tokens to choose among")

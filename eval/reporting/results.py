@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.asked import Results
+from eval.evaluation_plan import Results
 from eval.known_tasks import shown_name
-from eval.reporting.tasks import metric_of, reported_on, task_section
+from eval.reporting.tasks import metric_label, reported_on, task_section
 from eval.statistics.words import amount, show, spread
 from eval.tasks.task import UNTRAINED
-from eval.verdict import TaskResult, Verdict, beside_parent, task_results, training_of, verdicts
+from eval.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
 from pretrain.models.families import FAMILIES
 
 Facts = dict[str, Any]
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
 _FINE_TUNED = (
-    "All starts are fine-tuned with the same grid of settings; each is judged at those with its own best median "
+    "All starts are fine-tuned with the same grid of settings; each is judged at the settings with its best median "
     "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
     "test examples and the spread over the seeds (Student's t). "
 )
@@ -30,8 +30,8 @@ _ONE_START = (
     "helped."
 )
 _CONTINUED = (
-    "What the model that this run began with had learned counts as {training} here; with parent in eval.starts the "
-    "report says what this run added."
+    "What the parent model (model.init_from) had learned counts as {training} here; add parent to eval.starts to see "
+    "what this run added."
 )
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
@@ -40,7 +40,7 @@ _TABLE_NOTE = (
 )
 
 
-def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
+def results_facts(reported: Results, recipe: Facts, run_dir: Path) -> Facts:
     """What the templates show of the trials.
 
     Args:
@@ -52,20 +52,20 @@ def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
     section = recipe.get("eval") or {}
     model = {} if section.get("checkpoint") else recipe.get("model") or {}
     tasks = [shown_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
-    results = task_results(counting.rows, run_dir, counting.earlier)
+    results = task_results(reported.rows, run_dir, reported.earlier)
     starts = section.get("starts", ["pretrained", "random"])
     with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
     found = verdicts(results) if with_random else []
-    gained = verdicts(beside_parent(results), continued=True) if with_parent else []
+    parent_difference = verdicts(against_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
     translates = family is not None and family.translates
     training, start = training_of(translates), "trained" if translates else "pretrained"
-    step = next((row["checkpoint_step"] for row in counting.rows if row["init"] == "pretrained"), None)
+    step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
     of_step = "" if step is None else f" {start.capitalize()}: the checkpoint of step {step:,}."
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
     sentences = [helped(found, tasks, training)] if with_random or not tasks else []
     if tasks and with_parent:
-        sentences.append(helped(gained, tasks, f"continued {training}"))
+        sentences.append(helped(parent_difference, tasks, f"continued {training}"))
     elif tasks and with_random and model.get("init_from"):
         sentences.append(_CONTINUED.format(training=training))
     return {
@@ -74,17 +74,17 @@ def results_facts(counting: Results, recipe: Facts, run_dir: Path) -> Facts:
         "helped": " ".join(sentences) or _ONE_START.format(starts=", ".join(starts), training=training),
         "questions": [
             (f"Did {what} help?", list(zip(results, answers, strict=True)))
-            for what, answers in ((training, found), (f"continued {training}", gained))
+            for what, answers in ((training, found), (f"continued {training}", parent_difference))
             if answers
         ],
         "with_parent": with_parent,
         "method": method + _HOLM.format(start=start, training=training),
         "missing": [task for task in tasks if task not in {result.task for result in results}],
-        "unfinished": counting.unfinished,
+        "unfinished": reported.unfinished,
         "results": [_line(result) for result in results],
         "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start) + of_step,
         "sections": [task_section(result, model, run_dir) for result in results],
-        "failed": [row for row in counting.rows if row["status"] != "ok"],
+        "failed": [row for row in reported.rows if row["status"] != "ok"],
     }
 
 
@@ -111,14 +111,14 @@ def _line(result: TaskResult) -> dict[str, str]:
     best = result.best
     starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
     where = reported_on(result)
-    metric = metric_of(result.first)
+    metric = metric_label(result.first)
     return {
         "task": result.task,
         "kind": result.kind,
         "metric": metric if where == "test" else f"{metric}, on {where}",
         "pretrained": spread(result.values("pretrained")),
         "parent": spread(result.values("parent")),
-        "gained": amount(result.gained, result.metric) if result.gained else "none",
+        "parent_difference": amount(result.parent_difference, result.metric) if result.parent_difference else "none",
         "random": spread(result.values("random")),
         "difference": amount(result.difference, result.metric) if result.difference else "none",
         "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in starts)

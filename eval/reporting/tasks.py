@@ -53,8 +53,8 @@ def task_section(result: TaskResult, model: Facts, run_dir: Path) -> Facts:
     }
 
 
-def metric_of(row: Row) -> str:
-    """The metric of a row with what a reader must know of it: which class F1 is of, and where lower is better."""
+def metric_label(row: Row) -> str:
+    """The metric of a row, with the positive class of F1 and with "(lower is better)" where it is."""
     labels = row.get("labels") or []
     of_class = f" of the class {labels[1]}" if row["metric"] == "F1" and len(labels) == 2 else ""
     return f"{row['metric']}{of_class}{'' if row['higher_is_better'] else ' (lower is better)'}"

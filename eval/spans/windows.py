@@ -59,7 +59,7 @@ def windows(
         causal: the null position is the last token, which sees all others; otherwise it is the first one.
         seq_len: maximum length of a window in tokens, with the frame.
         stride: tokens of the context from the start of a window to the start of the next one; at most half of the
-            context's tokens in a window, so that answers of up to as many lie within one.
+            context's tokens in a window, so that any answer of at most that length lies within a window.
         max_question: maximum length of a question in tokens; longer ones are cut.
 
     Raises:

@@ -59,7 +59,7 @@ def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one a trial, in the recipe's order (`eval.asked.read_results`).
+        rows: one a trial, in the recipe's order (`eval.evaluation_plan.read_results`).
     """
     starts: dict[Start, dict[bytes, list[Row]]] = {}
     for row in rows:

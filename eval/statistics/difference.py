@@ -1,22 +1,22 @@
-"""Whether two sets of trials of one task differ, or only seem to.
+"""Tests whether the mean scores of two sets of trials of one task differ significantly.
 
-A score has two sources of chance, and both have to be judged together.
+A score has two sources of variance, which are judged together:
 
 - The test set is a sample of examples. The paired bootstrap (Berg-Kirkpatrick et al. 2012, section 2.2) resamples them,
-  the same ones for all trials of both sides, since examples that are hard for all say nothing of the difference. The
-  covariances between different seeds' scores are the examples' part: what single seeds make of single examples is
-  independent from seed to seed, and is already in the spread over the seeds (as in Owen 2007, section 3).
-- Seeds are few. Drawn with replacement, three of them make ten different sets, whose spread is too small by a factor of
-  2/3. So their part is the unbiased variance of a mean, with the degrees of freedom of Welch 1947.
+  the same ones for all trials of both sides, since the difficulty of an example cancels out of the difference. The
+  examples' part is the covariance between the scores of different seeds: the interaction of seed and example is
+  independent between seeds and is already part of the spread over the seeds (as in Owen 2007, section 3).
+- Seeds are few. A bootstrap of three seeds has only ten different samples, and its variance is too small by a factor of
+  2/3. So the seeds' part is the unbiased variance of a mean, with the degrees of freedom of Welch 1947.
 
-The sum of the two parts has no exact test. Satterthwaite's approximation takes the variances as they were estimated;
-two seeds that happen to agree then make it far too confident. Here the estimates' own uncertainty is kept, as in the
-solution of Behrens and Fisher, which is never too confident (Robinson 1976): the difference is compared with the sum of
-two independent Student's t, each times its part's standard error. And it is never called surer than the examples alone
-would make it, which matters where all seeds happen to score the same.
+The sum of the two parts has no exact test. Satterthwaite's approximation takes the estimated variances for the true
+ones, and is far too confident if two seeds happen to agree. The Behrens-Fisher solution, which is conservative
+(Robinson 1976), keeps the uncertainty of the estimates: the difference is compared with the sum of two independent
+Student's t variables, each scaled by the standard error of its part. The p-value is never smaller than that of the
+examples alone, which matters where all seeds happen to have the same score.
 
-docs/evaluation.md has how often a difference is found where there is none and where there is one.
-Both sides stand on one pretrained model each: what another seed of the pretraining would give is not covered.
+Measured levels and powers are in docs/evaluation.md. Each side has one pretrained model: the variance over pretraining
+seeds is not covered.
 """
 
 import math
@@ -33,14 +33,14 @@ Float = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 FEWEST_EXAMPLES = 10
-"""With fewer, no verdict is given: how they vary says little of how others would."""
+"""With fewer examples there is no verdict: their variance is too uncertain."""
 RESAMPLES = 10_000
 _CELLS_AT_ONCE = 2**22
 _POINTS = 1001
 _DOUBLINGS = 40
-"""Of the largest score, in the search for the interval's ends."""
+"""The most doublings of the largest score in the search for the interval's ends."""
 _ROUNDING = 1e-12
-"""Relative differences of scores that are none."""
+"""Relative differences between scores that are rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Difference:
     """Mean over the second's seeds less mean over the first's."""
     low: float
     high: float
-    """The 95 % interval; infinite where there is too little to tell."""
+    """The 95 % interval; infinite if no difference would be significant."""
     p: float
     """Two-sided, of no difference."""
     examples: int | None
@@ -66,7 +66,7 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
         return None
     sides = np.array(first, np.float64), np.array(second, np.float64)
     seeds, freedom = _of_seeds(sides)
-    # Of seeds without any spread, no order of the sides is rarer than one in as many as there are.
+    # Without any spread the p-value is that of the exact permutation test: one of all assignments of seeds to sides.
     least = 2 / math.comb(len(first) + len(second), len(first)) if not seeds else 0.0
     tail = _tail(seeds, freedom)
     return _judged(sides, lambda size: max(least, tail(size)), None)
@@ -96,19 +96,21 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     # The variance of a resampled mean is too small by (N - 1) / N.
     covariance = np.cov(np.concatenate(drawn_values), rowvar=False) * examples / (examples - 1)
     alone, shared = _of_examples(covariance, len(first))
-    least = 2.0 ** (1 - examples)  # of all ways to exchange the two sides' answers to each example
+    least = 2.0 ** (1 - examples)  # the exact permutation test, which exchanges the two sides' answers per example
     by_examples = _tail(alone, examples - 1)
     by_both = _tail_of_sum((shared, examples - 1), _of_seeds(sides))
     return _judged(sides, lambda size: max(least, by_examples(size), by_both(size)), examples)
 
 
 def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
-    """The standard error of the difference by the choice of the examples: for these very seeds, and what of it is
-    shared by all seeds.
+    """The standard errors of the difference due to the choice of the examples.
 
     Args:
         covariance: (trials, trials), of the scores, the first side's before the second's.
-        firsts: the first side's trials.
+        firsts: number of trials of the first side.
+
+    Returns:
+        The standard error given these seeds, and the part of it that is shared by all seeds.
     """
     blocks = covariance[:firsts, :firsts], covariance[firsts:, firsts:]
     between = 2 * float(covariance[:firsts, firsts:].mean())
@@ -118,13 +120,13 @@ def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
 
 
 def _off_diagonal_mean(block: Float) -> float:
-    """The mean covariance of two different seeds; of one seed, its variance."""
+    """The mean covariance of two different seeds; of a single seed, its variance."""
     n = len(block)
     return float((block.sum() - np.trace(block)) / (n * (n - 1))) if n > 1 else float(block[0, 0])
 
 
 def _of_seeds(sides: tuple[Float, Float]) -> tuple[float, float]:
-    """The standard error of the difference by the spread over the seeds, and its degrees of freedom (Welch 1947)."""
+    """The standard error of the difference due to the seeds, and its degrees of freedom (Welch 1947)."""
     parts = [(_variance(side) / len(side), len(side) - 1) for side in sides if len(side) > 1]
     variance, spread = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
@@ -135,19 +137,19 @@ def _variance(scores: Float) -> float:
 
 
 def _tail(error: float, freedom: float) -> Callable[[float], float]:
-    """How probable it is that Student's t, times a standard error, is as far from 0 as a difference of a size."""
+    """The two-sided p-value of a difference by its size: of Student's t, scaled by a standard error."""
     from scipy.special import stdtr
 
     return lambda size: 2 * float(stdtr(freedom, -size / error)) if error else float(not size)
 
 
 def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callable[[float], float]:
-    """The same of the sum of two independent ones, each with its standard error and its degrees of freedom."""
+    """Like `_tail`, for the sum of two independent variables, each given as (standard error, degrees of freedom)."""
     from scipy.special import expit, stdtr, stdtrit
 
     if not one[0] or not other[0]:
         return _tail(*(one if one[0] else other))
-    # Over the quantiles of the other, evenly in their log odds: tails of any heaviness get their share of the points.
+    # Integrate over the quantiles of `other`, evenly spaced in log odds, so that heavy tails get enough points.
     odds = np.linspace(-30, 30, _POINTS)
     weights = 2 * expit(odds) * expit(-odds) * (odds[1] - odds[0])
     quantiles = np.sign(odds) * stdtrit(other[1], expit(-abs(odds)))
@@ -155,12 +157,16 @@ def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callab
 
 
 def _judged(sides: tuple[Float, Float], p_value: Callable[[float], float], examples: int | None) -> Difference:
-    """Args: p_value: of a difference of a size, which falls as it grows."""
+    """Invert the test into an interval.
+
+    Args:
+        p_value: the p-value of a difference by its size, decreasing.
+    """
     from scipy.optimize import brentq
 
     first, second = sides
     estimate = float(second.mean() - first.mean())
-    # The interval has every difference from which the one that was seen does not differ significantly.
+    # The interval holds every true difference that the observed one does not contradict significantly.
     margin, within, beyond = math.inf, 0.0, float(np.abs(np.concatenate(sides)).max()) or 1.0
     for _ in range(_DOUBLINGS):
         if p_value(beyond) <= SIGNIFICANT:

@@ -27,7 +27,7 @@ def spread(values: list[float]) -> str:
 
 def amount(found: Difference, metric: str, sign: int = 1) -> str:
     """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a metric from 0 to 1.
-    Without one that has no ends.
+    An infinite interval is omitted.
 
     Args:
         sign: -1 to tell the first less the second.

@@ -14,12 +14,12 @@ Scheme = Literal["IOB1", "IOB2", "IOBES", "none"]
 Sentence = tuple[tuple[str, ...], tuple[str, ...], int]
 """The words, their labels, and the number of the document in the file."""
 _Line = tuple[int, str, list[str]]
-"""Its number, its text, and its columns."""
+"""The line's number, its text, and its columns."""
 
 _PREFIXES = {"IOB1": "IB", "IOB2": "IB", "IOBES": "IBES"}
 _COMMENT = re.compile(r"#\s*(new(doc|par)\b|\S+ = ).*")
 _NO_WORD = re.compile(r"\d+[-.]\d+")
-"""In the column of ids of CoNLL-U: a multiword token (3-4) or an empty node (8.1)."""
+"""Ids of CoNLL-U that are not words: a multiword token (3-4) or an empty node (8.1)."""
 
 
 def read_columns(
@@ -29,8 +29,8 @@ def read_columns(
 
     Columns are between tabs, or between blanks in lines without tabs. A line -DOCSTART- or a comment `# newdoc` starts
     a document; documents are numbered from 1, and sentences before any such line belong to document 0. Other comments
-    of CoNLL-U before a sentence are skipped. So are its multiword tokens (3-4) and empty nodes (8.1), where the first
-    column of the sentence's other lines is 1, 2, 3 and so on: elsewhere such a line is a word, a score or a price.
+    of CoNLL-U before a sentence are skipped. So are its multiword tokens (3-4) and empty nodes (8.1), but only if
+    the first columns of the sentence's other lines count 1, 2, 3, …: elsewhere it is a word, a score or a price.
 
     Args:
         word_column: from 0; negative ones count from the end.
@@ -77,7 +77,7 @@ def read_columns(
 
 
 def _words_of(lines: list[_Line]) -> list[_Line]:
-    """The lines of a sentence without those of CoNLL-U that are no words."""
+    """The lines of a sentence without CoNLL-U's multiword tokens and empty nodes."""
     kept = [line for line in lines if not _NO_WORD.fullmatch(line[2][0])]
     numbered = [columns[0] for _, _, columns in kept] == [str(at) for at in range(1, len(kept) + 1)]
     return kept if kept and numbered else list(lines)

@@ -305,7 +305,7 @@ def _examples(
 
 
 def _rows(path: Path, own: _OwnTask) -> Rows:
-    """Each row's texts, then its label, without the space around it: "good " is no other label than "good"."""
+    """Each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
     texts = [own.fields.text] if isinstance(own.fields.text, str) else own.fields.text
     assert texts and own.fields.label
     names = [*texts, *(own.fields.choices or []), own.fields.label]

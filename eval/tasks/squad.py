@@ -90,7 +90,11 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
 
 
 def _text(part: dict[str, Any], name: str) -> str:
-    """A field of the file. Raises TypeError where it is no text: null, say, would be read as a word."""
+    """A text field of the file.
+
+    Raises:
+        TypeError: The value is not a string, for example null.
+    """
     if not isinstance(text := part[name], str):
         raise TypeError(f"{name} is {text!r}")
     return text

@@ -15,7 +15,7 @@ Rows = Iterator[tuple[int, list[str]]]
 """The number of a row's first line, from 1, and its fields."""
 
 _SHOWN = 200
-# Its own limit, 131,072 characters, is the length of a long article; the file that is read bounds it here.
+# The default limit, 131,072 characters, is less than a long article; the size of the file is the limit here.
 csv.field_size_limit(2**31 - 1)
 
 

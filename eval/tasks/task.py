@@ -80,10 +80,10 @@ class Task:
         )
 
     def reported(self, report_on: Literal["half", "dev"]) -> tuple[list[Example], str]:
-        """The examples whose score is reported, and which they are: "test", "half of dev" or "dev".
+        """The examples whose score is reported, and their name: "test", "half of dev" or "dev".
 
         Args:
-            report_on: where there is no labelled test set, one half of the development set, or all of it.
+            report_on: what to report on without a labelled test set: half of the development set, or all of it.
         """
         if self.test:
             return list(self.test), "test"
@@ -92,9 +92,9 @@ class Task:
         return [example for example in self.dev if is_reported(example)], "half of dev"
 
     def test_fingerprint(self, report_on: Literal["half", "dev"]) -> str:
-        """SHA-256 of what a score is the score of: the examples that are reported, and the labels.
+        """SHA-256 of the reported examples and the labels.
 
-        Scores of one metric with equal fingerprints can be compared. Of a zero-shot task by name it is `files_sha256`.
+        Scores of one metric with equal fingerprints are comparable. For a zero-shot task it is `files_sha256`.
         """
         if self.files_sha256:
             return self.files_sha256

@@ -25,7 +25,7 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
     Raises:
         ValueError: the model does not translate, or sacrebleu is not installed.
     """
-    # As the pairs were that the model has learned its spelling from.
+    # The training pairs were cleaned in the same way.
     sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))
     floors: dict[str, float] = {}
     for name, answers in (("the source", sources), ("frequent words", [frequent_words(references)] * len(references))):

@@ -104,17 +104,17 @@ def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[
 
 
 def _pieces(line: str) -> list[str]:
-    """A line cut before the whitespace after each so many words: a text may have one line, as text8 has."""
+    """A line, split before the whitespace after every `UNIT_WORDS` words: some texts are one line, such as text8."""
     ends = [word.end() for word in re.finditer(r"\S+", line)]
     return [line[start:stop] for start, stop in pairwise([0, *ends[UNIT_WORDS - 1 : -1 : UNIT_WORDS], len(line)])]
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
-    """The sums over neighbouring blocks of a document that have about `UNIT_WORDS` words together.
+    """Sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
 
     Args:
-        blocks: (blocks, 2), whose second column are words.
-        documents: the number of blocks of each.
+        blocks: (blocks, 2), whose second column is the number of words.
+        documents: the number of blocks of each document.
     """
     first = np.cumsum([0, *documents[:-1]])
     words = np.concatenate([[0.0], np.cumsum(blocks[:, 1])])
@@ -143,8 +143,8 @@ def evaluate_perplexity(
         stride: tokens between the beginnings of two windows; None: half a window.
 
     Returns:
-        `statistics` has a row for each `UNIT_WORDS` words or so of a document: their negative log-likelihood in nats,
-        and how many they are.
+        `statistics` has a row for about `UNIT_WORDS` words of a document: their negative log-likelihood in nats, and
+        their number.
 
     Raises:
         ValueError: the stride exceeds the window, or the text has so few words that the perplexity per word is not a

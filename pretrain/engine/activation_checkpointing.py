@@ -46,10 +46,10 @@ def hide_gathers(zero: Any) -> None:
     """
     hooks = zero.parameter_offload
     for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
-        setattr(hooks, name, _unseen(getattr(hooks, name)))
+        setattr(hooks, name, _without_dispatch_modes(getattr(hooks, name)))
 
 
-def _unseen(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+def _without_dispatch_modes(hook: Callable[[Any], None]) -> Callable[[Any], None]:
     def call(module: Any) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             hook(module)

@@ -63,7 +63,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
         key = sha256_json(decides)[:16]
         fitting = ranks.broadcast(known.get(key, {}).get("fitting", 0))
         if fitting == 0:
-            mine, a_sample = _measure(config, run_dir, ranks, number, arriving)
+            mine, bytes_per_sample = _measure(config, run_dir, ranks, number, arriving)
             fitting = ranks.all_reduce_min(mine)
             if fitting == _NOT_MEASURED:
                 raise ValueError(
@@ -77,7 +77,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
                     "a smaller model"
                 )
             log.info("engine.micro_batch: %d samples of %d tokens fit", fitting, phase.seq_len)
-            known[key] = {"fitting": fitting, "bytes_a_sample": a_sample, **decides}
+            known[key] = {"fitting": fitting, "bytes_per_sample": bytes_per_sample, **decides}
         share = math.ceil(phase.batch_size / ranks.world_size)
         sizes.append(math.ceil(share / math.ceil(share / min(fitting, share))))
     if ranks.rank == 0:
@@ -103,12 +103,12 @@ def _measure(
     config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
 ) -> tuple[int, float]:
     """Samples that fit beside weights, gradients and state, and bytes of each, from the memory of two micro-batches."""
-    parameters, a_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
-    if a_sample <= 0:
-        return _NOT_MEASURED, a_sample
+    parameters, bytes_per_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
+    if bytes_per_sample <= 0:
+        return _NOT_MEASURED, bytes_per_sample
     # The model that was tried out is gone: what is free is asked now.
     room = _room(config, ranks) - _resident_bytes(config, ranks, parameters) - alone
-    return max(0, int(room / a_sample)), a_sample
+    return max(0, int(room / bytes_per_sample)), bytes_per_sample
 
 
 def _try_out(
@@ -159,8 +159,8 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
         except torch.OutOfMemoryError:
             large //= 2
             continue
-        a_sample = (most - least) / (large - small)
-        return a_sample, max(0.0, most - large * a_sample)
+        bytes_per_sample = (most - least) / (large - small)
+        return bytes_per_sample, max(0.0, most - large * bytes_per_sample)
     return math.inf, 0.0
 
 

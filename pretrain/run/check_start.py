@@ -14,7 +14,7 @@ from pretrain.models.config import ModelConfig
 _STEP = "step-"
 
 
-def check_not_lost(run_dir: Path, checkpoints: str) -> None:
+def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     """Refuse to begin at step 0 a run whose checkpoints are gone, such as those on a volume that is not mounted.
 
     Every start claims the location before its first row of metrics, and a start that resumed names its step in
@@ -55,7 +55,7 @@ def check_steps_left(run_dir: Path, config: TrainingConfig, step: int) -> None:
         )
 
 
-def check_first_weights(model: ModelConfig, lacking: Collection[str] = ()) -> None:
+def check_init_keys(model: ModelConfig, lacking: Collection[str] = ()) -> None:
     """Refuse first values for weights that `model.init_from` has, where they would be ignored.
 
     Args:

@@ -88,7 +88,7 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
     return folder_of_step(checkpoints, saved.step), saved, skipped
 
 
-def checkpoint_with(place: str, content_hash: str) -> tuple[str, int] | None:
+def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | None:
     """The location and step of the checkpoint at `place` with these weights; None: it is not there.
 
     Args:

@@ -21,7 +21,7 @@ from pretrain.engine.ranks import Ranks
 from pretrain.models.build import Model, first_weights, outline_model
 from pretrain.models.families import FAMILIES
 from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
-from pretrain.run.check_start import check_first_weights
+from pretrain.run.check_start import check_init_keys
 from pretrain.run.files import checkpoints_of, read_config
 from pretrain.run.reference_losses import unigram_log_probabilities
 
@@ -58,7 +58,7 @@ def start_engine(
     if not own and is_huggingface(Path(config.model.init_from or "")):
         return _begin_with_huggingface(config, run_dir, model, data, ranks, micro_batch)
     if not own:
-        check_first_weights(config.model)
+        check_init_keys(config.model)
     folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
     with CheckpointReader(folder) as reader:
         saved = reader.manifest
@@ -110,7 +110,7 @@ def _begin_with_huggingface(
             "data with its tokenizer"
         )
     lacking = [name for name, _ in model.named_parameters() if name not in weights]
-    check_first_weights(config.model, lacking)
+    check_init_keys(config.model, lacking)
     if lacking:
         log.info("%s has no %s: initialised at random with seed %d", source, ", ".join(lacking), config.seed)
     fill = _fill(config, run_dir, data)

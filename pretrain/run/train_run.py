@@ -36,7 +36,7 @@ from pretrain.engine.peak_flops import matmul_rate
 from pretrain.engine.ranks import Ranks
 from pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
 from pretrain.run.changes import training_part
-from pretrain.run.check_start import check_not_lost, check_steps_left
+from pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
 from pretrain.run.loop import Hooks, train
 from pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start
@@ -139,7 +139,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
-        check_not_lost(run_dir, checkpoints)
+        check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
     found, rejected = newest_good_shared(checkpoints, ranks)
     if found:

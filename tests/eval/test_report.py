@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pytest
-from asked_trials import ask_for
+from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report, report_row, report_rows, reported_run
 
@@ -94,7 +94,7 @@ def test_examples_are_shown_before_and_after(tmp_path: Path) -> None:
         return [{"token": token, "probability": 0.5 / (1 + place)} for place, token in enumerate(tokens)]
 
     run = reported_run(tmp_path / "run", [], {**RECIPE, "eval": {**RECIPE["eval"], "examples": ["The [MASK] | <b>"]}})
-    ask_for(run, [], examples="k")
+    write_plan_for(run, [], examples="k")
     rows = [{"text": "The [MASK] | <b>", "before": [mask("of", "the")], "after": [mask("sea", "<i>"), mask("x")]}]
     (run / "eval" / "examples.json").write_text(json.dumps({"key": "k", "checkpoint_step": 2000, "examples": rows}))
     write_report(run)
@@ -108,7 +108,7 @@ def test_examples_are_shown_before_and_after(tmp_path: Path) -> None:
     (run / "eval" / "examples.json").write_text(json.dumps({"key": "k", "checkpoint_step": None, "examples": rows}))
     write_report(run)
     assert read_report(run)[0].tables["examples"][1][1:] == ["… of of", "… and | so"]
-    ask_for(run, [], examples="other")
+    write_plan_for(run, [], examples="other")
     write_report(run)
     assert "examples" not in read_report(run)[0].tables, "they were made of another model, or of other texts"
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
-from asked_trials import ask_for
+from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import RECIPE, predict, read_report, report_row, report_rows, reported_run
 
@@ -68,8 +68,8 @@ def test_a_continued_model_is_beside_the_one_that_it_began_with(tmp_path: Path) 
     rows = report_rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
     write_report(reported_run(tmp_path / "two", rows, recipe))
     for text in read_report(tmp_path / "two")[1:]:
-        assert "starting from the weights of runs/&lt;parent&gt; (model.init" in text
-        assert "with parent in eval.starts the report says what this run added" in text
+        assert "initialized from runs/&lt;parent&gt; (model.init" in text
+        assert "add parent to eval.starts to see what this run added" in text
 
     rows += [report_row("bbc-topics", "parent", seed, value) for seed, value in enumerate((0.7, 0.72, 0.71))]
     rows += [report_row("conll2003", "parent", seed, value) for seed, value in enumerate((0.31, 0.36, 0.33))]
@@ -132,7 +132,7 @@ def _grid_run(folder: Path) -> Path:
     recipe = {**RECIPE, "eval": {"tasks": [{"name": "glue/sst2"}], "seeds": [0, 1, 2], "lr": [3e-4, 1e-4]}}
     run = reported_run(folder, rows, recipe)
     earlier = [row for row in rows if row["checkpoint_step"] == 1000]
-    ask_for(run, [row for row in rows if row not in earlier], earlier)
+    write_plan_for(run, [row for row in rows if row not in earlier], earlier)
     for row in rows:
         right = round(row["value"] * 40)
         predict(run, row["key"], {

@@ -8,9 +8,9 @@ import pytest
 
 from common.json_lines import Row
 from data_prep.dataset.shards import open_dataset
-from eval.asked import ask
 from eval.config import EvalConfig
 from eval.evaluated import of_run
+from eval.evaluation_plan import make_plan
 from eval.plan import plan_trials
 from eval.run_trial import failed_row, run_trial
 from eval.start_from import Wave, check_starts, next_wave, remove_unneeded
@@ -109,7 +109,7 @@ def test_a_choice_that_changes_leaves_no_rows_of_the_other_in_the_report(
     trials, config = plan(section), EvalConfig.model_validate(section)
 
     def asked(trials: list[Trial], rows: list[Row]) -> list[Row]:
-        keys = set(ask(trials, rows, config, None).trials)
+        keys = set(make_plan(trials, rows, config, None).trials)
         return [row for key, row in {row["key"]: row for row in rows}.items() if key in keys]
 
     rows = [outcome(t) for t in next_wave(trials, []).trials]

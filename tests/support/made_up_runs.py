@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asked_trials import ask_for
+from evaluation_plans import write_plan_for
 
 
 def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials: list[tuple[int, str, float]]) -> Path:
@@ -32,7 +32,7 @@ def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials
         }
         for seed, init, value in trials
     ]  # fmt: skip
-    ask_for(folder, results)
+    write_plan_for(folder, results)
     results.append({**results[0], "value": 0.1, "key": "notasked"})
     results.insert(0, {**results[0], "value": 0.0})  # the last row of a trial counts
     (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in results))

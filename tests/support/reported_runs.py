@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from asked_trials import ask_for
+from evaluation_plans import write_plan_for
 
 RECIPE: dict[str, Any] = {
     "name": "small <b>",
@@ -79,7 +79,7 @@ def reported_run(folder: Path, rows: list[dict[str, Any]], recipe: dict[str, Any
     (folder / "recipe.json").write_text(json.dumps(recipe))
     (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
     (folder / "eval" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ask_for(folder, rows)
+    write_plan_for(folder, rows)
     metrics: list[dict[str, Any]] = [{"step": 0, "heldout_loss": 9.7, "heldout_mlm_loss": 9.0, "heldout_nsp_loss": 0.7}]
     for step in range(20, 2001, 20):
         metrics.append({"step": step, "loss": 9.7 - step / 700, "mlm_loss": 9 - step / 700, "nsp_loss": 0.7})

@@ -42,7 +42,7 @@ def _start(part: str) -> tuple[int, str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the name of a file fits; `*` does not match a slash."""
+    """Whether a file's name matches a glob pattern; `*` does not match a slash."""
     return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
 
 

@@ -1,4 +1,4 @@
-"""End the processes of a job at once."""
+"""Kill the processes of a job."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from .processes import processes_with
 
 
 def main() -> None:
-    """Arguments: the environment variable with a job's id, and the id."""
+    """Kill the job's processes. Arguments: the environment variable that holds a job's id, and the id."""
     ended = 0
     for process in processes_with(*sys.argv[1:3]):
         with suppress(OSError):

@@ -22,8 +22,8 @@ RESULTS = (
     "eval/*.jsonl",
 )
 _LINE = 3 * 4096
-_READ_S = 120.0
-"""For the one who asked to read it, over a connection that may break meanwhile."""
+_RETENTION_S = 120.0
+"""Seconds for which the printed archive is kept in Ray's log file, so that the client can read it and reconnect."""
 
 
 def main() -> None:
@@ -40,20 +40,20 @@ def main() -> None:
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     content = packed.getvalue()
-    os.fchmod(sys.stdout.fileno(), 0o600)  # Ray keeps what is printed in a file
+    os.fchmod(sys.stdout.fileno(), 0o600)  # Ray writes what is printed to a file
     for start in range(0, len(content), _LINE):
         print(MARK + base64.b64encode(content[start : start + _LINE]).decode())
     sys.stdout.flush()
-    _empty_later(sys.stdout.fileno())
+    _truncate_later(sys.stdout.fileno())
 
 
-def _empty_later(output: int) -> None:
-    """Leave a process behind that empties the file of the output, and ends."""
+def _truncate_later(output: int) -> None:
+    """Fork a process that truncates the output file after `_RETENTION_S` seconds and exits."""
     if os.fork():
         return
-    os.setsid()  # Ray ends the others of this group with the job
-    time.sleep(_READ_S)
-    with suppress(OSError):  # a pipe
+    os.setsid()  # Ray kills this process group when the job ends
+    time.sleep(_RETENTION_S)
+    with suppress(OSError):  # the output is a pipe
         os.ftruncate(output, 0)
     os._exit(0)
 

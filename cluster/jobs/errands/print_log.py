@@ -1,7 +1,7 @@
-"""Print a rank's log from a byte on, then a line with the byte that it was read to.
+"""Print a rank's log from a byte offset on, then a line with the offset that was reached.
 
-With the id of a job, also what is appended to the log while processes of that job live on this host, and for some
-seconds at most: nobody may be left who reads it.
+Given the id of a job, follow the log while processes of that job are alive on this host, for a limited time: the client
+may be gone.
 """
 
 import sys
@@ -10,13 +10,16 @@ import time
 from .files import read
 from .processes import processes_with
 
-READ_TO = "multihop read to "
+OFFSET_PREFIX = "multihop log offset "
 _POLL_S = 1.0
 
 
 def main() -> None:
-    """Arguments: the run's folder or its location in a bucket, the rank, and the byte; and to follow the log, the
-    environment variable with a job's id, the id, and the seconds."""
+    """Print the log.
+
+    Arguments: the run's directory or its s3:// URI, the rank, and the byte offset; to follow the log, also the
+    environment variable with a job's id, the id, and the most seconds to follow it.
+    """
     run, name, offset, job = sys.argv[1], f"logs/rank-{sys.argv[2]}.log", int(sys.argv[3]), sys.argv[4:6]
     deadline = time.monotonic() + float(sys.argv[6]) if job else 0.0
     while True:
@@ -26,13 +29,13 @@ def main() -> None:
             sys.exit(f"{run}/{name} does not exist")
         whole = content or b""
         if job:
-            whole = whole[: whole.rfind(b"\n") + 1]  # a line that is not whole yet is read again
+            whole = whole[: whole.rfind(b"\n") + 1]  # an incomplete line is read again
         offset += len(whole)
-        text = whole.decode(errors="replace")  # Ray passes nothing on but UTF-8
+        text = whole.decode(errors="replace")  # Ray forwards only UTF-8
         sys.stdout.buffer.write((text if text.endswith("\n") or not text else f"{text}\n").encode())
         sys.stdout.flush()
         if not goes_on:
-            print(f"{READ_TO}{offset}", flush=True)
+            print(f"{OFFSET_PREFIX}{offset}", flush=True)
             return
         time.sleep(_POLL_S)
 

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.jobs import errands
 from cluster.jobs.errands.pack_results import MARK
-from cluster.jobs.errands.print_log import READ_TO
+from cluster.jobs.errands.print_log import OFFSET_PREFIX
 from cluster.jobs.fetched import unpack_results
 
 FOLDER = Path(errands.__file__).parent
@@ -86,7 +86,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
 
 def printed(output: Path) -> tuple[str, int]:
     """The log's text, and the byte that it was read to."""
-    text, _, read_to = output.read_text().rpartition(READ_TO)
+    text, _, read_to = output.read_text().rpartition(OFFSET_PREFIX)
     return text, int(read_to)
 
 

@@ -100,11 +100,11 @@ def test_after_ranks_were_not_placed_fewer_are_asked_for(cluster: Cluster, capsy
     cluster.add_node(num_cpus=2)
     with Nodes(1, 3) as nodes:
         assert nodes.room_to_start() == 3
-        nodes.were_not_placed(3)
+        nodes.on_placement_failure(3)
         assert nodes.room_to_start() == 2 and "did not place 3 ranks" in capsys.readouterr().err
-        nodes.were_not_placed(2)
-        nodes.were_not_placed(1)
-        assert nodes.room_to_start() == 1 and capsys.readouterr().err.endswith("asking again\n")
+        nodes.on_placement_failure(2)
+        nodes.on_placement_failure(1)
+        assert nodes.room_to_start() == 1 and capsys.readouterr().err.endswith("trying again\n")
         others = [other_of(1), other_of(1)]
         assert until(lambda: nodes.room() == 1)  # two are taken, so that what is free is known again
         for other in others:

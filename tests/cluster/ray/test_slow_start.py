@@ -11,7 +11,7 @@ import ray
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
 
 from cluster.ray.session import start_ray
-from cluster.ray.slow_start import Beginning, have_processes, tasks_wait_for, waits_for
+from cluster.ray.slow_start import TaskStartProbe, ranks_have_processes, why_ranks_wait, why_tasks_wait
 
 PYTHON = "/nowhere/python"
 
@@ -30,38 +30,38 @@ class RayTrainWorker:
 
 
 def test_a_process_that_does_not_start_is_told_with_the_end_of_rays_logs(cannot_start: None) -> None:
-    assert waits_for(2, None) == "Ray has not placed 2 ranks yet"
+    assert why_ranks_wait(2, None) == "Ray has not placed 2 ranks yet"
     rank = RayTrainWorker.remote()
     deadline = time.monotonic() + 60
-    while "raylet.err ends with: " not in (said := waits_for(1, None)):
-        assert not have_processes() and time.monotonic() < deadline, said
-    assert rank and said.startswith("Ray has not started a process of the 1 ranks on ")
+    while "raylet.err ends with: " not in (said := why_ranks_wait(1, None)):
+        assert not ranks_have_processes() and time.monotonic() < deadline, said
+    assert rank and said.startswith("Ray has not started all processes of the 1 ranks: missing on ")
     assert f"{PYTHON}: No such file or directory" in said
 
 
 def test_tasks_that_cannot_begin_are_told_with_what_is_asked_and_free(two_cpus: None) -> None:
-    assert tasks_wait_for({"CPU": 3, "GPU": 0, "memory": 0}) == (
-        "a task needs 3 CPUs, and no node has so much; lower that, or add a node"
+    assert why_tasks_wait({"CPU": 3, "GPU": 0, "memory": 0}) == (
+        "a task needs 3 CPUs, and no node has that much; lower the request, or add a node"
     )
     holder = ray.remote(threading.Event).options(num_cpus=2).remote()
     ray.get(holder.is_set.remote(), timeout=60)
-    assert tasks_wait_for({"CPU": 1, "GPU": 0, "memory": 10**6}) == (
-        "a task needs 1 CPU and 0.0 GB of memory, and of the 1 nodes that have it none has it free; free are 0 CPUs, "
-        f"{ray.available_resources()['memory'] / 1e9:.1f} GB of memory in all"
+    assert why_tasks_wait({"CPU": 1, "GPU": 0, "memory": 10**6}) == (
+        "a task needs 1 CPU and 0.0 GB of memory, and none of the 1 nodes that are large enough has it free; free in "
+        f"total: 0 CPUs, {ray.available_resources()['memory'] / 1e9:.1f} GB of memory"
     )
     ray.kill(holder)
 
 
 def test_whether_a_task_has_begun_is_known(two_cpus: None, capsys: pytest.CaptureFixture[str]) -> None:
-    begun = Beginning()
-    begun.tell({"CPU": 5})
-    assert "no task has begun for 0 s: a task needs 5 CPUs" in capsys.readouterr().err
-    assert begun.look_again_s() is not None
-    task = ray.remote(begun.noted(len))
+    probe = TaskStartProbe()
+    probe.report({"CPU": 5})
+    assert "no task has started for 0 s: a task needs 5 CPUs" in capsys.readouterr().err
+    assert probe.poll_interval_s() is not None
+    task = ray.remote(probe.wrap(len))
     assert ray.get(task.remote([1, 2]), timeout=60) == 2
-    begun.tell({"CPU": 5})
-    assert begun.look_again_s() is None and not capsys.readouterr().err
-    begun.forget()
+    probe.report({"CPU": 5})
+    assert probe.poll_interval_s() is None and not capsys.readouterr().err
+    probe.close()
 
 
 @pytest.mark.long
@@ -77,5 +77,7 @@ def test_a_run_whose_ranks_do_not_start_says_why_and_can_be_stopped(
     command = begin(tmp_path, "train", "recipe.yaml")
     wait_for(lambda: f"{PYTHON}: No such file" in (tmp_path / "output.txt").read_text(), tmp_path, command)
     command.send_signal(signal.SIGINT)
-    assert "no step for 60 s: Ray has not started a process of the 2 ranks on " in ended(tmp_path, command, 75)
+    assert "no step for 60 s: Ray has not started all processes of the 2 ranks: missing on " in ended(
+        tmp_path, command, 75
+    )
     assert not json_lines(tmp_path / "runs" / "stuck" / "starts.jsonl")

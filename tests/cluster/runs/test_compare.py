@@ -55,7 +55,7 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     assert told.endswith("at least two seeds on each side are needed")
     others = {
         "c": ({"metric": "F1"}, "the metrics are accuracy and F1"),
-        "d": ({"test_fingerprint": "u"}, "the runs' test sets are not the same"),
+        "d": ({"test_fingerprint": "u"}, "the runs have different test sets"),
     }
     for name, (change, why) in others.items():
         other = with_predictions(tmp_path, name, [0.9, 0.91], **change)

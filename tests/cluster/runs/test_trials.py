@@ -10,9 +10,9 @@ import pytest
 from cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
 from common.json_lines import read_rows
 from data_prep.dataset.shards import open_dataset
-from eval.asked import read_results
 from eval.config import EvalConfig
 from eval.evaluated import of_run
+from eval.evaluation_plan import read_results
 from eval.plan import plan_trials
 from eval.start_from import next_wave
 from eval.trial import Trial, trial_key

@@ -275,9 +275,7 @@ def test_a_run_that_is_evaluated_again_as_another_model_and_back_shows_what_was_
 
     multihop(workplace, "run", "recipe.yaml", *own)
     headline, first = shown()
-    assert re.search(rf"pretrained for 10 steps on [\d,]+ tokens, starting from the weights of {whole} ", headline), (
-        headline
-    )
+    assert re.search(rf"pretrained for 10 steps on [\d,]+ tokens, initialized from {whole} ", headline), headline
     rows = read_rows(run / "eval" / "results.jsonl")
     assert {row["init"]: row["checkpoint_step"] for row in rows} == {"pretrained": 10, "parent": STEPS, "random": None}
     cells = first.strip("| ").split(" | ")

@@ -65,11 +65,11 @@ def test_trials_that_the_last_evaluation_did_not_ask_for_are_tagged(run_dir: Pat
     tracker.log_trials([trial("k1"), trial("k2", checkpoint_sha256="c", test_fingerprint="t")])
 
     def asked() -> dict[str, str]:
-        return {key: run.data.tags["multihop.asked"] for key, run in trials_of(client, tracker.run_id).items()}
+        return {key: run.data.tags["multihop.planned"] for key, run in trials_of(client, tracker.run_id).items()}
 
-    tracker.log_asked(["k1", "k2"])
+    tracker.tag_planned_trials(["k1", "k2"])
     assert asked() == {"k1": "true", "k2": "true"}
-    tracker.log_asked(["k2"])
+    tracker.tag_planned_trials(["k2"])
     tracker.close("done")
     assert asked() == {"k1": "false", "k2": "true"}
     params = trials_of(client, tracker.run_id)["k2"].data.params

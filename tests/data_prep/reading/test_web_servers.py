@@ -172,7 +172,7 @@ def test_a_server_that_hardly_sends_anything_is_given_up(
     web: str, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
     files = listed(f"{web}/a.jsonl")
-    monkeypatch.setattr(http_files, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http_files, "_SLOW_AFTER_S", 0.2)
     monkeypatch.setattr(Web, "ranges", ranges)
     monkeypatch.setattr(Web, "drips", 0.02)
     with pytest.raises(ReadFailed, match="sends less than 10,000 bytes a second; download it and give its path"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_trials import ask_for
+from evaluation_plans import write_plan_for
 from made_up_runs import make_run, with_predictions
 from markdown_it import MarkdownIt
 
@@ -164,7 +164,7 @@ def _translating(runs: Path, name: str, seed: int, bleu: float, words: Sequence[
         "other_metrics": {"chrF": bleu / 2, "BLEU of the source": 0.5}, "signatures": {"BLEU": "nrefs:1|tok:13a"},
         "test_fingerprint": f"of {words}", "checkpoint_step": None,
     }  # fmt: skip
-    ask_for(run, [row])
+    write_plan_for(run, [row])
     (run / "eval" / "results.jsonl").write_text(json.dumps(row) + "\n")
     table = [[100, 100, *[100 if each <= 40 else bleu] * 4, *[100] * 4] for each in words]
     (run / "eval" / "predictions").mkdir()
@@ -241,6 +241,9 @@ def test_what_scores_are_older_than_is_said(tmp_path: Path) -> None:
     notes = [run.notes for run in read_runs(runs)]
     assert notes[0] == () and [len(each) for each in notes[1:]] == [1, 1, 1]
     assert "its recipe changed (eval.seeds was [0, 1, 2], is [0, 1])" in notes[1][0]
-    assert "older has results of an older version" in notes[2][0] and "run `multihop eval` again" in notes[2][0]
-    assert "its checkpoint of step 10, and it is trained to step 20" in notes[3][0]
+    assert (
+        "The results of older were written by an older version" in notes[2][0]
+        and "run `multihop eval` again" in notes[2][0]
+    )
+    assert "its checkpoint at step 10, but it is trained to step 20" in notes[3][0]
     assert all("is trained to step 20" in text for text in (markdown, html))

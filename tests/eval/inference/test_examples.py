@@ -59,9 +59,9 @@ def test_a_model_that_began_with_other_weights(
     assert random[0]["before"] != random[0]["after"]
     with pytest.raises(ValueError, match="/nowhere holds no checkpoints"):
         of_parent(examples.after, "/nowhere", sha256)
-    with pytest.raises(ValueError, match=r"has no longer the weights that the run began with .*restore them"):
+    with pytest.raises(ValueError, match=r"no longer holds the run's initial weights .*restore them"):
         of_parent(examples.after, parent.checkpoint_dir, "0" * 64)
-    with pytest.raises(ValueError, match=r"was not begun with model\.init_from="):
+    with pytest.raises(ValueError, match=r"was not initialized from model\.init_from="):
         of_parent(examples.after, parent.checkpoint_dir, None)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eval.asked import Results
+from eval.evaluation_plan import Results
 from eval.scores import median_scores
 from eval.statistics.choose import Start, choose
 

@@ -81,7 +81,7 @@ def test_a_ramp_does_not_change_what_a_sample_takes_and_what_decides_it_is_in_th
     (ramped,) = found(phases=[{**phase, "batch_ramp": [{"steps": 2, "batch_size": 8}]}])
     (run_dir / REMEMBERED).unlink()
     (plain,) = found(phases=[phase])
-    assert plain["bytes_a_sample"] == ramped["bytes_a_sample"] > 16 * 100
+    assert plain["bytes_per_sample"] == ramped["bytes_per_sample"] > 16 * 100
     for number, changes in enumerate(
         (
             {"phases": [{**phase, "seq_len": 48}]},

@@ -12,7 +12,7 @@ from worker_runs import newest, recipe, rows
 
 from common.json_lines import append_row
 from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.run.check_start import check_not_lost
+from pretrain.run.check_start import check_checkpoints_exist
 
 STEPS = 4
 
@@ -75,13 +75,13 @@ def test_phases_that_end_before_the_newest_checkpoint_are_refused(
 
 def test_a_run_that_never_committed_may_begin_again(tmp_path: Path) -> None:
     run_dir, location = tmp_path, str(tmp_path / "volume" / "run")
-    check_not_lost(run_dir, location)  # new
+    check_checkpoints_exist(run_dir, location)  # new
     claim_checkpoints(run_dir, location)
     append_row(run_dir / "starts.jsonl", {"step": 0})
     append_row(run_dir / "metrics.jsonl", {"step": 7, "loss": 1.0})
-    check_not_lost(run_dir, location)  # killed before its first commit
+    check_checkpoints_exist(run_dir, location)  # killed before its first commit
     append_row(run_dir / "starts.jsonl", {"step": 5})
     with pytest.raises(ValueError, match=r"starts\.jsonl a start from the checkpoint of step 5; mount the volume"):
-        check_not_lost(run_dir, location)
+        check_checkpoints_exist(run_dir, location)
     (tmp_path / "volume" / "run" / "step-00000005.damaged-1a2b3c4d").mkdir()
-    check_not_lost(run_dir, location)  # it is there, and set aside with a reason
+    check_checkpoints_exist(run_dir, location)  # it is there, and set aside with a reason

@@ -1,4 +1,4 @@
-"""A server that answers a byte now and then, which no time-out of a request ends."""
+"""Calls to a server that sends a byte now and then, which no timeout of a single request ends."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from cluster.tracking import patience
+from cluster.tracking import timeout
 from cluster.tracking.access import check_access
 from cluster.tracking.reach import seconds_to_answer
 from cluster.tracking.store import connect
@@ -16,7 +16,7 @@ from cluster.tracking.store import connect
 
 @pytest.fixture
 def dripping() -> Iterator[str]:
-    """Its address."""
+    """Address of such a server."""
     ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -38,7 +38,7 @@ def dripping() -> Iterator[str]:
 
 
 def test_a_server_that_drips_is_not_waited_for(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(timeout, "TIMEOUT_S", 2.0)
     connect(dripping)  # MLflow is imported
     check_access(dripping)
     with pytest.raises(ConnectionError, match="no answer within 2 seconds"):
@@ -46,6 +46,6 @@ def test_a_server_that_drips_is_not_waited_for(dripping: str, monkeypatch: pytes
 
 
 def test_what_a_call_returns_or_raises_is_passed_on() -> None:
-    assert patience.patiently(lambda: time.sleep(0.01)) is None
+    assert timeout.call_with_timeout(lambda: time.sleep(0.01)) is None
     with pytest.raises(KeyError):
-        patience.patiently(lambda: {}["nothing"])
+        timeout.call_with_timeout(lambda: {}["nothing"])

@@ -1,19 +1,19 @@
-"""The plan of an evaluation that never ran."""
+"""Writes the plan of an evaluation that never ran."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.asked import PLAN, AskedTrials
+from eval.evaluation_plan import PLAN, EvaluationPlan
 
 
-def ask_for(
+def write_plan_for(
     run: Path, rows: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]] = (), examples: str | None = None
 ) -> None:
-    """Write plan.json of a run with a recipe.json, as if the last evaluation had asked for the trials of these rows."""
+    """Write plan.json of a run with a recipe.json, as if the last evaluation had planned the trials of these rows."""
     keys, before = ([*dict.fromkeys(row["key"] for row in part)] for part in (rows, earlier))
     section = json.loads((run / "recipe.json").read_text()).get("eval") or {}
-    asked = AskedTrials(trials=keys, earlier=before, examples=examples, section=section)
+    plan = EvaluationPlan(trials=keys, earlier=before, examples=examples, section=section)
     (run / PLAN).parent.mkdir(exist_ok=True)
-    (run / PLAN).write_text(json.dumps(asked.model_dump(mode="json")))
+    (run / PLAN).write_text(json.dumps(plan.model_dump(mode="json")))

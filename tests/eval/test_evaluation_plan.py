@@ -1,4 +1,4 @@
-"""Reports and comparisons show the rows of the trials that were asked for last, whatever was evaluated before."""
+"""Reports and comparisons show the rows that the last plan selects, whatever was evaluated before."""
 
 import json
 import tempfile
@@ -11,10 +11,10 @@ from reported_runs import RECIPE, read_report, reported_run
 
 from common.json_lines import append_row, read_rows
 from data_prep.dataset.shards import open_dataset
-from eval.asked import PLAN, RESULTS, ask, read_results, write_asked
 from eval.comparison.run_files import read_run
 from eval.config import EvalConfig
 from eval.evaluated import of_run
+from eval.evaluation_plan import PLAN, RESULTS, make_plan, read_results, write_plan
 from eval.plan import plan_trials
 from eval.report import write_report
 from eval.run_trial import failed_row
@@ -24,12 +24,12 @@ from eval.trial import Trial
 from pretrain.models.config import ModelConfig
 
 Cell = tuple[str, str | None, int, int, float]
-"""A task, the weights, the version of the task's files, a seed and a rate: what a person means by a trial."""
+"""A task, the weights, the version of the task's files, a seed and a learning rate: they identify a trial."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An evaluation."""
+class Evaluation:
+    """What an evaluation in a run's history is given, and how it ends."""
 
     weights: tuple[str, int | None]
     """Content and step of a checkpoint of the run, or a Hugging Face model without a step."""
@@ -50,7 +50,7 @@ def some(values: list[int] | list[float] | list[str]) -> st.SearchStrategy[tuple
 
 
 EVALUATIONS = st.builds(
-    Asked,
+    Evaluation,
     weights=st.sampled_from([("a", 10), ("b", 20), ("c", 30), ("A", None), ("B", None)]),
     files=st.integers(0, 1),
     tasks=some(["one", "two"]),
@@ -64,19 +64,19 @@ EVALUATIONS = st.builds(
 MODEL = ModelConfig(family="bert", layers=1, hidden=32, heads=2, max_positions=64)
 
 
-def plan(asked: Asked, folder: Path, data: Path) -> tuple[EvalConfig, list[Trial]]:
-    """The settings and trials of an evaluation; `folder` is given the tasks' files as they are then."""
+def planned(evaluation: Evaluation, folder: Path, data: Path) -> tuple[EvalConfig, list[Trial]]:
+    """The settings and trials of an evaluation; also writes its version of the tasks' files to `folder`."""
     for name in ("one", "two"):
-        version = asked.files if name == "one" else 0
+        version = evaluation.files if name == "one" else 0
         lines = [f"river {number},{(number + version * (number == 3)) % 2}\n" for number in range(40)]
         (folder / f"{name}.csv").write_text("what,how\n" + "".join(lines))
         (folder / f"{name}.yaml").write_text(
             f"kind: classification\ntrain: {name}.csv\nfields: {{text: what, label: how}}\n"
         )
-    section = {"tasks": [str(folder / f"{name}.yaml") for name in asked.tasks], "seeds": asked.seeds}
-    config = EvalConfig.model_validate({**section, "lr": asked.rates})
-    evaluated = of_run(MODEL, str(folder), asked.weights[0], 0, data, open_dataset(data).manifest)
-    return config, plan_trials(config, replace(evaluated, checkpoint_step=asked.weights[1]))
+    section = {"tasks": [str(folder / f"{name}.yaml") for name in evaluation.tasks], "seeds": evaluation.seeds}
+    config = EvalConfig.model_validate({**section, "lr": evaluation.rates})
+    evaluated = of_run(MODEL, str(folder), evaluation.weights[0], 0, data, open_dataset(data).manifest)
+    return config, plan_trials(config, replace(evaluated, checkpoint_step=evaluation.weights[1]))
 
 
 def cell(trial: Trial, files: int) -> Cell:
@@ -84,21 +84,21 @@ def cell(trial: Trial, files: int) -> Cell:
     return task, trial.checkpoint_sha256, files if task == "one" else 0, trial.seed, trial.settings["lr"]
 
 
-def cells(asked: Asked, weights: list[str | None]) -> list[Cell]:
-    """All that an evaluation asks for, in the order of its recipe."""
+def cells(evaluation: Evaluation, weights: list[str | None]) -> list[Cell]:
+    """All planned trials of an evaluation, in the order of its recipe."""
     return [
-        (task, content, asked.files if task == "one" else 0, seed, rate)
-        for task in asked.tasks
-        for rate in asked.rates
-        for seed in asked.seeds
+        (task, content, evaluation.files if task == "one" else 0, seed, rate)
+        for task in evaluation.tasks
+        for rate in evaluation.rates
+        for seed in evaluation.seeds
         for content in weights
     ]
 
 
 @settings(max_examples=25)
 @given(history=st.lists(EVALUATIONS, min_size=1, max_size=6))
-def test_after_any_history_of_evaluations_what_is_shown_are_the_rows_that_were_asked_for_last(
-    bert_data: Path, history: list[Asked]
+def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
+    bert_data: Path, history: list[Evaluation]
 ) -> None:
     values: dict[Cell, float | None] = {}
     """The result of each trial; None: it failed."""
@@ -106,19 +106,19 @@ def test_after_any_history_of_evaluations_what_is_shown_are_the_rows_that_were_a
     with tempfile.TemporaryDirectory() as folder:
         run = reported_run(Path(folder) / "run", [])
         (run / PLAN).unlink()
-        for number, asked in enumerate(history):
-            config, trials = plan(asked, Path(folder), bert_data)
+        for number, evaluation in enumerate(history):
+            config, trials = planned(evaluation, Path(folder), bert_data)
             recipe = {**RECIPE, "eval": config.model_dump(mode="json")}
             (run / "recipe.json").write_text(json.dumps(recipe))
             rows = read_rows(run / RESULTS)
-            write_asked(run, ask(trials, rows, config, None))
+            write_plan(run, make_plan(trials, rows, config, None))
             left = next_wave(trials, rows).trials
-            assert {cell(trial, asked.files) for trial in left} == {
-                each for each in cells(asked, [asked.weights[0], None]) if values.get(each) is None
+            assert {cell(trial, evaluation.files) for trial in left} == {
+                each for each in cells(evaluation, [evaluation.weights[0], None]) if values.get(each) is None
             }
-            for place, trial in enumerate(left[: asked.until]):
-                row, key = failed_row(trial, "it broke", 1.0, retry=True), cell(trial, asked.files)
-                if place == asked.fails:
+            for place, trial in enumerate(left[: evaluation.until]):
+                row, key = failed_row(trial, "it broke", 1.0, retry=True), cell(trial, evaluation.files)
+                if place == evaluation.fails:
                     values[key] = None
                 else:
                     values[key] = (len(values) + number / 10 + place) / 1000
@@ -127,15 +127,15 @@ def test_after_any_history_of_evaluations_what_is_shown_are_the_rows_that_were_a
                 append_row(run / RESULTS, row)
                 if trial.checkpoint_step is not None and trial.init == "pretrained":
                     evaluated[trial.checkpoint_step] = str(trial.checkpoint_sha256)
-            write_asked(run, ask(trials, read_rows(run / RESULTS), config, None))
+            write_plan(run, make_plan(trials, read_rows(run / RESULTS), config, None))
 
             found = read_results(run)
-            wanted = [each for each in cells(asked, [asked.weights[0], None]) if each in values]
+            wanted = [each for each in cells(evaluation, [evaluation.weights[0], None]) if each in values]
             assert [row["value"] for row in found.rows] == [values[each] for each in wanted]
-            step = asked.weights[1]
+            step = evaluation.weights[1]
             before = [content for at, content in sorted(evaluated.items()) if step is not None and at < step]
             assert [row["value"] for row in found.earlier] == [
-                values[each] for content in before for each in cells(asked, [content]) if each in values
+                values[each] for content in before for each in cells(evaluation, [content]) if each in values
             ]
 
         write_report(run)
@@ -143,17 +143,17 @@ def test_after_any_history_of_evaluations_what_is_shown_are_the_rows_that_were_a
         shown = {line[0]: line[3:5] for line in parsed.tables.get("results", [])[1:]}
         compared = read_run(run)
         assert set(shown) == {each[0] for each in wanted}
-        left = len(cells(asked, [asked.weights[0], None])) - len(wanted)
+        left = len(cells(evaluation, [evaluation.weights[0], None])) - len(wanted)
         notes = [note for note in compared.notes if "no result yet" in note]
         assert len(notes) == (left > 0) == ("no result yet" in html)
         for task in shown:
             for init, content, text in zip(
-                ("pretrained", "random"), (asked.weights[0], None), shown[task], strict=True
+                ("pretrained", "random"), (evaluation.weights[0], None), shown[task], strict=True
             ):
                 by_rate = {
                     rate: [value for each in wanted if (value := values[each]) is not None
                            and each[0] == task and each[1] == content and each[4] == rate]
-                    for rate in asked.rates
+                    for rate in evaluation.rates
                 }  # fmt: skip
                 assert text in {spread(scores) for scores in by_rate.values()}
                 chosen = [row["value"] for _, row in compared.trials(task, init)]
