@@ -1,16 +1,16 @@
-"""Text to token ids with an existing tokenizer: words cached beside the library tokenizers alone.
+"""Text to token ids with an existing tokenizer: with cached words, against Hugging Face tokenizers alone.
 
     python bench/encode_text.py --texts texts/ --tokenizers gpt2=vocabularies/gpt2 bert=vocabularies/bert/vocab.txt
 
-`texts/` holds .jsonl.gz files with a field `text`. Measured are that text, Python's own library as code, and three made
-texts: Chinese, protein, and documents of one word. Implementations take turns, each in a process of its own:
+`texts/` holds .jsonl.gz files with a field `text`. Inputs are that text, Python's standard library as code, and
+three synthetic texts: Chinese, proteins, and documents of one word. Implementations alternate, each in its own process:
 
     ours        documents to sentences to ids, as `multihop prep` does
     library     the same by the library's `encode_batch_fast` in one thread; byte-level BPE gets whole documents
     before      ours at an earlier commit: `git archive COMMIT | tar x -C before/` and --before before/
 
-Ids of `ours` and `library` are compared on the way. At last each encodes one word of 10^3 to 10^6 letters (`before`
-only up to --most-before), where the power of the length is fitted. With a SentencePiece model the library is
+The ids of `ours` and `library` are compared. Finally each encodes one word of 10^3 to 10^6 letters (`before` only up to
+--most-before), and the exponent of the time in the length is fitted. With a SentencePiece model the library is
 SentencePiece.
 """
 
@@ -119,7 +119,7 @@ def _texts(folder: Path) -> Iterator[str]:
 
 
 def run(root: Path, way: str, tokenizer: str, texts: Path) -> dict[str, Any]:
-    """What a process of its own measures, with the packages in `root`."""
+    """Run `measure` in a new process with the packages in `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     options = ["--texts", ".", "--tokenizers", ".", "--child", way, str(Path(tokenizer).absolute()), str(texts)]
     command = [sys.executable, "-P", str(Path(__file__).absolute()), *options]
@@ -160,7 +160,7 @@ def measure(way: str, path: str, texts: str) -> dict[str, Any]:
 
 
 def _batches(documents: list[str]) -> Iterator[list[str]]:
-    """About a megabyte each."""
+    """Batches of about a megabyte each."""
     batch: list[str] = []
     for document in documents:
         batch.append(document)
@@ -206,7 +206,7 @@ def _library(content: bytes) -> _Encode:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Megabytes per second of processor time, and ratios; then the powers of a word's length."""
+    """Print megabytes per second of processor time and ratios, then the exponents in a word's length."""
     ways = list(dict.fromkeys(row["way"] for row in rows))
     print(f"{'':12}{'':12}" + "".join(f"{way + ' MB/s':>16}{'MB':>8}" for way in ways) + "   ours beside each")
     seconds: dict[tuple[str, int, str], float] = {}
@@ -233,7 +233,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         most = max(points)
         least = min((size for size in points if 10_000 <= size < most), default=min(points))  # below, calls count
         fitted = math.log(points[most] / points[least]) / math.log(most / least) if most > least else math.nan
-        print(f"one word, {name}, {way}: {told}; power {fitted:.2f} from {least:,}")
+        print(f"one word, {name}, {way}: {told}; exponent {fitted:.2f} from {least:,}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How runs that compute the same in another order drift apart: python bench/rounding.py --picture docs/rounding.png
+"""How far runs drift apart that differ only in the order of sums: python bench/rounding.py --picture docs/rounding.png
 
-A recipe is trained on one rank with twice its micro-batch, on two ranks with its own, and on one rank with half of it,
-each from step 0: the samples of a step and the sums over them are the same, and only their order and so their rounding
-differ. Every rank has one thread, so that threads add no other order.
-Then one step on two ranks is taken from some of the first run's checkpoints: that step's loss and gradient norm differ
-by the rounding of a step from the same state, however far the runs have drifted apart by then.
+A recipe is trained on one rank with twice its micro-batch size, on two ranks with its own, and on one rank with half of
+it, each from step 0: the samples of a step are the same, and the sums over them differ only in their order and thus in
+rounding. Every rank has one thread, so that threads do not change the order of sums.
+Then one step on two ranks is taken from some of the first run's checkpoints: its loss and gradient norm differ by the
+rounding of a single step, however far the runs have drifted apart by then.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--at", type=int, nargs="+", default=[5, 15, 40, 100, 200], help="steps to take one step from")
     parser.add_argument(
-        "--work", type=Path, help="folder for the runs, of which finished ones stay; default: temporary"
+        "--work", type=Path, help="directory for the runs; finished ones are reused; default: temporary"
     )
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", type=Path, default=Path("bench/results/rounding.json"))
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[str]) -> Path:
-    """A new run's folder with its recipe and data, which are prepared for the first one."""
+    """A new run directory with its recipe and the data, which is prepared once."""
     every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_every=1", *overrides]
     data, run_dir = work / "prepared", work / name
     if not data.exists():
@@ -120,7 +120,7 @@ def steps_of(run_dir: Path) -> dict[int, Row]:
 
 
 def differences(report: dict[str, Any]) -> dict[str, dict[int, float]]:
-    """Of each run but the first: by step, how far its loss is from the first run's, as a share of it."""
+    """For each run but the first: the relative difference of its loss from the first run's, by step."""
     first = report["loss"][report["first"]]
     return {
         name: {step: abs(loss / first[step] - 1) for step, loss in curve.items()}

@@ -67,7 +67,7 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
         return
     try:
         limit = int(float(given) * 1e9)
-    except (ValueError, OverflowError):  # infinity is no number of bytes
+    except (ValueError, OverflowError):  # int(inf) overflows
         raise ValueError(f"{LIMIT}={given} in this node's environment is not a number of gigabytes") from None
     there = sorted(((_used_at(folder), folder) for folder in folders), key=lambda item: item[0])
     taken = sum(_bytes(folder) for _, folder in there)

@@ -38,8 +38,8 @@ class JournalWriter:
         self._offsets = {name: _end(folder / name) for name in names}
         self._number = 0
         self._unanswered: tuple[_Part, int] | None = None
-        """A part that may or may not be in the store, and where it ends. A reader may have taken it: it is written
-        again as it was."""
+        """A part whose write failed, and its end offset. It may be in the store, and a reader may have read it: it is
+        written again unchanged."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="journal")
@@ -135,7 +135,7 @@ class JournalReader:
             for part in parts:
                 file.seek(part.offset)
                 chunks.append(file.read(part.length))
-        self._seen.add(whole.name)  # before it is written: the answer may be lost, and its rows were read
+        self._seen.add(whole.name)  # before it is written: its rows were read already, even if the response is lost
         self._place.write_atomically(whole.name, b"".join(chunks))
         for part in parts:
             self._place.remove(part.name)

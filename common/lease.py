@@ -52,8 +52,10 @@ def leased(place: Folder, lost: Callable[[], object]) -> Iterator[None]:
         thread.join()
         try:
             place.write_atomically(_proof(number), _ENDED.encode())
-        except OSError as error:  # what was done is done, and the next holder waits for a minute
-            log.warning("%s: could not say that this process has ended (%s)", place.location, error)
+        except OSError as error:  # the work is complete; the next holder only waits for a minute
+            log.warning(
+                "%s: could not release the lease (%s); the next holder waits until it expires", place.location, error
+            )
 
 
 def _take(place: Folder) -> int:

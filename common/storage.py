@@ -176,7 +176,7 @@ class Folder:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # NFS repeats a request whose answer was lost, and finds what it made itself (open(2), O_EXCL).
+                # NFS retries a request whose response was lost, and then finds its own link (open(2), O_EXCL).
                 if os.stat(temporary).st_nlink == 1:
                     raise
             except OSError as error:

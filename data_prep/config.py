@@ -121,7 +121,7 @@ class LanguageFilter(Section):
 
 
 def _nfc(word: str) -> str:
-    """As documents are when filters see them."""
+    """The NFC form, in which filters see documents."""
     return unicodedata.normalize("NFC", word)
 
 

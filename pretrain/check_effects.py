@@ -1,4 +1,4 @@
-"""Keys that are set and have no effect beside the others, such as the power of a linear schedule."""
+"""Refuses keys that have no effect in combination with the others, such as the power of a linear schedule."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +10,12 @@ _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
 
 
 def check_effects(config: TrainingConfig) -> None:
-    """Refuse values that nothing would read: whoever set them expects something of them.
+    """Refuse values that would be ignored: whoever sets them expects an effect.
 
-    Of a recipe as the user gives it, and not of the recipe.json of a run, which an earlier version may have accepted.
+    Call it for the user's recipe and not for a run's recipe.json, which an earlier version may have accepted.
 
     Raises:
-        ValueError: naming the keys, and what to do.
+        ValueError: A value would be ignored.
     """
     for key, section, name, reads, instead in _conditions(config):
         value, default = getattr(section, name), type(section).model_fields[name].default
@@ -24,7 +24,7 @@ def check_effects(config: TrainingConfig) -> None:
 
 
 def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, bool, tuple[Any, str]]]:
-    """Key, its section and name, whether it is read, and which setting it is not read with, and with which it is."""
+    """Yield (key, section, name, is read, (setting that ignores it, setting that reads it)) for each such key."""
     objective, given = config.objective, f"objective.name={config.objective.name}"
     masks = objective.name.startswith("mlm")
     for name in ("mask_rate", "max_predictions", "masking", "static_masks"):

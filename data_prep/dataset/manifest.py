@@ -15,8 +15,8 @@ from data_prep.tokenizers.info import TokenizerInfo
 MANIFEST = "manifest.json"
 TOKEN_COUNTS = "token_counts.npy"
 MOST_BYTES = 2**26
-"""Limit for a manifest, reached at about 80 TB of data. Parsing a malicious file may take 24 times its size. What would
-be larger is not written."""
+"""Limit for a manifest, reached at about 80 TB of data. Parsing a malicious file may take 24 times its size. A
+larger manifest is not written."""
 _NPY_HEADER = 128
 """Bytes before the data of a one-dimensional .npy file."""
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -76,7 +76,7 @@ class Manifest(Record):
     counts: dict[str, dict[str, Count]] = Field(default_factory=dict)
     """By stage and outcome ("kept" or a reason): number of files or documents."""
     set_aside: list[SetAside] = Field(default_factory=list)
-    """Some of what was set aside: `counts` has the numbers."""
+    """A sample of the bad files and documents: `counts` has the totals."""
     sources: list[str]
     """Paths of the sources; a row's `source` is an index into it."""
     # Left out of the file where they have their defaults: a manifest of documents has the same hash as before pairs.
@@ -109,7 +109,7 @@ class Manifest(Record):
 
     @property
     def number_set_aside(self) -> int:
-        """Number of files, and of documents in other files, that were not used because they are bad."""
+        """Number of bad files, plus the number of bad documents in other files."""
         return sum(number for reason, number in self.counts.get("read", {}).items() if reason != "kept")
 
     def of_split(self, split: str) -> list[Shard]:
@@ -181,17 +181,25 @@ def read_data_manifest(folder: str | Path) -> Manifest:
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
-    """Commit the data set in `folder`; all files that the manifest names must be there. Raises as `encode_manifest`."""
+    """Commit the data set in `folder`; all files that the manifest names must be there.
+
+    Raises:
+        ValueError: As for `encode_manifest`.
+    """
     write_atomically(Path(folder) / MANIFEST, encode_manifest(manifest))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of the manifest's file. Raises ValueError when they are more than `read_data_manifest` reads."""
+    """The content of the manifest's file.
+
+    Raises:
+        ValueError: It is larger than `read_data_manifest` accepts.
+    """
     spelled = _spelled(manifest.model_dump(mode="json"))
     if len(spelled) > MOST_BYTES:
         raise ValueError(
             f"{MANIFEST} would have {len(spelled):,} bytes for {len(manifest.shards):,} shards of "
-            f"{len(manifest.sources):,} sources, at most {MOST_BYTES:,} can be read; prepare the sources in parts"
+            f"{len(manifest.sources):,} sources, and the limit is {MOST_BYTES:,}; prepare several smaller data sets"
         )
     return spelled
 

@@ -25,7 +25,7 @@ _DROPPED = pa.schema([pa.field("split", pa.uint32(), nullable=False), pa.field("
 
 @dataclass(frozen=True)
 class SortHashes:
-    """Sort the ids of the documents that are left of a split."""
+    """Sort the ids of the remaining documents of a split."""
 
     key: str
     folder: str
@@ -44,7 +44,7 @@ class FindCopies:
 
 
 def sort_hashes(item: SortHashes) -> Output:
-    """A run: id, bytes and row of a split's documents, sorted by these, as FOLDER/KEY.arrow.
+    """Write a sorted run as FOLDER/KEY.arrow: id, bytes and row of a split's documents, sorted in this order.
 
     Holds 40 bytes a document of the split.
     """

@@ -7,7 +7,7 @@
 
 The documents of `contaminated_rows` are dropped; the fragments that `decontaminate_split` leaves of them become
 documents, in a file like that of a read split. N-grams are of words as in `data_prep.duplicates.shingles`: case,
-punctuation and line breaks make no difference. Evaluation texts are cleaned as the documents were.
+punctuation and line breaks make no difference. Evaluation texts are cleaned in the same way as the documents.
 """
 
 import glob
@@ -32,8 +32,8 @@ from data_prep.stages.documents import SCHEMA, read_documents
 from data_prep.stages.outputs import Output, once, read_batches, write_batches
 
 RULES = 2
-"""Increased whenever other documents count as contaminated, or something else is left of them: data sets that were
-prepared before are prepared again."""
+"""Version of the rules, increased when they find other documents or leave other fragments: older data sets are then
+prepared again."""
 MIN_WORDS = 8
 """A shorter evaluation text has no n-gram: too many documents would contain it by chance (GPT-3's smallest n)."""
 WINDOW = 200
@@ -58,7 +58,7 @@ class EvaluationNgrams:
     clean: CleanConfig
     """How the documents are cleaned."""
     edits: C4 | None
-    """How the documents are edited after that."""
+    """How the documents are edited after cleaning."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
 def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     """Write the table: for each n-gram and set a row of "words" (n), "hash" and "set", sorted.
 
-    A text has the n-grams of each form in which documents may hold it (see `_forms`). One of fewer than `ngram` words
-    is one n-gram, if it has MIN_WORDS. Memory: about 50 bytes per n-gram. Facts: for each set "texts", and "too
-    short", the texts without an n-gram.
+    A text contributes the n-grams of every form that it may have in a document (see `_forms`). A text of fewer than
+    `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per
+    n-gram. Facts: for each set "texts", and "too short", the texts without an n-gram.
 
     Raises ValueError for a line that is not JSON or lacks the field, and for a set without a text.
     """
@@ -368,15 +368,15 @@ def _uncommon(overlaps: str, common: str) -> np.ndarray:
 
 
 def _forms(cleaning: CleanConfig, edits: C4 | None) -> Callable[[str], list[str]]:
-    """A function that returns the forms that an evaluation text may have within documents.
+    """Return a function that maps an evaluation text to the forms that it may have within documents.
 
-    A document is cleaned and edited as a whole: whether a repair of mojibake or the removal of a line reaches the text
-    depends on what is around it. So the text counts with and without each of them.
+    A document is cleaned and edited as a whole: whether the repair of mojibake or the removal of a line affects the
+    text depends on its surroundings, so there is a form with and without each of them.
     """
     edit = None if edits is None else c4.editor(edits)
 
     def forms(text: str) -> list[str]:
-        text = text.encode(errors="replace").decode()  # JSON can spell half of a surrogate pair
+        text = text.encode(errors="replace").decode()  # JSON can contain a lone surrogate
         found = [clean(text), *([clean(text, fix_mojibake=True)] if cleaning.fix_mojibake else [])]
         if edit is not None:
             found += [edit(each) for each in found]

@@ -10,9 +10,9 @@ from data_prep.stages.outputs import Output
 
 NAMED_PER_FILE = 20
 _NAMED_BYTES = 4 * 2**20
-"""Of the names and reasons of bad files, and as many of those of bad places: every reader of a manifest parses them."""
+"""Limit on the names and reasons of bad files, and of those of bad documents: each reader of a manifest parses them."""
 _REASONS = 1000
-"""More different reasons are counted together: a reason may hold a number."""
+"""The most distinct reasons; further ones are counted together, since a reason may contain a number."""
 
 
 _NAMED_REASONS = 5
@@ -29,9 +29,13 @@ def account(
 ) -> tuple[dict[str, dict[str, int]], list[SetAside]]:
     """Counts by stage and outcome ("kept" or a reason), and the bad files and documents.
 
-    Everything is counted, and the first NAMED_PER_FILE bad documents of each file are named, as far as _NAMED_BYTES
-    allow. `read` are the outputs of `documents.read_split` for `splits`. Raises ValueError when the share of bad files
-    or of bad documents exceeds `max_bad_fraction`.
+    Everything is counted, and the first NAMED_PER_FILE bad documents of each file are named, within _NAMED_BYTES.
+
+    Args:
+        read: outputs of `documents.read_split` for `splits`.
+
+    Raises:
+        ValueError: The share of bad files or of bad documents exceeds `max_bad_fraction`.
     """
     counts: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
@@ -88,14 +92,14 @@ def account(
 
 
 def _most_frequent(counts: Counter[str]) -> dict[str, int]:
-    """`counts` of the _REASONS most frequent reasons, and of all others together."""
+    """The counts of the `_REASONS` most frequent reasons, and the sum of all others."""
     few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
     others = counts.total() - sum(few.values())
     return {**few, **({"other reasons": others} if others else {})}
 
 
 def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
-    """A sentence that says which stages' rules took all documents or pairs, and what to do."""
+    """A sentence that says which rules dropped all documents or pairs, and what to do."""
     dropped = [
         (number, stage, reason)
         for stage in _ADVICE
@@ -107,13 +111,14 @@ def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
         return f"data.sources have no {what}; add text, or correct data.sources[].field"
     most = sorted(dropped, reverse=True)[:_NAMED_REASONS]
     reasons = "; ".join(f"{stage}: {number:,} {reason}" for number, stage, reason in most)
-    return f"no {what} of data.sources is left ({reasons}); {_ADVICE[most[0][1]]}, or add text"
+    return f"all {what}s of data.sources were dropped ({reasons}); {_ADVICE[most[0][1]]}, or add text"
 
 
 def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:
-    """`splits`, in which all parts of a source's file have its problem if it was cut and is unreadable in one part.
+    """Mark all parts of a file as unreadable if one part is.
 
-    Nothing of a broken file is used, even if its other parts were read. Another source may read other fields of it.
+    Nothing of a broken file is used, even if its other parts were read. The file may be readable for another source,
+    which reads other fields.
     """
     broken = {
         (part.file.source, part.file.path): facts["unreadable"]

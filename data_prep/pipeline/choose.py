@@ -58,8 +58,8 @@ def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> 
     """Choose the documents of each split by all rules that the recipe sets.
 
     The fragments that decontamination leaves of a split's documents are a split of their own, right after it.
-    Duplicates are removed before it, since n-grams of many documents count as common phrases, and again after documents
-    were cut, since fragments may be duplicates: nothing after that makes new documents.
+    Duplicates are removed before decontamination, because n-grams of many documents count as common phrases, and again
+    after documents were cut, because fragments may be duplicates. No later stage creates documents.
 
     Raises ValueError for evaluation texts that cannot be read.
     """
@@ -75,7 +75,7 @@ def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> 
 
 
 def without_duplicates(work: Path, splits: list[Kept], data: DataConfig, stages: Stages) -> Chosen:
-    """Keep one of equal documents and, if the recipe says so, one of near duplicates."""
+    """Keep one of several equal documents and, if the recipe says so, one of several near duplicates."""
     splits, outputs, counts = without_copies(work, splits, stages)
     if data.near_duplicates is not None:
         splits, more, told = without_near_duplicates(work, splits, data.near_duplicates, stages)

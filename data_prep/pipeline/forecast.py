@@ -87,7 +87,7 @@ def forecast(
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
     sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
     tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
-    is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # and signed a second time
+    is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
     near = 0 if data.near_duplicates is None else bytes_of_signed(data.near_duplicates) * documents * (1 + is_cut)
     return Forecast(
         sources=sources,

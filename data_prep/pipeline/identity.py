@@ -102,15 +102,14 @@ def _resolved(
     named = [[file.source, file.name, hashes[file.path], *reader_changes(file)] for file in with_targets(files)]
     depends_on = [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(data, tok), named]
     if len({file.path for file in files}) < len(files):
-        depends_on.append(
-            "each source is read alone"
-        )  # a file used to be left out of all sources if one could not read it
+        # Earlier versions left a file out of all sources if one of them could not read it.
+        depends_on.append("each source is read alone")
     identity = sha256_json(depends_on)
     return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
 
 
 def _evaluation_texts(data: DataConfig) -> dict[str, Any]:
-    """SHA-256 of the evaluation files, by name, and the rules of comparing documents with them."""
+    """SHA-256 of the evaluation files, by name, and the version of the decontamination rules."""
     if data.decontaminate is None:
         return {}
     sets = evaluation_sets(data.decontaminate)

@@ -1,8 +1,8 @@
 """Decompresses a file in chunks.
 
 Arrow decompresses gzip and zstd, also files of several members or frames, as crawls write them, and detects a truncated
-file, which the zstandard package's reader does not. The standard library decompresses xz and bzip2, of which Arrow
-(version 25) refuses an empty stream between others.
+file, which the zstandard package's reader does not. The standard library decompresses xz, and bzip2
+because Arrow (version 25) refuses an empty stream in a file of several.
 """
 
 import bz2
@@ -52,7 +52,7 @@ def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
 
 
 def _streams(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
-    """Several streams in sequence; those of xz with zero padding between them (xz file format, 2.2)."""
+    """Decompress concatenated streams; xz allows zero padding between them (xz file format, 2.2)."""
     padding = b"\0" if packing == "xz" else b""
     packed = stream.read(CHUNK)
     while packed:

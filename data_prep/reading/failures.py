@@ -16,7 +16,7 @@ class UnreadableFileError(Exception):
 
 
 class ChangedError(OSError):
-    """The file is not what it was when its first byte was read."""
+    """The file changed after it was listed, or while it was being read."""
 
 
 class ReadFailed(OSError):

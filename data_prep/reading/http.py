@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 from data_prep.reading.failures import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
-"""Requests in a row without a new byte."""
+"""The most consecutive requests without a new byte."""
 _LONGEST_WAIT_S = 20.0
 _SILENCE_S = 60.0
 _SLOW_AFTER_S = 900.0
-"""Longer than _ATTEMPTS of _SILENCE_S take."""
+"""Seconds before `_MIN_RATE` applies: longer than `_ATTEMPTS` timeouts of `_SILENCE_S`."""
 _MIN_RATE = 10_000
-"""Bytes a second that must arrive on average, after _SLOW_AFTER_S."""
+"""The lowest average rate in bytes per second, after `_SLOW_AFTER_S`."""
 _PIECE = 2**20
 _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
@@ -38,7 +38,7 @@ _GONE = (404, 410)
 _FORBIDDEN = (401, 403)
 _KINDS = {"etag": "ETag", "changed": "Last-Modified"}
 _NO_HEAD = (403, 405, 501)
-"""Statuses of HEAD where GET may be allowed: a presigned URL is signed for one method."""
+"""Statuses of a refused HEAD, where GET may still be allowed."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,30 @@ def describe(url: str) -> Description:
 class HttpFile:
     """Reads one connection in order; a jump or an interruption opens another at that byte.
 
-    All answers must be of one version of the file, as far as the server tells versions.
+    All responses must be of one version of the file, as far as the server reports versions (ETag, Last-Modified, size).
     """
 
     def __init__(self, url: str, identity: str = "") -> None:
-        """Open the file; `identity` as of `inputs.identity`, "" if it is not known. Raises as `read_at`."""
+        """Open the file.
+
+        Args:
+            identity: from `inputs.identity`; "" if it is unknown.
+
+        Raises:
+            FileNotFoundError, PermissionError, ReadFailed, ChangedError: As for `read_at`.
+        """
         self._url = url
         self._at = 0
         """Offset of the connection's next byte."""
         self._answer: HTTPResponse | None = None
         self._version = _parse_identity(identity)
-        """ETag, Last-Modified and size, as far as they are told."""
+        """ETag, Last-Modified and size, as far as they are known."""
         self._connect(0)
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
         """Up to `nbytes` bytes from `offset` on; fewer at the end of the file.
 
-        Raises FileNotFoundError, PermissionError, ReadFailed, and ChangedError when the file is not what it was.
+        Raises FileNotFoundError, PermissionError, ReadFailed, and ChangedError when the file has changed.
         """
         pieces: list[bytes] = []
         at, end = offset, offset + nbytes
@@ -119,7 +126,7 @@ class HttpFile:
                     self._connect(at)
                 if self._answer is None:
                     break
-                # One read of the socket: what has arrived is not lost when the connection is cut.
+                # A single read of the socket: bytes that have arrived are not lost when the connection is cut.
                 piece = self._answer.read1(min(_PIECE, end - self._at))
                 if not piece and self._answer.length:
                     raise ConnectionError("the connection was cut")
@@ -132,7 +139,7 @@ class HttpFile:
                 continue
             if not piece:
                 break
-            wanted = piece[max(0, at - self._at) :]  # an answer may begin before the byte that was asked for
+            wanted = piece[max(0, at - self._at) :]  # a response may begin before the requested byte
             self._at += len(piece)
             received += len(piece)
             if wanted:
@@ -167,10 +174,10 @@ class HttpFile:
             length = answer.headers["Content-Length"]
             start, size = _content_range(answer) if answer.status == 206 else (0, length)
             if start is None and length == str(int(self._version.get("size", 0)) - offset):
-                start = offset  # it does not say which bytes it sends, but as many as are left
+                start = offset  # no Content-Range, but the length is that of the rest
             if start is None or start > offset:
                 raise ReadFailed(
-                    f"{self._url}: the server was asked for the bytes from {offset:,} on and sends "
+                    f"{self._url}: the server was asked for the bytes from {offset:,} on, and sent "
                     f"{'others' if start is None else f'those from {start:,} on'}; download it and give its path"
                 )
             told = {
@@ -180,7 +187,7 @@ class HttpFile:
             }
             for name, value in told.items():
                 if value is not None and _strong(value) != _strong(self._version.setdefault(name, value)):
-                    raise ChangedError(f"{self._url} changed while it was read")
+                    raise ChangedError(f"{self._url} changed while being read")
         except OSError:
             answer.close()
             raise
@@ -188,7 +195,7 @@ class HttpFile:
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
-    """The server's response, with retries while it is busy or away.
+    """The server's response, with retries while it is busy or unreachable.
 
     Raises EOFError for a range beyond the end, and _HeadRefusedError.
     """
@@ -219,19 +226,19 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
 
 
 def _parse_identity(identity: str) -> dict[str, str]:
-    """What an identity says of the version: see `Description.version`."""
+    """The headers and the size in an identity, see `Description.version`; empty for a hash of the content."""
     kind, _, rest = identity.partition(" ")
     value, _, size = rest.rpartition(" ")
     return {_KINDS[kind]: value, "size": size} if kind in _KINDS else {}
 
 
 def _strong(etag: str) -> str:
-    """An ETag for comparison: one answer may call it weak and another not."""
+    """An ETag without its weakness marker, which may differ between responses."""
     return etag.removeprefix("W/")
 
 
 def _content_range(answer: HTTPResponse) -> tuple[int | None, str | None]:
-    """The offset of the first byte in an answer of status 206, and the file's size; None: not told."""
+    """The offset of the first byte in a response of status 206, and the file's size; None where they are missing."""
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if found is None:
         return None, None
@@ -239,7 +246,7 @@ def _content_range(answer: HTTPResponse) -> tuple[int | None, str | None]:
 
 
 class _HeadRefusedError(Exception):
-    """The server does not answer HEAD."""
+    """The server refuses HEAD requests."""
 
 
 class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):

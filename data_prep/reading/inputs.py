@@ -64,7 +64,7 @@ def identity(file: InputFile) -> str:
 
 
 def is_identified_by_content(file: InputFile) -> bool:
-    """Whether the file is remote, and its server does not tell versions: only its bytes show whether it has changed."""
+    """Whether the file is remote and its server reports no version: only a hash shows whether it has changed."""
     return is_remote(file.path) and _SHA256.fullmatch(file.identity) is not None
 
 
@@ -87,8 +87,8 @@ def has_changed(file: InputFile) -> bool:
 
 
 def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
-    """The identities of those `files` whose version was listed or whose size and modification time are remembered, by
-    path.
+    """The known identities of `files`, by path: those with a listed version, or with a remembered size and modification
+    time.
 
     The identity of a file that cannot be read is the problem that listing found.
     """
@@ -118,7 +118,7 @@ def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -
 
 
 def _as_json(path: str) -> str:
-    """A path of any bytes as a string of JSON, different for different paths."""
+    """A path with any bytes as a string for JSON, injectively."""
     return path.encode("unicode_escape").decode()
 
 

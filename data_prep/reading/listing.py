@@ -36,10 +36,10 @@ class Entry:
     problem: str = ""
     """Why it cannot be read."""
     version: str = ""
-    """As the server told it with the listing, see `Description.version`; "": it did not."""
+    """The version that the server reported in the listing, see `Description.version`; "" if none."""
     in_order: bool = False
-    """It is read from the beginning by one worker: the server has no range requests or, without versions, all of the
-    file must be hashed while it is read."""
+    """One worker reads it from the beginning: the server has no range requests, or it reports no versions, so that the
+    whole file must be hashed while it is read."""
 
     @property
     def is_hidden(self) -> bool:

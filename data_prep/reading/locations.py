@@ -40,7 +40,10 @@ def block_bytes(location: str) -> int:
 
 
 def open_location(location: str, identity: str = "") -> Positional:
-    """Open a file, of a web server in the version that `identity` names, see `inputs.identity`; "": in any.
+    """Open a file.
+
+    Args:
+        identity: from `inputs.identity`; a file on a web server must be of this version. "" accepts any version.
 
     Raises OSError for a local file; FileNotFoundError, PermissionError, ChangedError or ReadFailed for a remote one.
     """

@@ -25,7 +25,7 @@ class OpenedFile:
         self.furthest = 0
         """Offset after the last byte that was read."""
         self._digest = hashlib.sha256() if is_identified_by_content(file) else None
-        """Of the first `_hashed` bytes, as they were read last; -1: they were not read in order."""
+        """SHA-256 of the first `_hashed` bytes; `_hashed` is -1 if they were not read in order."""
         self._hashed = 0
         try:
             self._place = open_location(file.path, file.identity)

@@ -42,7 +42,7 @@ def read_part(part: Part) -> Iterator[Raw | Bad]:
         try:
             yield from read_opened(part, opened)
         except UnreadableFileError:
-            opened.check_unchanged()  # a file that is being changed may look broken
+            opened.check_unchanged()  # a file that is being modified may look broken
             raise
         opened.check_unchanged()
 

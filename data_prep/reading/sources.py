@@ -17,7 +17,8 @@ FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 _WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
 PACKINGS = ("gz", "zst", "bz2", "xz")
 _READER_CHANGES = {"bz2": "empty streams"}
-"""Packings of which files are read that were not before: what was made without them is made again."""
+"""By compression, what its reader has learned since earlier versions: it is part of keys, so that such files are read
+again."""
 _PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
 
@@ -58,7 +59,7 @@ class InputFile:
     problem: str = ""
     """Why nothing of it can be used, as found by listing; "": no problem."""
     version: str = ""
-    """The version that the listing told, see `Entry.version`."""
+    """The version from the listing, see `Entry.version`."""
     identity: str = ""
     """Identifies the content, see `inputs.identity`; "" before it is known."""
     fields: tuple[str, str] | tuple[int, int] | None = None
@@ -163,7 +164,7 @@ def part_key(part: Part) -> list[Any]:
 
 
 def reader_changes(file: InputFile) -> list[str]:
-    """What a key of the file's documents has in it since files like it are read otherwise than before."""
+    """What changed in reading files of this compression, for keys of the file's documents; empty if nothing."""
     return [_READER_CHANGES[file.packing]] if file.packing in _READER_CHANGES else []
 
 

@@ -18,7 +18,8 @@ _ASCII_CONTROLS = _CONTROLS.encode("ascii", "ignore")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 _MOST_REPAIRS = 8
 _MANY_MARKS = 1000
-"""Sorting so many marks takes Python a millisecond. Text has a few on a letter."""
+"""Runs of this many combining marks are sorted here. Python sorts that many in a millisecond; real text has a few per
+letter."""
 
 
 def clean(text: str, fix_mojibake: bool = False) -> str:
@@ -56,15 +57,15 @@ def depends_on(config: CleanConfig) -> dict[str, str]:
 
 
 def _composed(text: str) -> str:
-    """The text in NFC. Python sorts the marks on a letter in quadratic time, so that many are sorted before."""
-    if any(map(unicodedata.combining, text[::_MANY_MARKS])):  # so many in a row are on one of these places
+    """The text in NFC. Python sorts the marks on a letter in quadratic time, so long runs are sorted first."""
+    if any(map(unicodedata.combining, text[::_MANY_MARKS])):  # a run of that length covers one of these positions
         text = _runs_of_marks().sub(_sorted_marks, text)
     return unicodedata.normalize("NFC", text)
 
 
 @cache
 def _runs_of_marks() -> re.Pattern[str]:
-    """Runs of characters that canonical ordering (UAX 15) sorts; none is beyond U+1FFFF."""
+    """A pattern for long runs of the characters that canonical ordering (UAX 15) sorts, which are below U+20000."""
     marks = "".join(character for character in map(chr, range(0x300, 0x20000)) if unicodedata.combining(character))
     return re.compile(f"[{marks}]{{{_MANY_MARKS},}}")
 

@@ -18,8 +18,8 @@ def content_hash(text: str) -> tuple[int, int]:
 def first_copies(first: np.ndarray, size: np.ndarray) -> np.ndarray:
     """bool (n,): true for the first of equal documents, in the order of sources, file names and places.
 
-    Documents of the same id and size are taken for equal: of 400 corpora of 10^10 documents, which have a thousand
-    different sizes, about one loses a document by mistake.
+    Documents of the same id and size count as equal. With 10^10 documents of a thousand different sizes, one is dropped
+    by mistake with a probability of about 1/400.
 
     Args:
         first: uint64 (n,), ids, in the order of the input.

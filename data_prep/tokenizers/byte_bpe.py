@@ -1,11 +1,11 @@
-"""GPT-2's byte-level BPE, which encodes any text without loss, by the library tokenizers.
+"""GPT-2's byte-level BPE, which encodes any text without loss, by Hugging Face tokenizers.
 
 Radford et al. 2019, section 2.2: text is split into words (with the space before them), numbers, punctuation and
-whitespace; the bytes of each are joined by the merges in the order in which these were learned. Added tokens that are
-not special, such as ModernBERT's runs of spaces, are found in the text before.
+whitespace; the bytes of each are joined by the merges in the order in which these were learned. Before
+that, added tokens that are not special, such as ModernBERT's runs of spaces, are matched in the text.
 
-What the library is given are stretches of text that contain whole words: their tokens are cached. A text is cut where
-one of GPT-2's words certainly ends and no added token can lie.
+The library encodes stretches of whole words, whose tokens are cached. A text is cut where one of GPT-2's words is
+certain to end and no added token can span the cut.
 """
 
 import unicodedata
@@ -62,7 +62,7 @@ class ByteBPE:
         return [document[start:end] for start, end in pairwise([*starts, len(document)])]
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        # Added tokens may be found only in what normalisation makes of a text, not in its own characters.
+        # Added tokens may match only the normalized text, so such texts are not cut.
         changed = [i for i, text in enumerate(texts) if self._changes(text)]
         return self._words.encode([text.encode() for text in texts], changed)
 
@@ -82,12 +82,12 @@ class ByteBPE:
         return self._bytes[i][:1] in {b"\t", b"\n", b"\v", b"\f", b"\r", b" "}
 
     def _changes(self, text: str) -> bool:
-        """Whether the tokenizer normalises the text to another one."""
+        """Whether the tokenizer's normalization changes the text."""
         return self._normalizes and not unicodedata.is_normalized("NFC", text)
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        """The bytes of each token; an added token is spelled as it stands in texts."""
+        """The bytes of each token; the content of an added token is plain text."""
         return [
             token.encode()
             if i in self._added or not _BYTES.keys() >= set(token)
@@ -108,13 +108,13 @@ _BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
 
 
 class _AddedTokenGuard:
-    """Between which characters a text must not be cut, because an added token may be there."""
+    """Tells between which characters a text must not be cut, because an added token may match there."""
 
     def __init__(self, added: "list[AddedToken]") -> None:
         spelled = [(token, token.content) for token in added if token.content]
         spelled += [(token, unicodedata.normalize("NFC", content)) for token, content in spelled if token.normalized]
         self._within = {pair for _, content in spelled for pair in pairwise(content)}
-        # Whether such a token is found depends on the characters around it, or it takes the spaces behind it along.
+        # Whether such a token matches depends on the surrounding characters, or it absorbs the spaces after it.
         looking = [content for token, content in spelled if token.single_word or token.rstrip]
         self._firsts, self._lasts = ({content[end] for content in looking} for end in (0, -1))
         self.are_ascii = all(content.isascii() for _, content in spelled)
@@ -132,29 +132,29 @@ def _may_end(before: str, after: str) -> bool:
     if before in _SPACES:
         return False
     category = unicodedata.category(before)
-    # Unicode may since have assigned a character that is unassigned to Python.
+    # A character that Python's tables have as unassigned may be assigned in newer ones.
     return after in _SPACES or (
         before != "'" and category[0] not in "LN" and category != "Cn" and unicodedata.category(after)[0] in "LN"
     )
 
 
-def _cut_table(joined: _AddedTokenGuard) -> NDArray[np.bool_]:
+def _cut_table(guard: _AddedTokenGuard) -> NDArray[np.bool_]:
     """bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
 
-    It is where whitespace follows something else, and where letters, digits and punctuation of ASCII meet.
+    Cuts are before whitespace that follows something else, and between letters, digits and punctuation of ASCII.
     """
     cuts = np.zeros((256, 256), bool)
     for before, after in product(map(chr, range(128)), repeat=2):
-        cuts[ord(after), ord(before)] = _is_boundary(before, after) and not joined(before, after)
-    if joined.are_ascii:
+        cuts[ord(after), ord(before)] = _is_boundary(before, after) and not guard(before, after)
+    if guard.are_ascii:
         for after in _SPACES & set(map(chr, range(128))):
-            cuts[ord(after), 128:] = not joined(chr(128), after)
+            cuts[ord(after), 128:] = not guard(chr(128), after)
             cuts[ord(after), [space.encode()[-1] for space in _SPACES if not space.isascii()]] = False
     return cuts.ravel()
 
 
 def _is_boundary(before: str, after: str) -> bool:
-    """Whether a word of GPT-2's certainly ends between two characters of ASCII."""
+    """Whether one of GPT-2's words is certain to end between two ASCII characters."""
     if before in _SPACES or after in _SPACES:
         return before not in _SPACES
     return "'" not in (before, after) and _kind(before) != _kind(after)

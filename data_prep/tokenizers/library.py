@@ -1,7 +1,7 @@
-"""The one place where texts are given to tokenizers, Hugging Face's library in Rust.
+"""Opens and runs Hugging Face tokenizers; no other module encodes with that library.
 
-One text is encoded at a time, so that the library starts no threads: the ids do not depend on their number, and a
-process that has encoded can be forked. Time is proportional to n log n in the length n of a word.
+Texts are encoded one at a time, so that the library starts no threads and the process can be forked afterwards. Time
+grows as n log n in the length n of a word.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 
 def open_library(content: bytes) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json, which finds no special token in a text, pads nothing and cuts nothing off.
+    """The tokenizer in a tokenizer.json, set to match no special tokens in texts, without padding and truncation.
 
-    Raises ValueError when the library cannot read it.
+    Raises:
+        ValueError: The library cannot read it.
     """
     from tokenizers import Tokenizer
 
     try:
         library = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"the package tokenizers does not read the tokenizer.json ({error}); give another") from None
+        raise ValueError(
+            f"the package tokenizers cannot read the tokenizer.json ({error}); give another file"
+        ) from None
     library.encode_special_tokens = True
     library.no_padding()
     library.no_truncation()
@@ -34,9 +37,9 @@ def encode_each(library: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int
 
 
 def searched_tokens(library: "Tokenizer") -> "list[AddedToken]":
-    """The added tokens that texts are searched for; none if all are special.
+    """The added tokens that the library looks for in texts; none if all are special.
 
-    Special ones are among them: they are not found, but a token within their letters is not found either.
+    Special tokens are included: they are not matched, but neither is another token within their text.
     """
     added = list(library.get_added_tokens_decoder().values())
     return [] if all(token.special for token in added) else added

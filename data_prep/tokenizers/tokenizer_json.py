@@ -10,8 +10,8 @@ from data_prep.tokenizers.special_tokens import find_special
 from data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
 
 _MAX_WORD_CHARS = 200
-"""A longer word becomes one [UNK]: 200 in Google's program, 100 in most published tokenizer.json. No more is allowed,
-since the library's time for a word of WordPiece grows faster than its square."""
+"""A longer word becomes one [UNK]: 200 in Google's program, 100 in most published tokenizer.json. A larger limit is
+refused: the library's time for a WordPiece word grows faster than the square of its length."""
 _WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUES}
 _BERT_NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _BPE = {
@@ -20,21 +20,26 @@ _BPE = {
 }  # fmt: skip
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _REQUIRED_KEYS = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-"""What must be as in GPT-2's of a BPE model; the rest the library heeds, or it is about characters without a token."""
+"""Keys of a BPE model whose values must be GPT-2's. The library honours the others, or they concern characters without
+a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
     """The tokenizer in a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
     try:
-        build = _tokenizer_class(json.loads(content))
+        tokenizer_class = _tokenizer_class(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"the tokenizer.json is malformed ({error!r}); give another") from None
     library = open_library(content)
-    return build(library, _in_order(library.get_vocab(with_added_tokens=True)))
+    return tokenizer_class(library, _in_order(library.get_vocab(with_added_tokens=True)))
 
 
 def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
-    """The class for a tokenizer.json. Raises ValueError as `parse_json`."""
+    """The class for a tokenizer.json.
+
+    Raises:
+        ValueError: As for `parse_json`.
+    """
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
         raise ValueError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
@@ -105,7 +110,9 @@ def _check_wordpiece(tokens: list[str], max_word_chars: int) -> None:
     if twice:
         raise ValueError(f"the vocabulary has the token {twice[0]!r} twice; remove one")
     if max_word_chars > _MAX_WORD_CHARS:
-        raise ValueError(f"max_input_chars_per_word={max_word_chars} is more than {_MAX_WORD_CHARS}; set it to 100")
+        raise ValueError(
+            f"max_input_chars_per_word={max_word_chars} of the tokenizer.json is more than {_MAX_WORD_CHARS}; lower it"
+        )
 
 
 def _check_byte_bpe(tokens: list[str], merges: list[list[str]]) -> None:

@@ -74,7 +74,7 @@ class WordTable:
         separators: bytes = b"",
         cuts: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Without separators and cuts a text is one word.
+        """Create an empty cache. Without separators and cuts a text is one word.
 
         Args:
             encode: returns the tokens of each of several words.

@@ -1,4 +1,4 @@
-"""BERT's WordPiece, by the library tokenizers.
+"""BERT's WordPiece, by Hugging Face tokenizers.
 
 Devlin et al. 2018, section 3: text is split at whitespace and punctuation, and each word greedily into its longest
 tokens. Normalisation and splitting look at one character at a time, or at the text between two spaces, so that encoded
@@ -30,7 +30,7 @@ class WordPiece:
         self._tokens = tokens
         added = [token.content for token in searched_tokens(library)]
         spelled = [*added, *map(library.normalizer.normalize_str, added)]
-        # A token with a space in it lies in several words: texts are then encoded whole.
+        # An added token with whitespace in it spans several words: texts are then encoded whole.
         by_words = not any(map(str.isspace, "".join(spelled)))
         self._words = WordTable(partial(encode_each, library), separators=b" \n" if by_words else b"")
 

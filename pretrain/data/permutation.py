@@ -11,9 +11,10 @@ def permute(positions: UInt64, size: int, key: int) -> UInt64:
     """The images of `positions` under a keyed permutation of range(size): O(1) memory, any position at the same cost.
 
     A balanced Feistel network (Luby and Rackoff 1988) permutes the next power of four; values outside range(size)
-    are permuted again until they are inside (cycle walking, Black and Rogaway 2002, section 3). Of few values not all
-    permutations are equally likely, because the halves have few bits: of 6 the rarest had 0.6 and the commonest 2.4
-    times the average share of 200,000 keys, of 4 it was 0.9 and 1.1. What a key draws never changes, so it stays so.
+    are permuted again until they are inside (cycle walking, Black and Rogaway 2002, section 3). For a small size
+    not all permutations are equally likely, because the halves have few bits: over 200,000 keys, the rarest permutation
+    of 6 values occurred 0.6 times and the most frequent 2.4 times as often as the average; of 4 values, 0.9 and 1.1
+    times. This stays, because the permutation of a key must never change.
 
     Args:
         positions: uint64, each below `size`.

@@ -39,10 +39,13 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
 
 
 def hide_gathers(zero: Any) -> None:
-    """Keep the gathers of DeepSpeed's ZeRO optimizer of stage 3 out of selective checkpointing's sight.
+    """Hide ZeRO stage 3's gathering of weights from selective activation checkpointing.
 
-    It counts a layer's operations, which must be the same when they are repeated in the backward pass. Which weights
-    are gathered and released meanwhile differs: what was fetched ahead, or is still held, is not fetched again.
+    Selective checkpointing records a layer's operations, which must be the same when they are recomputed in the
+    backward pass. The gathering differs then: weights that were prefetched or are still present are not gathered again.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer of stage 3.
     """
     hooks = zero.parameter_offload
     for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):

@@ -23,10 +23,10 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a key may have."""
+    """The values that a key accepts."""
 
-    words: str
-    fits: Callable[[Any], bool]
+    description: str
+    accepts: Callable[[Any], bool]
 
 
 def _is_number(value: Any) -> bool:
@@ -34,7 +34,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return _is_number(value) and float(value).is_integer()  # 5e8 is one
+    return _is_number(value) and float(value).is_integer()  # 5e8 is whole
 
 
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool))
@@ -86,12 +86,12 @@ KEYS: dict[str, tuple[Kind, tuple[int, ...]]] = {
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": (_FLAG, _ALWAYS),
     "zero_optimization.stage3_allgather_sequential": (_FLAG, _ALWAYS),
 }
-"""All keys that are passed on, and the ZeRO stages in which each has an effect: all, where its section or name says
-when it counts, because it may stay in a file when the recipe chooses something else. Left out are keys that write files
-or send data elsewhere (monitors, profilers, NVMe), that name classes or code, that change the computation by more than
-rounding (zero_optimization.stage3_module_granularity_threshold loses the gradients of a model that it takes for one
-module), or that DeepSpeed reads and does not use (zero_optimization.allgather_partitions; bf16.immediate_grad_update in
-the optimizers that are used here)."""
+"""All keys that are passed on, with the ZeRO stages in which each has an effect. A key whose section or name shows
+when it applies is allowed in all stages, because it may stay in the file when the recipe chooses another setting.
+Left out are keys that write files or send data elsewhere (monitors, profilers, NVMe), that name classes or code,
+that change the computation by more than rounding (zero_optimization.stage3_module_granularity_threshold loses the
+gradients of a model that it treats as one module), or that DeepSpeed reads and does not use
+(zero_optimization.allgather_partitions; bf16.immediate_grad_update in the optimizers that are used here)."""
 _UNSET = (None, "auto")
 
 
@@ -177,9 +177,9 @@ def fill_deepspeed_config(
 
 
 def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> None:
-    """Refuse keys that are unknown or have no effect, and values of another kind.
+    """Refuse keys that are unknown or have no effect, and values of the wrong kind.
 
-    No value is shown that is not a number or a truth value: it may be a secret.
+    Messages show only numbers and booleans: any other value may be a secret.
     """
     paths = (path.removeprefix(section) for path in KEYS if path.startswith(section))
     known = dict.fromkeys(path.partition(".")[0] for path in paths)
@@ -198,8 +198,8 @@ def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> N
             _check_known(value, zero_stage, f"{path}.")
         elif value not in _UNSET:
             kind, stages = KEYS[path]
-            if not kind.fits(value):
-                raise ValueError(f'ds_config: {path} must be {kind.words}, or "auto"; correct it')
+            if not kind.accepts(value):
+                raise ValueError(f'ds_config: {path} must be {kind.description}, or "auto"; correct it')
             if value and zero_stage not in stages:
                 raise ValueError(
                     f"ds_config: {path}={json.dumps(value)} has no effect with engine.zero_stage={zero_stage}; remove "
@@ -208,7 +208,7 @@ def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> N
 
 
 def _without_unset(given: dict[str, Any]) -> dict[str, Any]:
-    """A copy without the keys that are null or "auto", which DeepSpeed does not take everywhere."""
+    """A copy without the keys that are null or "auto", which DeepSpeed does not accept everywhere."""
     return {
         key: _without_unset(value) if isinstance(value, dict) else value
         for key, value in given.items()

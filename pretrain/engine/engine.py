@@ -125,7 +125,7 @@ class Engine:
             return self._last_of_stage_0
         applied: bool = self._deepspeed.was_step_applied()
         if self._stage < 3 and not applied:
-            # With an offloaded optimizer DeepSpeed keeps the gradient, NaN included, and would add the next one to it.
+            # With an offloaded optimizer DeepSpeed keeps the gradients, NaN included, and would accumulate into them.
             self._zero.averaged_gradients.clear()
         return StepResult(float(self._deepspeed.get_global_grad_norm()), applied)
 
@@ -167,7 +167,7 @@ class Engine:
         Args:
             values: float32, one for each of `wanted`, in that order.
             updates: the number of updates behind the moments; None leaves moments and `counters` as they are.
-            counters: from `state`; used where the loss scale is dynamic here and was there.
+            counters: from `state`; used only if the loss scale is dynamic now and was then.
         """
         for piece in self._held:
             piece.of(piece.flat.detach()).copy_(next(values))
@@ -190,9 +190,9 @@ class Engine:
         self._deepspeed.destroy()
 
     def _scaler_state(self) -> dict[str, float]:
-        """Empty where the loss scale is not adapted: a scale that ds_config.json fixes is a setting, and no state."""
-        adapted = self._scaler is not None and self._scaler.dynamic
-        return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if adapted else {}
+        """The counters of a dynamic loss scale; empty for a static one, which is a setting and not state."""
+        is_dynamic = self._scaler is not None and self._scaler.dynamic
+        return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if is_dynamic else {}
 
     def _allocate_state(self, flat: Tensor) -> None:
         """As the optimizers do in their first step: it may be a skipped one, and a checkpoint needs the state."""

@@ -31,7 +31,7 @@ blocks, and kernels for few tokens take other amounts."""
 _SHARE_OF_GPU = 0.9
 """Of the free memory; the rest is for fragmentation and the reduction's buffers."""
 _NOT_MEASURED = -1
-"""In place of a number of samples."""
+"""Stands for a number of samples that could not be measured."""
 _SHARE_OF_HOST = 0.5
 """Of the free memory of a host, which other processes share."""
 
@@ -67,8 +67,8 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
             fitting = ranks.all_reduce_min(mine)
             if fitting == _NOT_MEASURED:
                 raise ValueError(
-                    f"engine.micro_batch=auto: two micro-batches of phases[{number}], one of twice the samples, took "
-                    "the same memory, which does not say how many fit; set engine.micro_batch to a number"
+                    f"engine.micro_batch=auto: two micro-batches of phases[{number}], one with twice the samples, took "
+                    "the same memory, so the size that fits is unknown; set engine.micro_batch to a number"
                 )
             if fitting < 1:
                 raise ValueError(
@@ -86,7 +86,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
 
 
 def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> dict[str, Any]:
-    """All that how many samples fit depends on, the smallest memory of all ranks included. A collective call."""
+    """Everything that the fitting micro-batch depends on, with the smallest memory of all ranks. A collective call."""
     data = read_data_manifest(run_dir / "data")
     return {
         "world_size": ranks.world_size,
@@ -102,7 +102,7 @@ def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: in
 def _measure(
     config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
 ) -> tuple[int, float]:
-    """Samples that fit beside weights, gradients and state, and bytes of each, from the memory of two micro-batches."""
+    """Samples that fit beside weights, gradients and state, and bytes per sample, measured with two micro-batches."""
     parameters, bytes_per_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
     if bytes_per_sample <= 0:
         return _NOT_MEASURED, bytes_per_sample
@@ -123,7 +123,7 @@ def _try_out(
         checkpoint_activations(model, config.engine.activation_checkpointing)
     model = model.to(ranks.device, DTYPES[config.engine.precision])
     takes = _peak_on_gpu if ranks.device.type == "cuda" else _saved_on_cpu
-    # Steps of a ramp may have fewer samples than a micro-batch of the phase.
+    # Steps of a batch-size ramp may have fewer samples than a micro-batch of the phase.
     phases = [each.model_copy(update={"batch_ramp": []}) for each in config.phases]
     without_ramps = config.model_copy(update={"phases": phases})
 
@@ -149,7 +149,8 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
         share: of a step, in samples.
 
     Returns:
-        Infinite bytes a sample if a single one is out of memory; not more than 0 if the larger one took no more.
+        Bytes per sample, and bytes that do not depend on the number of samples. Bytes per sample are infinite if one
+        sample does not fit, and at most 0 if the larger micro-batch took no more.
     """
     large = min(2 * max(2, _PROBED_TOKENS[device_type] // seq_len), share)
     while large > 0:
@@ -165,7 +166,7 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
 
 
 def _memory(ranks: Ranks) -> int:
-    """Bytes of this rank's device, or its part of the host's."""
+    """Total memory of this rank's GPU, or its share of the host's, in bytes."""
     if ranks.device.type == "cuda":
         return int(torch.cuda.mem_get_info(ranks.device)[1])
     import psutil

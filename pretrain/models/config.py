@@ -39,15 +39,15 @@ class ModelConfig(Section):
     output_bias: Annotated[Literal["zeros", "unigram"], UPDATES] = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
     text, so that training begins at the unigram model's loss and its first steps are not spent on learning it.
-    With `init_from` only for a Hugging Face model without this layer."""
+    With `init_from`, only for a Hugging Face model without this layer."""
     word_init: Annotated[Literal["random", "cooccurrences"], UPDATES] = "random"
     """Initial token embeddings. cooccurrences: vectors of length 1 by which tokens occur together in the training text,
     computed before training begins. Rare tokens get better embeddings from little text, and fine-tuning with them. Not
-    with `init_from`, which has them."""
+    with `init_from`, whose model has them."""
     attention_init: Annotated[Literal["random", "neighbours"], UPDATES | FINE_TUNING] = "random"
     """neighbours: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
     2, … positions before or after each token. Small masked models learn from far fewer tokens with it. With `init_from`
-    only the random weights that evaluation compares with begin so."""
+    it applies only to the random weights that evaluation compares with."""
     norm: Annotated[Literal["post", "pre"] | None, _SIZES] = Field(default=None, exclude_if=_is_null)
     """Where the layer norms of a transformer are. post: after each residual sum, as published; pre: before each
     sublayer, with one more at the end of encoder and decoder (Xiong et al. 2020), which trains without warm-up."""

@@ -39,7 +39,7 @@ class _Pending:
     weights: list[Tensor]
     updates: list[Tensor]
     squares: list[Tensor]
-    """Of each run, float64 (2, slices): the squared norms of weights and updates."""
+    """For each run of slices, float64 (2, slices): the squared norms of weights and updates."""
 
 
 class Lamb(torch.optim.Optimizer):

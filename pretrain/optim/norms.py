@@ -1,7 +1,7 @@
-"""Norms of tensors of any size: a tensor's norm is the same however it is split.
+"""Norms of large tensors that do not depend on how a tensor is split, but for rounding in float64.
 
-torch accumulates float32 norms in float32 on a CPU, where small squares are lost beside a large sum: the norm of
-BERT-base's embedding (30,522 x 768) came out 1.3e-3 too small, that of its halves 4.5e-4.
+On a CPU torch accumulates float32 norms in float32, where small squares are lost beside a large sum: the norm of
+BERT-base's embedding (30,522 x 768) was 1.3e-3 too small, and that of its halves 4.5e-4 (relative).
 """
 
 import math
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1024
-"""Elements that are accumulated in float32 on a CPU, where converting all to float64 would take three times as long."""
+"""Elements accumulated in float32 on a CPU: converting all of them to float64 would take three times as long."""
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the squares of each tensor, float64 (len(tensors),). On a GPU a few kernels for all, and no waiting.
+    """The sum of the squares of each tensor, float64 (len(tensors),). On a GPU it takes a few kernels and no sync.
 
     Args:
         tensors: float32, at least one, all on one device.
@@ -36,10 +36,10 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """As torch.nn.utils.clip_grad_norm_: scale the gradients down to a global norm of `max_norm`, in place.
 
     Args:
-        max_norm: 0 clips nothing.
+        max_norm: 0 disables clipping.
 
     Returns:
-        The norm before, float32 (). On a GPU nothing waits for it.
+        The norm before clipping, float32 (). On a GPU there is no synchronization.
     """
     parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -89,14 +89,14 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
 
 
 def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | None:
-    """The location and step of the checkpoint at `place` with these weights; None: it is not there.
+    """The location and step of the checkpoint at `place` with these weights; None if there is none.
 
     Args:
         place: as for `find_checkpoint`.
-        content_hash: as `CheckpointManifest.content_hash` gives it.
+        content_hash: from `CheckpointManifest.content_hash`.
 
     Raises:
-        ValueError: there are no checkpoints.
+        ValueError: There are no checkpoints at all.
     """
     location = place.rstrip("/")
     if open_folder(location).size(MANIFEST) is not None:
@@ -107,7 +107,7 @@ def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | 
     for each in found:
         try:
             manifest = read_checkpoint_manifest(each)
-        except ValueError:  # damaged: it is not found
+        except ValueError:  # a damaged checkpoint does not count
             continue
         if manifest.content_hash() == content_hash:
             return each, manifest.step

@@ -33,7 +33,7 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     A collective call.
 
     Raises:
-        ValueError: the held-out samples have nothing to predict; on all ranks.
+        ValueError: The held-out samples have no token to predict. Raised on all ranks.
     """
     mine = batches.heldout()
     manifest = batches.data.manifest
@@ -60,9 +60,9 @@ def _nothing_to_predict(batches: BatchMaker) -> str:
     objective, seq_len = batches.config.objective, batches.config.phases[0].seq_len
     return (
         f"none of the held-out samples ({min(batches.config.engine.heldout_samples, batches.heldout_index.size)} of "
-        f"phases[0].seq_len={seq_len} tokens) has a token to predict: under objective.masking={objective.masking} a "
-        f"word is predicted if all its tokens are at most objective.mask_rate={objective.mask_rate} of a sample's, and "
-        "no word is so short; set objective.masking=tokens, which suits scripts without spaces, a longer seq_len, or "
+        f"phases[0].seq_len={seq_len} tokens) has a token to predict: with objective.masking={objective.masking} a "
+        f"word is masked only if its tokens are at most objective.mask_rate={objective.mask_rate} of the sample's, and "
+        "no word is that short; set objective.masking=tokens, which suits scripts without spaces, a longer seq_len, or "
         "more engine.heldout_samples"
     )
 

@@ -42,7 +42,7 @@ class Hooks:
     save: Callable[[TrainState], None]
     """Saves a checkpoint; called on every rank."""
     note_skipped: Callable[[int, Row], None]
-    """Takes the number and the losses of a step that changed no weight: it was not finite, or had nothing to predict.
+    """Takes the number and the losses of a step that was skipped because it was not finite or had no token to predict.
     Called on every rank."""
     alive: Callable[[], None]
     """Resets the watchdog."""
@@ -60,16 +60,16 @@ class _Share:
 
     mine: RankStep
     totals: dict[str, float]
-    """Over all ranks: what each loss is a sum of, `tokens`, `flops`, and the requests `stop` and `trace`."""
+    """Sums over all ranks: the number of terms of each loss, `tokens`, `flops`, and the requests `stop` and `trace`."""
 
     @property
     def divisors(self) -> dict[str, float]:
-        """What the losses are divided by. One that is the sum of nothing is 0, and so is its gradient."""
+        """What the summed losses are divided by, at least 1: an empty sum gives a loss and a gradient of 0."""
         return {name: max(1.0, self.totals[name]) for name in self.mine.counts}
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rank has anything to predict, as where no whole word of the samples fits the masks."""
+        """Whether no rank has anything to predict, for example because no whole word fits `objective.mask_rate`."""
         return not any(self.totals[name] for name in self.mine.counts)
 
 
@@ -136,7 +136,7 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
                 row = _losses(engine, sums, share) | _numbers(engine, lr, result)
             progress.tokens += int(share.totals["tokens"])
             progress.skipped += not applied
-            if not empty:  # which says nothing of how finite the others are
+            if not empty:  # an empty step is no sign of divergence
                 progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
             clock.count(share)
             share = start_next()

@@ -49,7 +49,7 @@ def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None
         row |= {name: repr(value) for name, value in losses.items()}
         loss, norm = losses["loss"], losses["grad_norm"]
         if loss == norm == 0.0:
-            log.warning("skipped step %d: its samples have nothing to predict", step)
+            log.warning("skipped step %d: its samples have no token to predict", step)
         else:
             log.warning("skipped step %d: non-finite loss or gradient: loss %s, gradient norm %s", step, loss, norm)
         append_row(path, row)

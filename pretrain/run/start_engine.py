@@ -82,7 +82,7 @@ def start_engine(
 
 
 def _fill(config: TrainingConfig, run_dir: Path, data: Manifest) -> Fill:
-    """The first weights of a new model, with what it takes from the text."""
+    """The initial weights of a new model, including those computed from the training text."""
     unigram = vectors = None
     if config.model.output_bias == "unigram":
         unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))

@@ -55,8 +55,8 @@ def test_countless_different_reasons_are_counted_together(tmp_path: Path) -> Non
     [
         (
             {"filters": {"gopher_quality": {"min_words": 900}, "c4": {"min_sentences": 500}}},
-            r"no document of data\.sources is left \(filter: 1\d\d fewer than 500 sentences.*\); relax or remove these "
-            r"rules of data\.filters, or add text",
+            r"all documents of data\.sources were dropped \(filter: 1\d\d fewer than 500 sentences.*\); relax or "
+            r"remove these rules of data\.filters, or add text",
         ),
         (
             {"decontaminate": {"against": ["{folder}/exam.txt"], "common": None, "ngram": 3}},
@@ -89,7 +89,7 @@ def test_a_manifest_that_could_not_be_read_is_not_written_and_what_was_there_sta
     monkeypatch.setattr(manifests, "MOST_BYTES", size + 50)
     wide = before.model_copy(update={"set_aside": [SetAside(path="x" * 100, reason="y")]})
     with pytest.raises(
-        ValueError, match=r"would have [\d,]+ bytes for 2 shards of 1 sources.*prepare the sources in parts"
+        ValueError, match=r"would have [\d,]+ bytes for 2 shards of 1 sources.*prepare several smaller data sets"
     ):
         write_manifest(tmp_path, wide)
     assert read_data_manifest(tmp_path) == before

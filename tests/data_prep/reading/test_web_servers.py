@@ -67,13 +67,13 @@ def test_a_range_that_does_not_have_what_was_asked_for_is_refused(web: str, monk
     with monkeypatch.context() as later:
         later.setattr(Web, "off_by", 1)
         with pytest.raises(
-            ReadFailed, match="asked for the bytes from 4,999 on and sends those from 5,000 on; download"
+            ReadFailed, match="asked for the bytes from 4,999 on, and sent those from 5,000 on; download"
         ):
             documents(files)
     monkeypatch.setattr(Web, "names_range", False)
     assert documents(files) == TEXTS, "as many bytes as are left are those that are left"
     monkeypatch.setattr(Web, "aligned", 4_096)
-    with pytest.raises(ReadFailed, match="asked for the bytes from 4,999 on and sends others; download it"):
+    with pytest.raises(ReadFailed, match="asked for the bytes from 4,999 on, and sent others; download it"):
         documents(files)
 
 

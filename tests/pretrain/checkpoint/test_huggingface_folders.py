@@ -308,7 +308,7 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
     )
     for key, value, default in (("output_bias", "unigram", "zeros"), ("word_init", "cooccurrences", "random")):
         said = begin(vocab_size, refusal_at_start, **{key: value})
-        assert f"model.{key}={value} is for weights that begin at random" in said
+        assert f"model.{key}={value} initializes new weights" in said
         assert f"set model.{key}={default}, or remove init_from" in said
     found, _ = begin(vocab_size, name="BertModel", output_bias="unigram")  # without the head that has the bias
     data = read_data_manifest(bert_data)

@@ -55,7 +55,7 @@ def test_first_values_for_weights_that_the_parent_has_are_refused(
     content["model"] |= {**SIZES, "init_from": str(parent), key: value}
     (child / "recipe.json").write_text(json.dumps(content))
     (said,) = pool(1).run(refusal_at_start, child)
-    assert f"model.{key}={value} is for weights that begin at random, and model.init_from={parent} has these" in said
+    assert f"model.{key}={value} initializes new weights, but model.init_from={parent} provides them" in said
 
 
 @pytest.mark.ranks
@@ -81,7 +81,7 @@ def test_a_run_that_never_committed_may_begin_again(tmp_path: Path) -> None:
     append_row(run_dir / "metrics.jsonl", {"step": 7, "loss": 1.0})
     check_checkpoints_exist(run_dir, location)  # killed before its first commit
     append_row(run_dir / "starts.jsonl", {"step": 5})
-    with pytest.raises(ValueError, match=r"starts\.jsonl a start from the checkpoint of step 5; mount the volume"):
+    with pytest.raises(ValueError, match=r"starts\.jsonl has a start from the checkpoint of step 5; mount the volume"):
         check_checkpoints_exist(run_dir, location)
     (tmp_path / "volume" / "run" / "step-00000005.damaged-1a2b3c4d").mkdir()
     check_checkpoints_exist(run_dir, location)  # it is there, and set aside with a reason

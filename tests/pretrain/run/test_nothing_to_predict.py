@@ -55,7 +55,7 @@ def test_held_out_samples_without_a_target_are_a_sentence_at_the_start(
 ) -> None:
     run_dir = begin(tmp_path / "run", long_words, objective__name="mlm")
     said = pool(2).run(refusal_of_worker, run_dir)
-    assert said[0] == said[1] and "has a token to predict: under objective.masking=words" in said[0]
+    assert said[0] == said[1] and "has a token to predict: with objective.masking=words" in said[0]
     assert not rows(run_dir)
 
 
