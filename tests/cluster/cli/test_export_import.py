@@ -129,7 +129,7 @@ def test_an_encoder_without_heads_gets_fresh_ones(run: Path, tmp_path: Path) -> 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, bert_data: Path, gpt2_data: Path) -> None:
     out = tmp_path / "out"
-    assert "no directory of that name" in refusal("export", tmp_path / "nothing", "--out", out)
+    assert "and no directory of that name" in refusal("export", tmp_path / "nothing", "--out", out)
     assert "never committed" in refusal("export", run, "--step", "5", "--out", out)
     assert "leave --step out" in refusal("export", run / "checkpoints" / "step-00000003", "--step", "3", "--out", out)
     assert checkpoints("export", run, "--to", "onnx", "--out", out).exit_code == 2

@@ -174,7 +174,7 @@ def test_a_closed_standard_input_is_told_in_a_sentence(run_of: RunOf) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cluster.cli.main", "embed", run_of("gpt2")]
     made = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert made.returncode == 2
-    assert made.stderr.splitlines()[-1].startswith("multihop: standard input is closed; give a text on each line")
+    assert made.stderr.splitlines()[-1].startswith("multihop: standard input is closed; pass one text per line")
 
 
 def test_answers_are_shown_as_text(run_of: RunOf) -> None:

@@ -103,7 +103,9 @@ def test_files_that_nobody_added_to_git_are_named(repository: Path) -> None:
         (repository / f"note-{number}.txt").write_text("")
     found = untracked(CodeVersion(repository, "0" * 40, True))
     assert found == [".env", *(f"note-{number}.txt" for number in range(6))]
-    assert untracked_line(found).startswith(".env, note-0.txt, note-1.txt, note-2.txt, note-3.txt and 2 more: sent too")
+    assert untracked_line(found).startswith(
+        ".env, note-0.txt, note-1.txt, note-2.txt, note-3.txt and 2 more: sent as well"
+    )
     assert untracked(CodeVersion(repository, None, False)) == []
 
 
