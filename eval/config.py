@@ -202,11 +202,12 @@ def usual_seq_len(kind: str | None) -> int:
 
 
 def settings_of(config: EvalConfig, task: TaskConfig, kind: str | None = None) -> list[TrialSettings]:
-    """The settings of a task's trials: all combinations of the values in its grid, in their order."""
+    """The settings of a task's trials: all combinations of the values in its grid, in their order, once each: a trial
+    that counted twice would pass for two seeds."""
     grid: dict[str, list[Any]] = {"seq_len": [usual_seq_len(kind)]}
     for name in SETTINGS:
         own, shared = getattr(task, name), getattr(config, name)
         values = own if own is not None else shared
         if values is not None:
-            grid[name] = values if isinstance(values, list) else [values]
+            grid[name] = list(dict.fromkeys(values)) if isinstance(values, list) else [values]
     return [TrialSettings.model_validate(dict(zip(grid, values, strict=True))) for values in product(*grid.values())]

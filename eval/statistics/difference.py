@@ -39,6 +39,7 @@ _CELLS_AT_ONCE = 2**22
 _POINTS = 1001
 _DOUBLINGS = 40
 """The most doublings of the largest score in the search for the interval's ends."""
+_LARGEST = np.finfo(np.float64).max
 _ROUNDING = 1e-12
 """Relative differences between scores that are rounding errors."""
 
@@ -64,12 +65,12 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
     """By the scores alone (Welch 1947); None where a side has fewer than two seeds."""
     if min(len(first), len(second)) < 2:
         return None
-    sides = np.array(first, np.float64), np.array(second, np.float64)
+    scale, sides = _scaled(np.array(first, np.float64), np.array(second, np.float64))
     seeds, freedom = _of_seeds(sides)
     # Without any spread the p-value is that of the exact permutation test: one of all assignments of seeds to sides.
     least = 2 / math.comb(len(first) + len(second), len(first)) if not seeds else 0.0
     tail = _tail(seeds, freedom)
-    return _judged(sides, lambda size: max(least, tail(size)), None)
+    return _judged(sides, scale, lambda size: max(least, tail(size)), None)
 
 
 def difference_of_examples(metric: str, first: Float, second: Float, key: str) -> Difference:
@@ -90,16 +91,24 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     for start in range(0, RESAMPLES, chunk):
         drawn = random.multinomial(examples, counts / examples, min(chunk, RESAMPLES - start))
         drawn_values.append(from_sums(metric, (drawn @ kinds).reshape(-1, trials, k)))
-    sides = from_sums(metric, first.sum(1)), from_sums(metric, second.sum(1))
+    scale, sides = _scaled(from_sums(metric, first.sum(1)), from_sums(metric, second.sum(1)))
     if examples < 2:
-        return _judged(sides, lambda size: 1.0, examples)
+        return _judged(sides, scale, lambda size: 1.0, examples)
+    resampled = np.minimum(np.concatenate(drawn_values), _LARGEST) / scale
     # The variance of a resampled mean is too small by (N - 1) / N.
-    covariance = np.cov(np.concatenate(drawn_values), rowvar=False) * examples / (examples - 1)
+    covariance = np.cov(resampled, rowvar=False) * examples / (examples - 1)
     alone, shared = _of_examples(covariance, len(first))
     least = 2.0 ** (1 - examples)  # the exact permutation test, which exchanges the two sides' answers per example
     by_examples = _tail(alone, examples - 1)
     by_both = _tail_of_sum((shared, examples - 1), _of_seeds(sides))
-    return _judged(sides, lambda size: max(least, by_examples(size), by_both(size)), examples)
+    return _judged(sides, scale, lambda size: max(least, by_examples(size), by_both(size)), examples)
+
+
+def _scaled(first: Float, second: Float) -> tuple[float, tuple[Float, Float]]:
+    """The largest of all scores, and the scores in units of it: squares of a diverged model's perplexities would be
+    beyond the largest number."""
+    scale = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
+    return scale, (first / scale, second / scale)
 
 
 def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
@@ -156,25 +165,28 @@ def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callab
     return lambda size: float(weights @ stdtr(one[1], (other[0] * quantiles - size) / one[0]))
 
 
-def _judged(sides: tuple[Float, Float], p_value: Callable[[float], float], examples: int | None) -> Difference:
+def _judged(
+    sides: tuple[Float, Float], scale: float, p_value: Callable[[float], float], examples: int | None
+) -> Difference:
     """Invert the test into an interval.
 
     Args:
-        p_value: the p-value of a difference by its size, decreasing.
+        sides: the scores in units of `scale`.
+        p_value: the p-value of a difference by its size in these units, decreasing.
     """
     from scipy.optimize import brentq
 
     first, second = sides
     estimate = float(second.mean() - first.mean())
     # The interval holds every true difference that the observed one does not contradict significantly.
-    margin, within, beyond = math.inf, 0.0, float(np.abs(np.concatenate(sides)).max()) or 1.0
+    margin, within, beyond = math.inf, 0.0, 1.0
     for _ in range(_DOUBLINGS):
         if p_value(beyond) <= SIGNIFICANT:
             margin = float(brentq(lambda size: p_value(size) - SIGNIFICANT, within, beyond, xtol=1e-9 * beyond))
             break
         within, beyond = beyond, 2 * beyond
-    sizes = (len(first), len(second))
-    return Difference(estimate, estimate - margin, estimate + margin, p_value(abs(estimate)), examples, sizes)
+    low, high = scale * (estimate - margin), scale * (estimate + margin)
+    return Difference(scale * estimate, low, high, p_value(abs(estimate)), examples, (len(first), len(second)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

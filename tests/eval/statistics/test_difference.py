@@ -154,3 +154,25 @@ def test_sentences() -> None:
     )
     assert sentence(names, "t", "perplexity", False, swapped, 0.01) == "B is better on t by 0.300 [0.052 to 0.548]"
     assert "seeds alone" in basis(found) and amount(found, "F1", -1) == "-30.0 points [-54.8 to -5.2]"
+
+
+@pytest.mark.parametrize("nats", [75, 350, 690])
+def test_perplexities_of_any_size_are_judged_alike(nats: float) -> None:
+    """The same nats more for each word multiply every perplexity by one number."""
+    rng = np.random.default_rng(7)
+    words = np.full((3, 40, 1), 128.0)
+    first, second = (
+        np.concatenate([words * level + rng.normal(size=words.shape) * 10, words], -1) for level in (3.0, 3.1)
+    )
+    more = np.array([128.0 * nats, 0.0])
+    usual, large = (
+        difference_of_examples("perplexity", *sides, key="x")
+        for sides in ((first, second), (first + more, second + more))
+    )
+    times = math.exp(nats)
+    assert large.p == pytest.approx(usual.p, rel=1e-6)
+    assert (large.estimate, large.low, large.high) == pytest.approx(
+        (usual.estimate * times, usual.low * times, usual.high * times), rel=1e-6
+    )
+    one, other = (difference_of_seeds([1 * size, 2 * size], [5 * size, 7 * size]) for size in (1.0, 1e300))
+    assert one and other and (other.p, other.high) == pytest.approx((one.p, one.high * 1e300))
