@@ -22,6 +22,8 @@ from eval.losses import LOSS, PARTS, REFERENCES, heldout
 from eval.reporting.figures import PAPER, as_png
 from eval.statistics.words import spread
 
+_LONGEST_NAME = 150
+"""Characters of the names of runs in the name of a picture; file systems take 255 in all."""
 _SUMMARY = (
     *("status", "steps", "tokens", "train_loss", *PARTS, *(heldout(name) for name in (LOSS, *PARTS)), *REFERENCES),
     *(*HEALTH, "tokens_per_s", "mfu"),
@@ -94,7 +96,8 @@ def compare(run_dirs: list[Path]) -> Comparison:
 
 
 def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -> None:
-    """Print the comparison as a table and write `compare-A-B.png` to the current directory.
+    """Print the comparison as a table and write `compare-A-B.png` to the current directory; of many runs
+    `compare-A-and-15-others.png`.
 
     Args:
         tracking: MLflow's tracking URI, for runs that are not in `runs`.
@@ -124,7 +127,10 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
     for note in comparison.notes:
         console.print(plain(note))
     if any(comparison.heldout):
-        picture = Path(f"compare-{'-'.join(comparison.names)}.png".replace("/", "-"))
+        first, *others = comparison.names
+        every = "-".join(comparison.names)
+        named = every if len(every) <= _LONGEST_NAME else f"{first[-_LONGEST_NAME:]}-and-{len(others)}-others"
+        picture = Path(f"compare-{named}.png".replace("/", "-"))
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
         label = "held-out mlm_loss, clm_loss or translation_loss (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))

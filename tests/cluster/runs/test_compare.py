@@ -1,6 +1,7 @@
 """Two made-up runs side by side."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,18 @@ def test_two_runs_of_one_name(
     show_comparison([str(folder) for folder in folders], tmp_path)
     printed = capsys.readouterr().out
     assert all(str(folder) in printed for folder in folders) and len([*tmp_path.glob("compare-*.png")]) == 1
+
+
+def test_the_picture_of_many_runs_has_a_name_that_file_systems_take(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the 16 runs of recipes/experiments/large-batches.yaml."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"large-batches-lamb-linear-b{number:04d}" for number in range(16)]
+    for name in names:
+        shutil.copytree(runs / "one", runs / name)
+    show_comparison(names, runs)
+    assert [path.name for path in tmp_path.glob("*.png")] == [f"compare-{names[0]}-and-15-others.png"]
 
 
 def test_what_files_hold_is_no_markup_and_steers_no_terminal(
