@@ -161,11 +161,11 @@ def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
 
 
 def test_a_rate_that_is_listed_twice_makes_no_second_seed(tmp_path: Path, bert_data: Path) -> None:
-    asked = Asked(("a", 10), 0, ("one",), (0, 1), (1e-3, 1e-3), 0, 0)
-    config, trials = plan(asked, tmp_path, bert_data)
+    evaluation = Evaluation(("a", 10), 0, ("one",), (0, 1), (1e-3, 1e-3), 0, 0)
+    config, trials = planned(evaluation, tmp_path, bert_data)
     run = reported_run(tmp_path / "run", [])
     rows = [failed_row(trial, "", 1.0) | {"status": "ok", "value": 0.5, "dev_value": 0.5} for trial in trials]
-    write_asked(run, ask(trials, rows, config, None))
+    write_plan(run, make_plan(trials, rows, config, None))
     (run / RESULTS).unlink(missing_ok=True)
     for row in rows:
         append_row(run / RESULTS, row)
