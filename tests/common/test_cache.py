@@ -53,7 +53,9 @@ def test_what_is_used_stays(folders: list[Path], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("limit", ["10 GB", "inf", "nan"])
-def test_a_limit_that_is_no_number_is_refused(limit: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_not_a_number_is_refused(
+    limit: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(LIMIT, limit)
     with pytest.raises(ValueError, match=rf"MULTIHOP_CACHE_GB={limit} .* is not a number of gigabytes"):
         make_room(folders, 1)

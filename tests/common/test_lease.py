@@ -68,7 +68,7 @@ def test_a_silent_holder_loses_it_and_is_told(tmp_path: Path) -> None:
         assert lost.wait(5)
 
 
-def test_a_store_that_is_away_at_the_end_does_not_undo_what_was_done(bucket: str, s3: S3) -> None:
+def test_a_store_that_is_unreachable_at_the_end_does_not_fail_the_work(bucket: str, s3: S3) -> None:
     there = open_folder(f"{bucket}/lease")
     s3.failure = "400 Bad Request"  # which is not tried again by the library
     with leased(there, refuse):

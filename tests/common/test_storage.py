@@ -109,7 +109,7 @@ def test_a_file_system_without_links_creates_too(tmp_path: Path, monkeypatch: py
     assert folder.names() == ["a"] and folder.read_bytes("a") == b"first"
 
 
-def test_a_link_whose_answer_was_lost_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_response_was_lost_counts_as_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
     def repeated(source: Any, target: Any) -> None:

@@ -25,7 +25,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_bit_that_flips_a_file_that_is_cut_or_gone_or_new_makes_it_anew(data: st.DataObject) -> None:
+def test_damaged_missing_or_extra_files_make_the_folder_again(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", cache)
         folder = cached_folder(["identity"], make)
@@ -50,7 +50,7 @@ def test_a_bit_that_flips_a_file_that_is_cut_or_gone_or_new_makes_it_anew(data: 
         assert cached_folder(["identity"], made.append) == folder and len(made) == 1
 
 
-def test_of_trials_that_start_at_once_one_makes_it(cache: Path) -> None:
+def test_one_of_several_concurrent_trials_makes_the_folder(cache: Path) -> None:
     made: list[Path] = []
 
     def once(folder: Path) -> None:

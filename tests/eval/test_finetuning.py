@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
         (1e-3, True, "the gradient became (nan|inf) at step 1 of 1"),
     ],
 )
-def test_what_is_not_finite_after_a_finite_loss_is_an_error(lr: float, steep: bool, message: str) -> None:
+def test_a_non_finite_gradient_or_score_after_a_finite_loss_is_an_error(lr: float, steep: bool, message: str) -> None:
     """After the last step no loss would show it, and the score of such weights may look like one."""
     model, inputs = torch.nn.Linear(4, 1), torch.ones(8, 4)
 
@@ -175,7 +175,7 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("labels", [("O", "B-LOC"), ("B-LOC", "I-LOC", "O"), ("ADJ", "NOUN")])
-def test_cut_words_are_outside_wherever_that_label_is_and_wrong_without_it(
+def test_cut_words_get_the_outside_label_or_count_as_wrong_without_one(
     labels: tuple[str, ...], bert: ModelConfig, bert_data: Path
 ) -> None:
     words, entities = ("Paris", *["river"] * 99), "O" in labels

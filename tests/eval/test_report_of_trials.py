@@ -62,7 +62,7 @@ def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -
     assert parsed.tables["published"][1] == scores and f"| {' | '.join(scores)} |" in markdown
 
 
-def test_a_continued_model_is_beside_the_one_that_it_began_with(tmp_path: Path) -> None:
+def test_a_continued_model_is_compared_with_its_parent(tmp_path: Path) -> None:
     starts = ["pretrained", "parent", "random"]
     recipe = {**RECIPE, "model": {**RECIPE["model"], "init_from": "runs/<parent>"}}
     rows = report_rows([0.9, 0.92, 0.88], [0.5, 0.6, 0.55])
@@ -86,7 +86,7 @@ def test_a_continued_model_is_beside_the_one_that_it_began_with(tmp_path: Path) 
         assert "better with continued pretraining by 19.0 points" in text
 
 
-def test_f1_names_its_class(tmp_path: Path) -> None:
+def test_f1_names_its_positive_class(tmp_path: Path) -> None:
     rows = [row | {"metric": "F1", "labels": ["ham", "spam"]} for row in report_rows([0.9], [0.5])]
     write_report(reported_run(tmp_path / "run", rows))
     assert read_report(tmp_path / "run")[0].tables["results"][1][2] == "F1 of the class spam"

@@ -103,7 +103,7 @@ def test_the_key_covers_the_source_and_is_unchanged_without_one(section: dict[st
     assert len(small | first | second) == 12
 
 
-def test_a_choice_that_changes_leaves_no_rows_of_the_other_in_the_report(
+def test_after_another_choice_the_report_has_no_rows_of_the_former_one(
     section: dict[str, Any], plan: Plan, tasks: list[str]
 ) -> None:
     trials, config = plan(section), EvalConfig.model_validate(section)

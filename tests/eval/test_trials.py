@@ -206,7 +206,7 @@ def test_trials_of_the_parent_start_from_its_weights(
     assert row["curve"] == like_it["curve"] and row["value"] == like_it["value"]
 
 
-def test_a_row_says_the_length_that_was_used_and_what_it_is_the_result_of(
+def test_a_row_has_the_length_that_was_used_and_the_fingerprints_of_its_inputs(
     gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint
 ) -> None:
     saved = checkpoint(gpt2, gpt2_data)

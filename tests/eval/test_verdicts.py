@@ -143,7 +143,7 @@ def test_the_table_line() -> None:
     assert result.best is not None and result.best["seed"] == 1
 
 
-def test_the_checkpoint_that_was_asked_for_is_judged_and_earlier_ones_are_kept() -> None:
+def test_the_planned_checkpoint_is_judged_and_earlier_ones_are_kept() -> None:
     asked, earlier = ([{**row, "checkpoint_step": n} for row in rows_of([n / 100], [])] for n in (20, 10))
     [result] = task_results(asked, NOWHERE, earlier)
     assert result.values("pretrained") == [0.2] and list(result.by_step) == [10, 20]

@@ -64,7 +64,9 @@ def test_verify_compares_what_the_manifest_says_of_the_tokenizer_with_the_tokeni
     assert show_verdict(str(folder), Path("runs")) == 0
 
 
-def test_stats_and_verify_as_a_user_types_them(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_and_verify_accept_run_names_and_directories(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def data(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["data", *arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -58,15 +58,15 @@ def test_commands_are_listed_with_whole_sentences(group: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("command", [(), ("run",), ("checkpoints",), ("checkpoints", "list"), ("jobs",)], ids=" ".join)
-def test_h_is_help(command: tuple[str, ...]) -> None:
+def test_h_is_short_for_help(command: tuple[str, ...]) -> None:
     assert printed(*command, "-h") == printed(*command, "--help")
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version_is_that_of_the_package() -> None:
     assert printed("--version") == f"multihop {version('multihop')}\n"
 
 
-def test_a_shell_completes_commands_and_options() -> None:
+def test_shell_completion_of_commands_and_options() -> None:
     def completed(words: str, number: int) -> list[str]:
         environment = {"_MULTIHOP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
         return printed(**environment).split()
@@ -76,7 +76,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 @pytest.mark.parametrize("arguments", MISTAKEN, ids=" ".join)
-def test_a_wrong_name_is_refused_before_torch_is_imported(arguments: list[str], tmp_path: Path) -> None:
+def test_a_missing_recipe_or_run_is_reported_before_torch_is_imported(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS_TORCH, *arguments],
         cwd=tmp_path,

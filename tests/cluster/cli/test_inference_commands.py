@@ -154,12 +154,12 @@ def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path:
     assert not (tmp_path / "none").exists()
 
 
-def test_only_line_feeds_end_lines_and_a_byte_order_mark_is_no_text(run_of: RunOf) -> None:
+def test_lines_end_only_at_line_feeds_and_a_byte_order_mark_is_dropped(run_of: RunOf) -> None:
     found = rows(answer("embed", run_of("gpt2"), given="\ufeffriver\nstone\rlight\r\nwinter"))
     assert [row["text"] for row in found] == ["river", "stone\rlight", "winter"]
 
 
-def test_what_a_shell_has_read_of_a_file_is_not_read_again(pairs_data: Path, tmp_path: Path) -> None:
+def test_input_that_a_shell_has_consumed_is_not_read_again(pairs_data: Path, tmp_path: Path) -> None:
     run, texts = make_run(tmp_path / "pairs", pairs_data, "transformer"), tmp_path / "texts.txt"
     first, second = f"{pair(1)[0]}\n", f"{pair(2)[0]}\n"
     texts.write_text(first + second)
@@ -170,7 +170,7 @@ def test_what_a_shell_has_read_of_a_file_is_not_read_again(pairs_data: Path, tmp
     assert made.stdout == answer("translate", run, given=second)
 
 
-def test_a_closed_standard_input_is_told_in_a_sentence(run_of: RunOf) -> None:
+def test_closed_standard_input_is_reported_in_one_sentence(run_of: RunOf) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cluster.cli.main", "embed", run_of("gpt2")]
     made = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert made.returncode == 2

@@ -36,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_has_every_file_of_the_packages(installed: Path) -> None:
+def test_the_wheel_has_every_file_of_the_packages(installed: Path) -> None:
     assert files_of(installed) == files_of(ROOT)
 
 

@@ -123,26 +123,26 @@ def answer(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("command", MISTAKES, ids=lambda command: command[:60])
-def test_a_mistake_gets_one_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_in_one_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = answer(command, capsys)
     assert code == 2, said
     assert said.startswith("multihop: ") and said.count("\n") == 1 and "Errno" not in said, said
 
 
 @pytest.mark.parametrize("command", WRONG_USE, ids=lambda command: command[:60])
-def test_wrong_use_is_told_by_the_commands_own_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_reported_by_typer(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = answer(command, capsys)
     assert code == 2 and said.splitlines()[-1].startswith("Error: "), said
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_what_the_disk_refuses_is_told_in_a_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_disk_are_reported_in_one_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, told_in_a_sentence():
         raise OSError(number, os.strerror(number), "/runs/mine")
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith(f"multihop: /runs/mine: {os.strerror(number)}; "), said
 
 
-def test_a_path_in_the_way_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_instead_of_a_directory_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, said = answer("run recipe.yaml --runs file", capsys)
     assert str(folder / "file") in said and os.strerror(errno.EEXIST) not in said

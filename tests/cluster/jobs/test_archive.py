@@ -97,7 +97,7 @@ def test_a_large_file_is_not_read_into_memory(repository: Path, tmp_path: Path) 
     assert int(done.stdout) < 100_000  # kB
 
 
-def test_files_that_nobody_added_to_git_are_named(repository: Path) -> None:
+def test_untracked_files_are_named(repository: Path) -> None:
     (repository / ".env").write_text("TOKEN=abc")
     for number in range(6):
         (repository / f"note-{number}.txt").write_text("")

@@ -45,7 +45,7 @@ def fetch(run: Path, to: Path) -> dict[str, str]:
     return {path.relative_to(to).as_posix(): path.read_text() for path in sorted(to.rglob("*")) if path.is_file()}
 
 
-def test_a_fetch_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_fetch_replaces_an_earlier_one(tmp_path: Path) -> None:
     old = run_of(tmp_path / "old", report_html="OLD", eval_results_jsonl="old", loss_png="old", metrics_jsonl="1")
     new, to = run_of(tmp_path / "new", metrics_jsonl="2"), tmp_path / "fetched" / "x"
     assert fetch(old, to).keys() == {"recipe.json", "report.html", "eval/results.jsonl", "loss.png", "metrics.jsonl"}
@@ -73,7 +73,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert (elsewhere / "results.jsonl").read_text() == "precious"
 
 
-def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+def test_blocked_paths_are_named(tmp_path: Path) -> None:
     run, to = run_of(tmp_path / "run", metrics_jsonl="1"), tmp_path / "x"
     to.write_text("a file")
     with pytest.raises(ValueError, match="x is not a folder"):
@@ -101,7 +101,7 @@ def test_a_log_that_is_not_utf_8_is_printed(tmp_path: Path) -> None:
     assert begin("print_log", str(tmp_path / "run"), "1", "0", output=output).wait(60) == 1
 
 
-def test_a_log_is_followed_while_its_job_lives_and_not_for_good(tmp_path: Path) -> None:
+def test_a_log_is_followed_while_its_job_lives_and_for_a_limited_time(tmp_path: Path) -> None:
     log, output = tmp_path / "run" / "logs" / "rank-0.log", tmp_path / "output"
     log.parent.mkdir(parents=True)
     job: Any = subprocess.Popen(["sleep", "300"], env={**os.environ, VARIABLE: "the-id"})

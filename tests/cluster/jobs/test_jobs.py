@@ -362,7 +362,7 @@ class Swallowing(Cutting):
             target.shutdown(socket.SHUT_WR)
 
 
-def test_an_order_whose_answer_is_lost_is_known_again(address: str, tmp_path: Path) -> None:
+def test_a_submission_whose_response_is_lost_is_recognized(address: str, tmp_path: Path) -> None:
     (tmp_path / "empty.zip").write_bytes(EMPTY_ARCHIVE)
     proxy = Swallowing(int(address.rpartition(":")[2]))
     try:
@@ -383,7 +383,7 @@ def test_mistakes_are_told_in_a_sentence(
     relative = multihop(tmp_path, *submit, "data.sources[0].path=texts/*.txt", "--address", address)
     assert relative.returncode == 2 and "data.sources[0].path=texts/*.txt is relative" in relative.stderr
     no_url = multihop(tmp_path, "jobs", "--address", address.removeprefix("http://"))
-    assert no_url.returncode == 2 and "is not the URL of a head's dashboard" in no_url.stderr
+    assert no_url.returncode == 2 and "is not the URL of a Ray dashboard" in no_url.stderr
     assert no_url.stderr.count("\n") == 1
     unknown = multihop(tmp_path, "stop", "nothing", "--address", address)
     assert unknown.returncode == 2 and "no job of a run nothing" in unknown.stderr

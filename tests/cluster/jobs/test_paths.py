@@ -40,14 +40,14 @@ def test_relative_paths_are_refused(texts: Path, tmp_path: Path, override: str, 
     assert str(refused.value).startswith(f"{key} is relative; ")
 
 
-def test_the_folder_of_the_runs_is_a_path_of_the_cluster_too(texts: Path, tmp_path: Path) -> None:
+def test_the_directory_of_the_runs_must_be_absolute_too(texts: Path, tmp_path: Path) -> None:
     recipe = make_workplace(tmp_path, texts, "small", 1) / "recipe.yaml"
     with pytest.raises(ValueError, match=r"^--runs=runs is relative"):
         load_for_cluster(recipe, [SHARED], "runs")
     assert load_for_cluster(recipe, [SHARED], "s3://bucket/runs").checkpoint.location == "s3://bucket/runs/.checkpoints"
 
 
-def test_what_all_nodes_have_is_taken(texts: Path, tmp_path: Path) -> None:
+def test_absolute_paths_and_uris_are_accepted(texts: Path, tmp_path: Path) -> None:
     recipe = make_workplace(tmp_path, texts, "small", 1) / "recipe.yaml"
     given = ["data.sources[0].path=package:nltk/*.txt", "checkpoint.location=s3://bucket/all", "eval.data_dir=/tasks"]
     found = load_for_cluster(recipe, [*given, "tracking.uri=sqlite:////shared/mlflow.db"], "/shared/runs")

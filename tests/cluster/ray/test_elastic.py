@@ -85,7 +85,9 @@ def other_job(cluster: Cluster) -> Iterator["subprocess.Popen[str]"]:
             other.kill()
 
 
-def test_other_jobs_are_trained_beside_and_waited_for(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
+def test_training_uses_the_cpus_that_other_jobs_leave_and_waits_for_them(
+    cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
     """What another job takes is no reason to restart; what it had when it ends is."""
     make_workplace(tmp_path, texts, "beside", STEPS)
     run, output = tmp_path / "runs" / "beside", tmp_path / "output.txt"
@@ -114,7 +116,7 @@ def test_other_jobs_are_trained_beside_and_waited_for(cluster: Cluster, texts: P
     ended(tmp_path, command, 75)
 
 
-def test_a_run_for_which_nothing_is_free_says_so(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
+def test_a_run_without_free_resources_reports_that_it_waits(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "waits", 20)
     multihop(tmp_path, "prep", "recipe.yaml")
     with other_job(cluster) as other:

@@ -104,7 +104,7 @@ def test_a_signal_while_ray_starts_ends_the_command(
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_two_hundred_signals_end_two_hundred_starts(folder: Path, start_s: float) -> None:
+def test_two_hundred_starts_end_on_a_signal(folder: Path, start_s: float) -> None:
     found = {}
     for part, kind in ALL:
         shutil.rmtree(folder / "runs", ignore_errors=True)

@@ -58,7 +58,7 @@ def check(nodes: Nodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]) ->
     assert nodes.room_to_start() == 0 and "waiting for nodes since" in capsys.readouterr().err
 
 
-def test_ranks_are_asked_for_beside_other_jobs(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resources_of_other_jobs_do_not_count(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.add_node(num_cpus=2)
     others = [other_of(1.5)]  # which fits on the second node alone
     ranks = ray.util.placement_group([{"CPU": 1}])
@@ -96,7 +96,9 @@ def until(condition: Callable[[], bool]) -> bool:
     return holds
 
 
-def test_after_ranks_were_not_placed_fewer_are_asked_for(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_a_failed_placement_fewer_ranks_are_requested(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.add_node(num_cpus=2)
     with Nodes(1, 3) as nodes:
         assert nodes.room_to_start() == 3

@@ -29,7 +29,7 @@ class RayTrainWorker:
     """As Ray Train calls the actor of a rank."""
 
 
-def test_a_process_that_does_not_start_is_told_with_the_end_of_rays_logs(cannot_start: None) -> None:
+def test_a_process_that_does_not_start_is_reported_with_the_end_of_rays_logs(cannot_start: None) -> None:
     assert why_ranks_wait(2, None) == "Ray has not placed 2 ranks yet"
     rank = RayTrainWorker.remote()
     deadline = time.monotonic() + 60
@@ -39,7 +39,7 @@ def test_a_process_that_does_not_start_is_told_with_the_end_of_rays_logs(cannot_
     assert f"{PYTHON}: No such file or directory" in said
 
 
-def test_tasks_that_cannot_begin_are_told_with_what_is_asked_and_free(two_cpus: None) -> None:
+def test_waiting_tasks_are_reported_with_requested_and_free_resources(two_cpus: None) -> None:
     assert why_tasks_wait({"CPU": 3, "GPU": 0, "memory": 0}) == (
         "a task needs 3 CPUs, and no node has that much; lower the request, or add a node"
     )
@@ -52,7 +52,7 @@ def test_tasks_that_cannot_begin_are_told_with_what_is_asked_and_free(two_cpus: 
     ray.kill(holder)
 
 
-def test_whether_a_task_has_begun_is_known(two_cpus: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_start_of_a_task_is_detected(two_cpus: None, capsys: pytest.CaptureFixture[str]) -> None:
     probe = TaskStartProbe()
     probe.report({"CPU": 5})
     assert "no task has started for 0 s: a task needs 5 CPUs" in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_whether_a_task_has_begun_is_known(two_cpus: None, capsys: pytest.Captur
 
 
 @pytest.mark.long
-def test_a_run_whose_ranks_do_not_start_says_why_and_can_be_stopped(
+def test_a_run_whose_ranks_do_not_start_reports_why_and_can_be_stopped(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_workplace(tmp_path, texts, "stuck", 10)

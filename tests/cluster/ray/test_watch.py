@@ -26,7 +26,7 @@ with watched() as watch:
 """
 
 
-def test_after_a_pause_of_its_own_no_node_is_taken_for_silent() -> None:
+def test_after_a_pause_of_the_driver_no_node_counts_as_silent() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", WATCHES], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

@@ -351,7 +351,7 @@ FILTERS = re.compile(r"data\.(clean|filters|near_duplicates|decontaminate)\.")
 A_RUN = {
     "engine.log_every", "engine.evaluate_every", "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every",
 }  # fmt: skip
-"""Seen in `test_a_run_logs_evaluates_saves_and_keeps_what_it_is_told`."""
+"""Seen in `test_a_run_logs_evaluates_and_saves_at_the_configured_steps`."""
 ELSEWHERE = {
     "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
     "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
@@ -427,7 +427,7 @@ def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> Seen
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_another_value_alters_what_is_done(workplace: Path, key: str) -> None:
+def test_another_value_changes_what_the_code_does(workplace: Path, key: str) -> None:
     entry = KEYS[key]
     one, other = (
         getattr(seen(workplace, entry.base, changes), entry.alters)
@@ -447,7 +447,7 @@ WORDS = {"data.decontaminate.action": "cut", "data.filters.c4.bad_words": "words
 
 
 @pytest.mark.parametrize("key", [key for key in declarations(Recipe) if FILTERS.match(key)])
-def test_another_rule_is_another_data_set(workplace: Path, key: str) -> None:
+def test_another_rule_makes_another_data_set(workplace: Path, key: str) -> None:
     base, groups = (PAIRS, OF_PAIRS) if ".pairs." in key else (MASKED, GROUPS)
     one = seen(workplace, base, groups)
     value: Any = one.recipe.data
@@ -484,7 +484,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("base", "changes", "key"), WITHOUT_EFFECT)
-def test_a_value_that_nothing_reads_is_refused(
+def test_a_value_that_would_be_ignored_is_refused(
     workplace: Path, base: dict[str, Any], changes: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}=\S+ has no effect with .*; remove it, or set "):
@@ -505,7 +505,7 @@ VIEWS = ("batches", "heldout", "schedule", "optimizer", "deepspeed", "first_weig
 @pytest.mark.long
 @pytest.mark.parametrize("key", OF_TRAINING)
 @pytest.mark.parametrize("kind", BASES)
-def test_with_every_kind_of_model_a_value_does_something_or_is_refused(workplace: Path, kind: str, key: str) -> None:
+def test_with_every_kind_of_model_a_value_has_an_effect_or_is_refused(workplace: Path, kind: str, key: str) -> None:
     entry = KEYS[key]
     beside = {name: value for name, value in entry.beside.items() if name != "model"}
     try:
@@ -518,7 +518,7 @@ def test_with_every_kind_of_model_a_value_does_something_or_is_refused(workplace
 
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
-def test_a_run_logs_evaluates_saves_and_keeps_what_it_is_told(
+def test_a_run_logs_evaluates_and_saves_at_the_configured_steps(
     workplace: Path, tmp_path: Path, pool: Callable[[int], RankPool]
 ) -> None:
     changes = {

@@ -82,7 +82,7 @@ def test_a_later_start_that_is_refused_removes_nothing(run_dir: Path, recipe: Re
     assert {"recipe.json", "summary.json", "data"} <= set(os.listdir(run_dir))
 
 
-def test_phases_cut_off_before_the_newest_checkpoint_change_nothing(
+def test_phases_that_end_before_the_newest_checkpoint_are_refused_and_change_nothing(
     run_dir: Path, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

@@ -17,7 +17,7 @@ from common.json_lines import append_row
         ({"starts": ["pretrained", "parent"]}, r"eval.starts has parent, .* and model.init_from is not set"),
     ],
 )
-def test_what_the_model_lacks_is_refused_before_anything_starts(
+def test_a_recipe_that_does_not_fit_the_model_is_refused_before_anything_starts(
     tmp_path: Path, section: dict[str, Any], complaint: str
 ) -> None:
     recipe = Recipe.model_validate(
@@ -34,7 +34,7 @@ def test_what_the_model_lacks_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(texts: Path, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_missing_is_not_restarted(texts: Path, tmp_path: Path) -> None:
     recipe = Recipe.model_validate(
         {
             "name": "run",

@@ -68,7 +68,7 @@ def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
     assert max(trial.work for trial in planned) == planned[-1].work > planned[0].work
 
 
-def test_no_exception_of_a_trial_ends_the_others(
+def test_an_exception_in_a_trial_does_not_stop_the_others(
     trials: tuple[EvalConfig, list[Trial]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, planned = trials
@@ -119,7 +119,7 @@ def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(
     assert timeless[:2] == timeless[2:]
 
 
-def test_a_file_that_was_edited_and_put_back_fewer_seeds_and_another_model_show_their_own_rows(
+def test_edited_and_restored_files_fewer_seeds_and_another_model_report_their_own_rows(
     bert_data: Path, tmp_path: Path
 ) -> None:
     task, results = _own(tmp_path, "own"), tmp_path / "eval" / "results.jsonl"

@@ -259,7 +259,7 @@ def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplac
     assert len(list((workplace / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
 
 
-def test_a_run_that_is_evaluated_again_as_another_model_and_back_shows_what_was_asked_for_last(
+def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_evaluation(
     workplace: Path, whole: Path
 ) -> None:
     (workplace / "novel.txt").write_text("The river was a stone. The letter was a garden.\n" * 20)

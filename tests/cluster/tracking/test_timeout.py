@@ -37,7 +37,9 @@ def dripping() -> Iterator[str]:
         ended.set()
 
 
-def test_a_server_that_drips_is_not_waited_for(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_to_a_server_that_sends_a_byte_now_and_then_time_out(
+    dripping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timeout, "TIMEOUT_S", 2.0)
     connect(dripping)  # MLflow is imported
     check_access(dripping)
@@ -45,7 +47,7 @@ def test_a_server_that_drips_is_not_waited_for(dripping: str, monkeypatch: pytes
         seconds_to_answer(dripping)
 
 
-def test_what_a_call_returns_or_raises_is_passed_on() -> None:
+def test_results_and_exceptions_are_passed_on() -> None:
     assert timeout.call_with_timeout(lambda: time.sleep(0.01)) is None
     with pytest.raises(KeyError):
         timeout.call_with_timeout(lambda: {}["nothing"])

@@ -60,7 +60,7 @@ def test_trials_logged_beside_the_driver_are_logged_once_and_leave_its_run_alone
     assert history(client, tracker.run_id, "loss") == [(1, 5.0)]
 
 
-def test_trials_that_the_last_evaluation_did_not_ask_for_are_tagged(run_dir: Path) -> None:
+def test_trials_are_tagged_with_whether_the_last_evaluation_planned_them(run_dir: Path) -> None:
     tracker, client = start(run_dir), client_of(run_dir)
     tracker.log_trials([trial("k1"), trial("k2", checkpoint_sha256="c", test_fingerprint="t")])
 

@@ -139,7 +139,7 @@ some_words = st.lists(st.text(letters, min_size=1, max_size=6), min_size=13, max
 @given(
     texts=st.lists(st.tuples(some_words, spellings, spellings), min_size=1, max_size=15), ngram=st.sampled_from([5, 13])
 )
-def test_a_text_is_found_however_either_side_spells_its_characters(
+def test_a_text_is_found_in_any_unicode_form_on_either_side(
     texts: list[tuple[list[str], Callable[[str], str], Callable[[str], str]]], ngram: int
 ) -> None:
     exams = [spell_exam(" ".join(words)) for words, spell_exam, _ in texts]
@@ -152,7 +152,7 @@ def test_a_text_is_found_however_either_side_spells_its_characters(
     assert rows.tolist() == list(range(len(texts)))
 
 
-def test_what_edits_take_out_of_documents_hides_no_text(tmp_path: Path) -> None:
+def test_edits_of_documents_hide_no_text(tmp_path: Path) -> None:
     edits = C4()
     text = f"{' '.join(words(1, 6))} in[1] it.\nmenu\n{' '.join(words(2, 7))} and ends so."
     document = c4.editor(edits)(clean(f"Here is what was said of it.\n{text}"))

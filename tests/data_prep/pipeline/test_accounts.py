@@ -42,7 +42,7 @@ def test_a_crawl_with_a_few_bad_lines_in_each_file_has_a_manifest_that_can_be_re
     assert (tmp_path / "manifest.json").stat().st_size < 2**24
 
 
-def test_countless_different_reasons_are_counted_together(tmp_path: Path) -> None:
+def test_rare_reasons_are_counted_together(tmp_path: Path) -> None:
     reasons = {f"{columns} columns, the first line has 2": 1 + (columns == 7) for columns in range(3, 5_003)}
     splits, read = read_of(["a.tsv"], lambda _: {"bad": reasons})
     counts, _ = account(splits, read, 1.0)
@@ -69,7 +69,7 @@ def test_countless_different_reasons_are_counted_together(tmp_path: Path) -> Non
         ({"sources": [{"path": "{folder}/none.jsonl"}]}, r"data\.sources have no document; add text, or correct"),
     ],
 )
-def test_where_nothing_is_left_the_rules_that_took_most_are_named(
+def test_if_no_document_is_left_the_rules_that_dropped_most_are_named(
     tmp_path: Path, corpus: Path, data: DataConfig, tok: TokenizerConfig, settings: dict[str, Any], sentence: str
 ) -> None:
     texts = [json.loads(line)["text"] for path in corpus.glob("*.jsonl") for line in path.read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_where_nothing_is_left_the_rules_that_took_most_are_named(
         prepare(DataConfig.model_validate(data.model_dump() | given), tok, tmp_path / "out")
 
 
-def test_a_manifest_that_could_not_be_read_is_not_written_and_what_was_there_stays(
+def test_a_manifest_that_is_too_large_is_not_written_and_the_old_data_stays(
     tmp_path: Path, data: DataConfig, tok: TokenizerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepare(data, tok, tmp_path)

@@ -90,7 +90,9 @@ def similarity(one: str, other: str) -> float:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pages=pages, near=st.booleans())
-def test_nothing_in_the_shards_is_there_twice_or_on_both_sides(byte_tokenizer: Path, pages: list, near: bool) -> None:
+def test_no_document_is_in_the_shards_twice_or_on_both_sides_of_the_split(
+    byte_tokenizer: Path, pages: list, near: bool
+) -> None:
     texts = [page(number, *each) for number, each in enumerate(pages)]
     others = [" ".join(words(f"other {number}", 60)) for number in range(20)]
     with TemporaryDirectory() as name:
@@ -109,7 +111,7 @@ def test_nothing_in_the_shards_is_there_twice_or_on_both_sides(byte_tokenizer: P
 
 
 @pytest.mark.parametrize("near", [False, True])
-def test_a_footer_that_is_left_of_many_pages_is_there_once(tmp_path: Path, byte_tokenizer: Path, near: bool) -> None:
+def test_a_footer_that_is_left_of_many_pages_is_kept_once(tmp_path: Path, byte_tokenizer: Path, near: bool) -> None:
     footer = " ".join(words("footer", 60))
     texts = [
         f"{' '.join(words(f'page {number}', 90))}\n{EDGE} {exam} {EDGE}\n{footer}" for number, exam in enumerate(EXAM)

@@ -70,7 +70,7 @@ def test_a_changed_rule_redoes_only_what_follows_it(tmp_path, planted, tok):
     )
 
 
-def test_another_cleaning_reads_the_evaluation_texts_again(tmp_path, planted, tok):
+def test_changed_cleaning_prepares_the_evaluation_texts_again(tmp_path, planted, tok):
     """Documents that it does not change are compared as before with all but these."""
     pytest.importorskip("ftfy")
     data, _ = planted

@@ -108,7 +108,7 @@ def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     assert already_prepared(data, tok, tmp_path / "out") == manifest
 
 
-def test_a_file_that_one_source_cannot_read_is_read_for_another(
+def test_a_file_that_is_unreadable_for_one_source_is_read_for_another(
     tmp_path: Path, tok: TokenizerConfig, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_prep.reading.sources.LEAST_SPLIT", 4_000)

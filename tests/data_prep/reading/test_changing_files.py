@@ -99,7 +99,7 @@ def test_a_file_that_is_gone_after_the_listing_is_set_aside(tmp_path: Path) -> N
     assert fails(part) == "cannot be opened (No such file or directory)"
 
 
-def test_names_that_look_alike_are_remembered_apart(tmp_path: Path) -> None:
+def test_names_that_print_alike_are_remembered_separately(tmp_path: Path) -> None:
     """A line break is shown as backslash and n: another file may be called that."""
     names = ["a\nb.txt", "a\\nb.txt", "a\\\\nb.txt", "caf\xe9.txt", "caf\udce9.txt", "caf\\xe9.txt"]
     for number, name in enumerate(names):

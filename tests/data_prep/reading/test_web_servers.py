@@ -53,7 +53,7 @@ def documents(files: list[InputFile]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_range_that_begins_before_what_was_asked_for_is_read_from_there(
+def test_a_range_that_begins_before_the_requested_byte_is_accepted(
     web: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A cache may send whole blocks."""
@@ -62,7 +62,7 @@ def test_a_range_that_begins_before_what_was_asked_for_is_read_from_there(
     assert documents(listed(f"{web}/{name}")) == TEXTS
 
 
-def test_a_range_that_does_not_have_what_was_asked_for_is_refused(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_the_requested_bytes_is_refused(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files = listed(f"{web}/a.jsonl")
     with monkeypatch.context() as later:
         later.setattr(Web, "off_by", 1)
@@ -79,7 +79,7 @@ def test_a_range_that_does_not_have_what_was_asked_for_is_refused(web: str, monk
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tells", ["", "etag"])
-def test_a_file_that_becomes_another_of_its_size_after_it_was_hashed_is_set_aside(
+def test_a_file_replaced_by_one_of_its_size_after_hashing_is_set_aside(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tells: str
 ) -> None:
     monkeypatch.setattr(Web, "tells", tells)
@@ -95,7 +95,7 @@ def test_a_file_that_becomes_another_of_its_size_after_it_was_hashed_is_set_asid
 
 @pytest.mark.parametrize("tells", ["", "etag"])
 @pytest.mark.parametrize("ranges", [False, True])
-def test_a_file_that_becomes_another_between_two_requests_is_not_read_as_a_mixture(
+def test_a_file_that_changes_between_two_requests_is_not_read_as_a_mixture(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str, ranges: bool
 ) -> None:
     """It is the first one again when the reader looks at the end."""
@@ -111,7 +111,7 @@ def test_a_file_that_becomes_another_between_two_requests_is_not_read_as_a_mixtu
         assert len(Web.conditions) == 1 and (Web.conditions[0] is None) == (tells == "")
 
 
-def test_a_file_is_known_by_the_version_that_was_listed_and_not_by_its_time(
+def test_a_file_is_identified_by_its_listed_version_and_not_by_its_time(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Web, "tells", "both")
@@ -127,7 +127,7 @@ def test_a_file_is_known_by_the_version_that_was_listed_and_not_by_its_time(
 
 
 @pytest.mark.parametrize("tells", ["etag", "modified"])
-def test_a_cache_that_answers_head_for_an_older_version_does_not_hide_a_change(
+def test_a_stale_head_response_of_a_cache_does_not_hide_a_change(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str
 ) -> None:
     monkeypatch.setattr(Web, "tells", tells)
@@ -141,7 +141,7 @@ def test_a_cache_that_answers_head_for_an_older_version_does_not_hide_a_change(
 
 @pytest.mark.parametrize("status", [403, 405, 501])
 @pytest.mark.parametrize("ranges", [False, True])
-def test_a_server_that_does_not_answer_head_is_asked_for_a_byte(
+def test_if_head_is_refused_one_byte_is_requested(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, ranges: bool
 ) -> None:
     monkeypatch.setattr(Web, "head_status", status)
@@ -155,9 +155,7 @@ def test_a_server_that_does_not_answer_head_is_asked_for_a_byte(
         list_files([Source(path=f"{web}/nothing.jsonl")])
 
 
-def test_connections_that_are_all_cut_are_enough_as_long_as_each_brings_some_bytes(
-    web: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_connections_suffice_if_each_makes_progress(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Web, "cutting_every", 1)
     assert documents(listed(f"{web}/a.jsonl")) == TEXTS
     assert Web.requests > 40
@@ -168,9 +166,7 @@ def test_connections_that_are_all_cut_are_enough_as_long_as_each_brings_some_byt
 
 
 @pytest.mark.parametrize("ranges", [False, True])
-def test_a_server_that_hardly_sends_anything_is_given_up(
-    web: str, monkeypatch: pytest.MonkeyPatch, ranges: bool
-) -> None:
+def test_a_server_that_is_too_slow_is_an_error(web: str, monkeypatch: pytest.MonkeyPatch, ranges: bool) -> None:
     files = listed(f"{web}/a.jsonl")
     monkeypatch.setattr(http_files, "_SLOW_AFTER_S", 0.2)
     monkeypatch.setattr(Web, "ranges", ranges)
@@ -179,7 +175,7 @@ def test_a_server_that_hardly_sends_anything_is_given_up(
         documents(files)
 
 
-def test_a_file_without_versions_is_prepared_as_any_other(
+def test_a_file_without_versions_is_prepared_like_any_other(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Web, "tells", "")

@@ -99,7 +99,7 @@ def test_what_repairing_depends_on_is_told():
 
 
 @given(st.text("\u0301\u0323\u0345\u0334\u0344\u05b0\u302a\U0001d165ae\u00e9\u1e69 ", max_size=60))
-def test_many_marks_on_a_letter_are_sorted_as_a_few(text: str) -> None:
+def test_long_runs_of_marks_are_sorted_like_short_ones(text: str) -> None:
     with pytest.MonkeyPatch.context() as few:
         few.setattr(clean_module, "_MANY_MARKS", 2)
         clean_module._runs_of_marks.cache_clear()
@@ -108,7 +108,7 @@ def test_many_marks_on_a_letter_are_sorted_as_a_few(text: str) -> None:
     assert sorted_before == clean(text)
 
 
-def test_a_megabyte_of_marks_on_a_letter() -> None:
+def test_a_megabyte_of_marks_on_one_letter() -> None:
     """In quadratic time it would take a quarter of an hour."""
     draw = random.Random(0)
     text = clean("e" + "".join(draw.choices("\u0301\u0323\u0345\u0334", k=400_000)) + " a")

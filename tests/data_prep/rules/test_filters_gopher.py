@@ -162,7 +162,7 @@ def test_reasons_differ():
     assert len(set(reasons)) == len(reasons) == 23
 
 
-def test_stop_words_are_found_however_the_recipe_and_the_text_spell_their_accents() -> None:
+def test_stop_words_are_found_in_any_unicode_form() -> None:
     composed, decomposed = "\u00eatre \u00e0", "e\u0302tre a\u0300"
     for spelled in (composed, decomposed):
         rules_of = gopher.quality_rules(GopherQuality(min_words=None, stop_words=spelled.split(), min_stop_words=2))

@@ -101,7 +101,7 @@ def test_a_text_without_spaces(content_of: Callable[[str], bytes], name: str) ->
     check(content_of(name), ["".join(draw.choices(letters, k=500_000)) for letters in ("abdegilmo", "日本", "é")])
 
 
-def test_added_tokens_that_are_not_special_are_found(content_of: Callable[[str], bytes]) -> None:
+def test_added_tokens_that_are_not_special_are_matched(content_of: Callable[[str], bytes]) -> None:
     tokenizer = parse(content_of("codegen"))
     ids = tokenizer.encode(["def f(x):\n        if x:\n\t\treturn 2"])[0].tolist()
     assert [tokenizer.token_text(i) for i in ids].count(" " * 8) == 1
@@ -111,7 +111,7 @@ def test_added_tokens_that_are_not_special_are_found(content_of: Callable[[str],
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_special_tokens_in_a_text_are_text(content_of: Callable[[str], bytes], name: str) -> None:
+def test_special_tokens_in_a_text_are_plain_text(content_of: Callable[[str], bytes], name: str) -> None:
     content = content_of(name)
     tokenizer, special = parse(content), [each for each in json.loads(content)["added_tokens"] if each["special"]]
     ids = tokenizer.encode([f"a {each['content']} b{each['content']}" for each in special])[0]

@@ -219,14 +219,14 @@ def test_runs_that_differ_in_more_than_their_seed_or_their_test_set_stay_apart(t
     assert found["differs from one in"][0][1].endswith("seeds 1, 4")
 
 
-def test_runs_of_the_same_name_are_told_by_their_paths(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_shown_by_their_paths(tmp_path: Path) -> None:
     runs = [with_predictions(tmp_path / folder, "one", [value, value]) for folder, value in (("a", 0.6), ("b", 0.9))]
     assert [run.name for run in read_runs(runs)] == [str(run) for run in runs]
     markdown = _report(runs, tmp_path / "out")[1]
     assert "better on 1 of 1 (topics by 30.0 points" in markdown
 
 
-def test_what_scores_are_older_than_is_said(tmp_path: Path) -> None:
+def test_notes_say_that_scores_are_older_than_recipe_or_checkpoint(tmp_path: Path) -> None:
     runs = [with_predictions(tmp_path, name, [0.6, 0.7]) for name in ("new", "changed", "older", "early")]
     recipe = json.loads((runs[1] / "recipe.json").read_text())
     recipe["eval"] |= {"seeds": [0, 1], "cpus": 4}

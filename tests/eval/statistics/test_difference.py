@@ -88,7 +88,7 @@ def test_the_same_trials_do_not_differ() -> None:
 
 
 @pytest.mark.parametrize("examples", [1, 2, 4, 12])
-def test_nothing_is_surer_than_so_few_examples_can_make_it(examples: int) -> None:
+def test_p_values_are_bounded_by_the_number_of_examples(examples: int) -> None:
     right = np.stack([np.ones((2, examples)), np.ones((2, examples))], -1)
     found = difference_of_examples("accuracy", right * [0, 1], right, "x")
     # Of all ways to exchange the two sides' answers, two are as extreme.
@@ -98,7 +98,7 @@ def test_nothing_is_surer_than_so_few_examples_can_make_it(examples: int) -> Non
 
 
 @pytest.mark.parametrize("size", [0.01, 0.02, 0.03])
-def test_what_examples_and_seeds_make_uncertain_is_added(size: float) -> None:
+def test_the_uncertainties_of_examples_and_seeds_add_up(size: float) -> None:
     # Two examples and two seeds: each part is Cauchy's distribution, and their sum is one of the sum of their scales.
     of_examples, of_seeds = 0.02, 0.04
     scores = [[0.5 - sign * of_seeds - of_examples, 0.5 - sign * of_seeds + of_examples] for sign in (1, -1)]
@@ -113,7 +113,7 @@ def test_the_interval_is_in_the_units_of_the_scores(scale: float) -> None:
     assert found is not None and found.high - found.estimate == pytest.approx(scale * 4.3027 * 0.1 / math.sqrt(3), 1e-4)
 
 
-def test_seeds_that_agree_but_for_rounding_are_not_certain() -> None:
+def test_seeds_that_agree_within_rounding_do_not_give_certainty() -> None:
     agreed = difference_of_seeds([0.6, 0.6, 0.6 + 1e-16], [0.7, 0.7, 0.7])
     assert agreed is not None and agreed.p == pytest.approx(0.1), "one of 20 orders of six, on either side"
 

@@ -90,7 +90,7 @@ def found_of(p_values: Float, tasks: int) -> Float:
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_few_seeds_find_no_more_differences_than_they_may(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_few_seeds_the_error_rate_keeps_its_level(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(difference, "RESAMPLES", 200)
     rng, tries = np.random.default_rng(seeds), 1080
     draw = SCENES["only one side's seeds differ"]
@@ -105,7 +105,7 @@ def test_few_seeds_find_no_more_differences_than_they_may(seeds: int, monkeypatc
     assert found_of(before, 9).any(1).mean() > 0.1
 
 
-def test_five_seeds_find_what_they_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_five_seeds_the_power_is_that_of_the_former_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(difference, "RESAMPLES", 200)
     rng = np.random.default_rng(5)
     drawn = [accuracies(0.1, 300)(rng, 5, 0.4) for _ in range(100)]

@@ -42,7 +42,7 @@ def test_a_damaged_table_is_named(tmp_path: Path, table: Any) -> None:
         read_statistics([(tmp_path, row)], [(tmp_path, row)])
 
 
-def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     sha256 = write_predictions(tmp_path / "eval" / "predictions", "a", {"statistics": [[1.0, 1.0], [0.0, 1.0]]})
     row, path = {"key": "a", "predictions_sha256": sha256}, tmp_path / "eval" / "predictions" / "a.json"
     assert read_predictions(tmp_path, row) == json.loads(path.read_text())

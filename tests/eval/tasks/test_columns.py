@@ -77,13 +77,13 @@ def test_columns_count_from_either_end_and_sentences_may_differ_in_columns(tmp_p
 
 
 @pytest.mark.parametrize("word_column", [0, -2])
-def test_words_that_look_like_numbers_of_conll_u_are_words(tmp_path: Path, word_column: int) -> None:
+def test_words_that_look_like_conll_u_ids_are_kept(tmp_path: Path, word_column: int) -> None:
     path = _file(tmp_path, "Ajax B-ORG\n3-1 O\n2.5 O\n\n1-0 O\n\n1 O\n2 O\nto O\n2.5 O\n")
     read = [words for words, _, _ in read_columns(path, word_column, -1, "IOB2")]
     assert read == [("Ajax", "3-1", "2.5"), ("1-0",), ("1", "2", "to", "2.5")]
 
 
-def test_a_first_column_that_is_no_number_of_the_word_drops_nothing(tmp_path: Path) -> None:
+def test_lines_are_kept_if_the_first_column_does_not_count_words(tmp_path: Path) -> None:
     path = _file(tmp_path, "2-1 Ajax X\n0.5 won Y\n\n1.1 again Y\n")
     assert [words for words, _, _ in read_columns(path, 1, 2, "none")] == [("Ajax", "won"), ("again",)]
 

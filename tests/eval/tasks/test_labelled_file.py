@@ -26,7 +26,7 @@ def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
     return path
 
 
-def test_space_around_a_label_is_no_part_of_it(tmp_path: Path) -> None:
+def test_labels_are_stripped(tmp_path: Path) -> None:
     content = {**_CLASSES, "dev": "dev.csv", "test": "dev.csv"}
     task = read_own(
         _task(tmp_path, content, train_csv="said,mood\na,good \nb, bad\n", dev_csv="said,mood\na,good\nb,bad\n")
@@ -35,7 +35,7 @@ def test_space_around_a_label_is_no_part_of_it(tmp_path: Path) -> None:
     assert [example.targets for example in task.train] == [example.targets for example in task.dev] == [(1,), (0,)]
 
 
-def test_a_text_may_be_as_long_as_it_likes(tmp_path: Path) -> None:
+def test_a_text_may_be_longer_than_the_csv_modules_default_limit(tmp_path: Path) -> None:
     long = "river " * 60_000
     task = read_own(_task(tmp_path, _CLASSES, train_csv=f"said,mood\n{long},good\n" + "a,good\nb,bad\nc,bad\n" * 20))
     assert long in [example.texts[0] for part in (task.train, task.dev, task.test) for example in part]

@@ -98,7 +98,7 @@ def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
         ({"answers": [{"text": "", "answer_start": 10}]}, "question 56be0001: one of its answers is empty"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_value_that_is_not_a_text_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = _write(tmp_path, "dev-v1.1.json", {**_question(1, ("🐙", 10)), **change})
     with pytest.raises(ValueError, match=message):
         squad.read_file("squad1", path)

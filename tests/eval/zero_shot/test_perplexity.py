@@ -122,7 +122,7 @@ def test_blocks_are_the_text_cut_before_whitespace(
 
 
 @pytest.mark.parametrize("spaces", [" ", "  ", "\t", "\u3000"])
-def test_a_text_of_one_line_is_judged_by_many_units(causal: Scorer, spaces: str) -> None:
+def test_a_text_of_one_line_is_many_units(causal: Scorer, spaces: str) -> None:
     words = 12 * UNIT_WORDS + 5
     line = "".join(f"{spaces}{('the', 'captain', 'river')[number % 3]}" for number in range(words))
     text = text_of([line, "found her letter. " * 30], "text", False)

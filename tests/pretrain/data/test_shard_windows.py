@@ -188,7 +188,7 @@ def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
     assert requested(tmp_path) == []
 
 
-def test_a_request_that_could_not_be_written_is_made_again(data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], Path], tmp_path: Path) -> None:
     config, run_dir = windowed("clm", None), tmp_path / "run"
     build_indexes(tmp_path / "index", open_dataset(data("clm")), config)
     maker = BatchMaker.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], arriving=run_dir)

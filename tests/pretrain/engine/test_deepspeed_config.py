@@ -97,7 +97,7 @@ def test_only_what_is_known_to_be_harmless_is_passed_on(key: str, value: object)
 
 
 @pytest.mark.parametrize("value", ["lots of hunter2", [1], {"a": 1}, math.inf, math.nan, True, 0, -1, 1.5])
-def test_values_are_of_the_keys_kind(value: object) -> None:
+def test_values_of_the_wrong_kind_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="reduce_bucket_size must be a whole number above 0") as failed:
         fill_deepspeed_config({"zero_optimization": {"reduce_bucket_size": value}}, CONFIG, 8)
     assert "hunter2" not in str(failed.value)
@@ -129,7 +129,7 @@ def test_what_would_have_no_effect_is_refused(stage: int, key: str, value: objec
         "zero_optimization.stage3_prefetch_bucket_size",
     ],
 )
-def test_a_key_that_says_when_it_counts_may_stay_when_it_does_not(key: str) -> None:
+def test_a_key_whose_name_shows_when_it_applies_is_allowed_in_every_stage(key: str) -> None:
     fill_deepspeed_config(nested(key, key.endswith("pin_memory") or 12), CONFIG, 8)
 
 

@@ -179,7 +179,7 @@ def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int)
         for short in [offload == "none" or (precision, stage, offload) in SHORT_OFFLOADED]
     ],
 )
-def test_a_step_that_is_not_finite_on_one_rank_is_as_if_it_had_not_been_on_any(
+def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(
     pool: Pool, precision: str, stage: int, offload: str
 ) -> None:
     spoilt = (2, 3)
@@ -196,16 +196,14 @@ def test_a_step_that_is_not_finite_on_one_rank_is_as_if_it_had_not_been_on_any(
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(1, "none"), (1, "optimizer"), (2, "optimizer"), (3, "optimizer")])
-def test_a_loss_scale_that_begins_too_high_comes_down_and_the_training_begins(
-    pool: Pool, stage: int, offload: str
-) -> None:
+def test_a_loss_scale_that_starts_too_high_comes_down_and_training_starts(pool: Pool, stage: int, offload: str) -> None:
     started = settings("adamw", "fp16", stage, offload)
     started["engine"]["deepspeed"] = {"fp16": {"initial_scale_power": 24, "hysteresis": 1}}
     applied = pool(2).run(train_on_pairs, started, 16, SEQUENCES)[0]["applied"]
     assert not any(applied[:3]) and all(applied[-4:])
 
 
-def test_a_loss_scale_is_resumed_where_it_is_adapted_and_the_recipes_where_it_is_fixed(pool: Pool) -> None:
+def test_a_dynamic_loss_scale_is_resumed_and_a_static_one_is_the_recipes(pool: Pool) -> None:
     fixed, adapted = {"loss_scale": 128}, {"initial_scale_power": 20, "hysteresis": 1}
     for before, after, expected in (
         (adapted, adapted, lambda scale: scale),
@@ -252,9 +250,7 @@ VALUES |= {"a whole number above 0": (1, 1000), "an even number above 0": (2, 10
 @pytest.mark.parametrize(
     ("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")]
 )
-def test_deepspeed_trains_alike_with_every_value_of_a_key_that_is_passed_on(
-    pool: Pool, table: list[str], stage: int, precision: str
-) -> None:
+def test_every_value_of_a_passed_on_key_trains_alike(pool: Pool, table: list[str], stage: int, precision: str) -> None:
     plain = settings("lamb", precision, stage)
     expected = pool(2).run(train_on_pairs, plain, 2, SEQUENCES)[0]
     for key, (kind, stages) in KEYS.items():

@@ -56,13 +56,13 @@ def test_a_sample_that_does_not_fit_takes_more_than_all_memory() -> None:
     assert tried == [64, 32, 16, 8, 4, 2, 1]
 
 
-def test_two_micro_batches_that_take_the_same_say_nothing() -> None:
+def test_two_micro_batches_of_equal_memory_are_no_measurement() -> None:
     bytes_of, _ = measured(0.0, 2e6, 1_000)
     assert memory_line(bytes_of, 128, 100, "cuda")[0] == 0.0
 
 
 @pytest.mark.ranks
-def test_a_ramp_does_not_change_what_a_sample_takes_and_what_decides_it_is_in_the_key(
+def test_a_ramp_does_not_change_bytes_per_sample_and_the_key_covers_what_does(
     pool: Callable[[int], RankPool], bert_data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"

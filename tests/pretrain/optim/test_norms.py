@@ -36,14 +36,14 @@ def test_each_tensor_has_its_own_norm(shapes: list[list[int]], more: int, transp
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 2500])
-def test_what_is_not_finite_shows(bad: float, at: int) -> None:
+def test_non_finite_values_give_a_non_finite_norm(bad: float, at: int) -> None:
     tensor = torch.ones(2501)
     tensor[at] = bad
     assert not torch.isfinite(squared_norms([tensor])).any()
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.5, 100.0])
-def test_gradients_are_clipped_as_by_torch(max_norm: float) -> None:
+def test_gradients_are_clipped_like_torch_does(max_norm: float) -> None:
     parameters = [torch.zeros(shape, requires_grad=True) for shape in [(40, 30), (7,), (3, 5, 2)]]
     others = [torch.zeros_like(parameter, requires_grad=True) for parameter in parameters]
     for parameter, other in zip(parameters[:-1], others[:-1], strict=True):  # the last one has no gradient
@@ -59,7 +59,7 @@ def test_gradients_are_clipped_as_by_torch(max_norm: float) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_and_the_norms_are_the_same() -> None:
+def test_on_a_gpu_the_norms_are_the_same_and_there_is_no_synchronization() -> None:
     tensors = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (1, 1000, 3_000_000)]
     there = [tensor.cuda() for tensor in tensors]
     torch.cuda.set_sync_debug_mode("error")

@@ -27,7 +27,7 @@ def begin(run_dir: Path, data: Path, location: Path | None) -> Path:
 
 
 @pytest.mark.ranks
-def test_a_volume_that_is_not_mounted_is_no_reason_to_begin_anew(
+def test_an_unmounted_volume_does_not_restart_the_run(
     pool: Callable[[int], RankPool], bert_data: Path, tmp_path: Path
 ) -> None:
     volume, away = tmp_path / "volume", tmp_path / "away"
@@ -37,7 +37,7 @@ def test_a_volume_that_is_not_mounted_is_no_reason_to_begin_anew(
     volume.rename(away)
     volume.mkdir()
     (said,) = pool(1).run(refusal_of_worker, run_dir)
-    assert f"{volume}/run holds no checkpoints of {run_dir}" in said and f"its steps up to {STEPS}" in said
+    assert f"{volume}/run holds no checkpoints of {run_dir}" in said and f"rows up to step {STEPS}" in said
     assert "mount the volume or restore the checkpoints" in said
     assert rows(run_dir) == before and not list(volume.iterdir())  # the mount point is not claimed either
     volume.rmdir()
@@ -47,7 +47,7 @@ def test_a_volume_that_is_not_mounted_is_no_reason_to_begin_anew(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("key", "value"), [("output_bias", "unigram"), ("word_init", "cooccurrences")])
-def test_first_values_for_weights_that_the_parent_has_are_refused(
+def test_initial_values_of_weights_that_the_parent_provides_are_refused(
     pool: Callable[[int], RankPool], bert_data: Path, tmp_path: Path, key: str, value: str
 ) -> None:
     parent, child = make_run(tmp_path / "parent", bert_data, "bert"), begin(tmp_path / "child", bert_data, None)
@@ -73,7 +73,7 @@ def test_phases_that_end_before_the_newest_checkpoint_are_refused(
     assert newest(run_dir) == STEPS
 
 
-def test_a_run_that_never_committed_may_begin_again(tmp_path: Path) -> None:
+def test_a_run_without_a_committed_checkpoint_may_start_again(tmp_path: Path) -> None:
     run_dir, location = tmp_path, str(tmp_path / "volume" / "run")
     check_checkpoints_exist(run_dir, location)  # new
     claim_checkpoints(run_dir, location)

@@ -50,7 +50,7 @@ def short_samples(run_dir: Path, data: Path, batch_size: int, **changes: Any) ->
     return begin(run_dir, data, **sizes, checkpoint__every_steps=1, engine__micro_batch=1, **changes)
 
 
-def test_held_out_samples_without_a_target_are_a_sentence_at_the_start(
+def test_held_out_samples_without_a_target_are_refused_at_the_start(
     pool: Pool, long_words: Path, tmp_path: Path
 ) -> None:
     run_dir = begin(tmp_path / "run", long_words, objective__name="mlm")
@@ -60,7 +60,7 @@ def test_held_out_samples_without_a_target_are_a_sentence_at_the_start(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_step_without_a_target_changes_no_weight_and_is_counted(
+def test_a_step_without_a_target_changes_no_weights_and_counts_as_skipped(
     pool: Pool, bert_data: Path, tmp_path: Path, stage: int
 ) -> None:
     run_dir = short_samples(tmp_path / "run", bert_data, 1, objective__name="mlm", engine__zero_stage=stage)
@@ -78,7 +78,7 @@ def test_a_step_without_a_target_changes_no_weight_and_is_counted(
         assert (before == after) == (step in empty)
 
 
-def test_ranks_without_a_target_beside_ranks_that_have_some(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
+def test_ranks_without_a_target_train_with_ranks_that_have_some(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
     both, alone = (short_samples(tmp_path / name, bert_data, 4, objective__name="mlm") for name in ("both", "alone"))
     assert pool(2).run(run_worker, both) == [0, 0] and pool(1).run(run_worker, alone) == [0]
     assert losses(alone) == pytest.approx(losses(both), rel=1e-5) and len(losses(alone)) == STEPS
