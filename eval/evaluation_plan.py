@@ -33,7 +33,7 @@ class EvaluationPlan(Record):
     """Keys in the order of the recipe's tasks, grids, seeds and starts. A trial that starts from another task's weights
     is added once its source trial is chosen."""
     earlier: list[str]
-    """Keys of the same trials with the run's earlier evaluated checkpoints, for scores by step."""
+    """Keys of the same trials with the run's earlier checkpoints that have a row, for scores by step."""
     examples: str | None
     """Key of the examples; None if the recipe has none."""
     section: dict[str, Any]
@@ -74,7 +74,7 @@ def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, 
     return EvaluationPlan(
         trials=[trial_key(trial) for trial in with_sources(trials, last)],
         earlier=[
-            trial_key(trial)
+            key
             for step, sha256 in _earlier_checkpoints(trials, rows)
             for trial in with_sources(
                 [
@@ -84,6 +84,7 @@ def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, 
                 ],
                 last,
             )
+            if (key := trial_key(trial)) in last
         ],
         examples=examples,
         section=config.model_dump(mode="json"),
