@@ -42,6 +42,8 @@ _RESTARTS = 3
 """Consecutive restarts without a new checkpoint before the run fails."""
 _LAST_WORDS_S = 2.0
 """Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
+_SAME_SIGNAL_S = 1.0
+"""`timeout` sends its signal to the command and then to the command's group: what follows so soon is no second one."""
 _SPARES_FROM_S = 300.0
 """A run with less than this left does not repay the seconds of a core and the memory that spares take."""
 
@@ -88,7 +90,7 @@ def train_on_ray(
     growth, spares = Growth(last_step), Spares(run_dir)
     times: dict[str, float] = {}
     failures = 0
-    with _stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
+    with stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
         while True:
             while not (ranks := nodes.room_to_start(away := _away(watch))) and not stop.exists():
                 time.sleep(_POLL_S)
@@ -221,14 +223,16 @@ def _raise_if_given_up(run_dir: Path) -> None:
 
 
 @contextmanager
-def _stop_file_on_signals(stop_file: Path) -> Iterator[None]:
+def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
     """The first signal asks the ranks to finish their step, save and exit; the second ends this process at once."""
-    received: list[int] = []  # the file is no evidence: somebody may have created it before the first signal
+    received: list[float] = []  # the file is no evidence: somebody may have created it before the first signal
 
     def ask(number: int, frame: object) -> None:
         if received:
-            os._exit(128 + number)
-        received.append(number)
+            if time.monotonic() - received[0] > _SAME_SIGNAL_S:
+                os._exit(128 + number)
+            return
+        received.append(time.monotonic())
         write_atomically(stop_file, b"")  # replaces a link of this name
         print("\nstopping after this step; repeat to stop at once", file=sys.stderr, flush=True)
 

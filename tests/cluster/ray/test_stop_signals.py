@@ -1,0 +1,29 @@
+"""How a driver takes signals."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from cluster.ray.gang import stop_file_on_signals
+
+stop = Path(sys.argv[1])
+with stop_file_on_signals(stop):
+    for number in map(int, sys.argv[2:]):
+        os.kill(os.getpid(), number)
+    assert stop.exists()
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_sent_twice_at_once_is_one(tmp_path: Path, second: signal.Signals) -> None:
+    """`timeout` sends it to the command and to the command's group, and would cost the steps since a checkpoint."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "stop"), str(int(signal.SIGTERM)), str(int(second))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("stopping after this step") == 1
