@@ -14,7 +14,7 @@ from data_prep.duplicates.decontaminate import RULES, evaluation_sets
 from data_prep.reading import inputs
 from data_prep.reading.sources import InputFile, reader_changes, with_targets
 from data_prep.rules import clean, filters
-from data_prep.tokenizers.existing import adopt
+from data_prep.tokenizers.existing import adopt, has_matched_tokens
 
 _HASHES = "inputs.json"
 """In the stages' directory: identities of the input files, with sizes and modification times."""
@@ -104,6 +104,8 @@ def _resolved(
     if len({file.path for file in files}) < len(files):
         # Earlier versions left a file out of all sources if one of them could not read it.
         depends_on.append("each source is read alone")
+    if tok.path is not None and has_matched_tokens(adopt(tok.path, tok.lowercase, data.holds_pairs)):
+        depends_on.append("added tokens are matched")  # earlier versions ignored those that are not special
     identity = sha256_json(depends_on)
     return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
 

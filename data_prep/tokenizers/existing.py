@@ -40,6 +40,17 @@ def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> byte
     return content
 
 
+def has_matched_tokens(content: bytes) -> bool:
+    """Whether a tokenizer has added tokens that are matched in texts, which those that are not special are.
+
+    Args:
+        content: from `adopt`.
+    """
+    if not content.startswith(b"{"):
+        return False
+    return not all(token["special"] for token in json.loads(content).get("added_tokens", []))
+
+
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
     """Raise ValueError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
     if objective == "translation":

@@ -15,6 +15,7 @@ import published_tokenizers as published
 import pytest
 from nasty_texts import nasty_texts
 
+from data_prep.tokenizers.existing import has_matched_tokens
 from data_prep.tokenizers.tokenizer import Tokenizer, describe, parse
 
 LAYOUTS = [
@@ -157,3 +158,13 @@ def test_ids_do_not_depend_on_threads_or_forks(content_of: Callable[[str], bytes
         text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "fork" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "matched"),
+    [("gpt2", False), ("bert", False), ("codegen", True), ("modernbert", True), ("bert+words", True)],
+)
+def test_a_tokenizer_with_matched_tokens_is_recognised(
+    content_of: Callable[[str], bytes], name: str, matched: bool
+) -> None:
+    assert has_matched_tokens(content_of(name)) == matched
