@@ -139,7 +139,9 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
-        check_checkpoints_exist(run_dir, checkpoints)
+        if HOME not in os.environ:
+            # Of a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
+            check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
     found, rejected = newest_good_shared(checkpoints, ranks)
     if found:

@@ -21,6 +21,9 @@ import pytest
 from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
+from cluster.ray.copy_of_run import node_folder
+from common.json_lines import append_row
+
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
 PLANTED = secrets.token_hex(16)
@@ -263,6 +266,8 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
 def test_a_run_whose_home_is_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "stored", 12)
     there = ["--address", address]
+    # What a node kept of a removed run of that name is no evidence that this run had checkpoints.
+    append_row(node_folder(f"{bucket}/runs") / ".ranks" / "stored" / "metrics.jsonl", {"step": 9, "loss": 1.0})
     submitted = ["submit", "recipe.yaml", "--runs", f"{bucket}/runs/", "--stage", "train", *there]
     done = multihop(tmp_path, *submitted)
     assert done.returncode == 0, done.stdout + done.stderr
