@@ -3,9 +3,10 @@
 import json
 
 from cluster.console import console
-from cluster.ray.map import Resources, map_on_ray
+from cluster.ray.map import map_on_ray
 from cluster.runs.evaluated import planned_examples
 from cluster.runs.resolved import ResolvedRun
+from cluster.runs.trials import trial_resources
 from common.files import write_atomically
 from common.redaction import shown
 from eval.evaluation_plan import read_plan
@@ -23,7 +24,7 @@ def make_left_examples(run: ResolvedRun) -> None:
     examples, config = planned_examples(run), run.recipe.eval
     if examples is None or read_examples(run.results.parent, examples.key) is not None:
         return
-    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here=run.home is not None)
+    resources = trial_resources(config, here=run.home is not None)
     (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
     content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
     write_atomically(run.results.parent / FILE, content)

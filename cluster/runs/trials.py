@@ -38,6 +38,15 @@ class _Failure:
     seconds: float
 
 
+def trial_resources(config: EvalConfig, here: bool) -> Resources:
+    """What Ray reserves for a trial, or for making the examples.
+
+    Args:
+        here: whether it needs files of this node.
+    """
+    return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
+
+
 def weights_dir(results: Path) -> Path:
     """For the weights that trials of other tasks start from."""
     return results.absolute().parent / "weights"
@@ -120,7 +129,7 @@ def run_trials(
     """
     # Weights that others start from are files of this node.
     here = home is not None and any(trial.weights_dir is not None for trial in trials)
-    resources = Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
+    resources = trial_resources(config, here)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
     for outcome in map_on_ray(lambda trial: _attempt(trial, home), ordered, _name, resources, _died):

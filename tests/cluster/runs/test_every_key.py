@@ -25,7 +25,9 @@ from rank_jobs import run_worker
 from rank_pool import RankPool
 from worker_runs import rows
 
+from cluster.ray.map import Resources
 from cluster.runs.recipe import Recipe, load_recipe
+from cluster.runs.trials import trial_resources
 from common.config import declarations
 from common.files import sha256_json
 from data_prep.config import DataConfig, Source, TokenizerConfig
@@ -135,6 +137,10 @@ class Seen:
             (None if each.start_from else trial_key(each), each.start_from, each.task_dir, each.threads)
             for each in planned
         ]
+
+    @cached_property
+    def trial_resources(self) -> Resources:
+        return trial_resources(self.recipe.eval, here=False)
 
     @cached_property
     def checkpoints(self) -> str:
@@ -345,6 +351,8 @@ KEYS: dict[str, Key] = {
     "eval.starts": Key("trials", ["random"], _TASK),
     "eval.data_dir": Key("trials", "/elsewhere", _TASK),
     "eval.cpus": Key("trials", 2, _TASK),
+    "eval.gpus": Key("trial_resources", 0.25),
+    "eval.memory_gb": Key("trial_resources", 3.0),
 }  # fmt: skip
 FILTERS = re.compile(r"data\.(clean|filters|near_duplicates|decontaminate)\.")
 """All of these alter the key of the prepared data."""
@@ -356,32 +364,35 @@ ELSEWHERE = {
     "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
     "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
     "engine.deterministic": "tests/pretrain/engine/test_deterministic.py::test_new_memory_is_not_filled",
-    "engine.data_workers": "tests/pretrain/data/test_batches.py",
+    "engine.data_workers": "tests/pretrain/data/test_batches.py::test_processes_that_make_batches_ahead_change_nothing",
     "engine.max_consecutive_nonfinite_steps": "tests/pretrain/run/test_training.py::test_a_run_that_stays_not_finite_"
     "ends_with_the_steps_and_their_samples",
     "engine.hang_timeout_s": "tests/pretrain/run/test_training.py::test_a_silent_rank_is_dumped_and_ended",
-    "eval.memory_gb": "tests/cluster/runs/test_whole_path.py",
     "eval.examples": "tests/cluster/runs/test_whole_path.py::test_examples_are_made_anew_for_other_texts_alone",
-    "eval.checkpoint": "tests/cluster/runs/test_follow.py",
-    "tracking.uri": "tests/cluster/runs/test_whole_path.py",
-    "tracking.experiment": "tests/cluster/tracking/test_store.py",
-    "cluster.address": "tests/cluster/ray/test_elastic.py",
-    "cluster.workers": "tests/cluster/ray/test_elastic.py",
-    "cluster.env": "tests/cluster/jobs/test_jobs.py",
+    "eval.checkpoint": "tests/cluster/runs/test_whole_path.py::test_a_run_that_is_evaluated_as_another_model_and_back_"
+    "reports_the_last_evaluation",
+    "tracking.uri": "tests/cluster/tracking/test_whole_run.py::test_a_run_whose_mlflow_is_away_for_minutes",
+    "tracking.experiment": "tests/cluster/tracking/test_store.py::test_a_deleted_experiment_is_the_users_mistake",
+    "cluster.address": "tests/cluster/ray/test_elastic.py::test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_"
+    "lost",
+    "cluster.workers": "tests/cluster/ray/test_elastic.py::test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_"
+    "lost",
+    "cluster.env": "tests/cluster/jobs/test_jobs.py::test_a_run_is_submitted_followed_twice_stopped_resumed_and_"
+    "fetched",
 }
-"""What only running processes show."""
-ON_A_GPU = {"eval.gpus"}
-"""Which part of a GPU Ray gives to a trial: no test has one."""
+"""What only running processes show: the function that sets the key."""
 
 
 def test_every_key_has_an_entry() -> None:
-    entries = {*KEYS, *A_RUN, *ELSEWHERE, *ON_A_GPU}
+    entries = {*KEYS, *A_RUN, *ELSEWHERE}
     keys = {key for key in declarations(Recipe) if not FILTERS.match(key)}
     assert entries == keys
     for key, where in ELSEWHERE.items():
-        path, _, name = where.partition("::")
-        text = (ROOT / path).read_text()
-        assert key.rpartition(".")[2] in text and f"def {name}" in text, f"{where} does not look at {key}"
+        path, name = where.split("::")
+        _, *after = re.split(rf"^def {name}\b", (ROOT / path).read_text(), flags=re.MULTILINE)
+        assert len(after) == 1, f"{where} does not exist"
+        body = re.split(r"^(?:def|class|@)", after[0], flags=re.MULTILINE)[0]
+        assert re.search(rf"(?:\b|_){key.rpartition('.')[2]}\b", body), f"{where} does not look at {key}"
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +521,8 @@ def test_with_every_kind_of_model_a_value_has_an_effect_or_is_refused(workplace:
     beside = {name: value for name, value in entry.beside.items() if name != "model"}
     try:
         one, other = (seen(workplace, BASES[kind], changes) for changes in (beside, {**beside, key: entry.value}))
-    except ValueError:
+    except ValueError as error:
+        assert key.rpartition(".")[2] in str(error)  # it is refused, and nothing else is
         return
     first = sorted(VIEWS, key=lambda view: view != entry.alters)
     assert one.recipe == other.recipe or any(getattr(one, view) != getattr(other, view) for view in first)
