@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.ray.map import cancel_tasks
+from cluster.ray.watch import free_resources
 
 _LONGEST_REASON = 300
 _UNEXPECTED = 2
@@ -54,7 +55,7 @@ def nodes_of_cluster() -> tuple[list[Node], list[str]]:
 
     table = ray.nodes()
     alive = [each for each in table if each["Alive"]]
-    free = ray._private.state.state.available_resources_per_node()
+    free = free_resources()
     alive.sort(key=lambda each: (not _is_head(each), _by_number(each["NodeManagerAddress"]), each["NodeManagerPort"]))
     nodes = [
         Node(

@@ -5,7 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from cluster.console import clock, console
-from cluster.ray.watch import ranks_by_node
+from cluster.ray.watch import free_resources, ranks_by_node
 
 _REMIND_S = 60.0
 _SETTLED_S, _UNSETTLED_S = 3.0, 10.0
@@ -94,8 +94,7 @@ class Nodes:
         counted = alive.keys() - silent
         if any("GPU" in alive[node] for node in counted):
             self.kind = "GPU"  # and stays so when those nodes are lost, and the head is left, which may have none
-        # ray.available_resources() has only the sum over all nodes.
-        free, own = ray._private.state.state.available_resources_per_node(), ranks_by_node()
+        free, own = free_resources(), ranks_by_node()
         return _Capacity(
             sum(int(alive[node].get(self.kind, 0)) for node in counted),
             # A rank needs a whole CPU or GPU of one node.

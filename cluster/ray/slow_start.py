@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console import clock, console
+from cluster.ray.watch import free_resources
 from common.files import open_regular
 from common.redaction import shown
 
@@ -107,7 +108,7 @@ def why_tasks_wait(needs: dict[str, float]) -> str:
 
     needs = {kind: amount for kind, amount in needs.items() if amount}
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    free = ray._private.state.state.available_resources_per_node()
+    free = free_resources()
     fits = [node for node in nodes if _holds(node["Resources"], needs)]
     is_free = [node for node in fits if _holds(free.get(node["NodeID"], {}), needs)]
     wanted = f"a task needs {' and '.join(_amount(kind, amount) for kind, amount in needs.items())}"

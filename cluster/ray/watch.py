@@ -74,6 +74,14 @@ def draining() -> set[str]:
     return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way
 
 
+def free_resources() -> dict[str, dict[str, float]]:
+    """What no task or actor has reserved, by the id of the node and by Ray's names of resources."""
+    import ray
+
+    # ray.available_resources() has only the sum over all nodes.
+    return ray._private.state.state.available_resources_per_node()
+
+
 def ranks_by_node() -> Counter[str]:
     """Number of ranks of this driver by the id of the node on which they are placed."""
     placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
