@@ -36,7 +36,7 @@ from cluster.tracking.store import (
     store_uri,
     tag_planned,
 )
-from cluster.tracking.timeout import TIMEOUT_S
+from cluster.tracking.timeout import TIMEOUT_S, call_with_timeout
 from common.files import read_json_object, write_atomically
 from common.json_lines import RowFollower, read_rows
 from common.redaction import redacted
@@ -194,14 +194,13 @@ class Tracker:
         self._tell()
 
     def _try(self, final_status: str | None = None) -> None:
-        """Log in a thread of its own, which is left behind, with the lock, if MLflow does not answer."""
-        if self._lock.acquire(timeout=TIMEOUT_S):
-            attempt = threading.Thread(target=self._attempt, args=(final_status,), name="mlflow", daemon=True)
-            attempt.start()
-            attempt.join(TIMEOUT_S)
-            if not attempt.is_alive():
-                return
-        self._retry_later(TimeoutError(f"no answer within {TIMEOUT_S:.0f} seconds"))
+        """Log in a thread of its own, which is abandoned, with the lock, if MLflow does not answer."""
+        try:
+            if not self._lock.acquire(timeout=TIMEOUT_S):
+                raise TimeoutError("an earlier request still has no answer")
+            call_with_timeout(lambda: self._attempt(final_status))
+        except TimeoutError as error:
+            self._retry_later(error)
 
     def _attempt(self, final_status: str | None) -> None:
         try:
