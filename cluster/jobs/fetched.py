@@ -26,9 +26,9 @@ def unpack_results(archive: bytes, folder: Path) -> int:
         files = {entry.name: packed.extractfile(entry).read() for entry in entries}  # type: ignore[union-attr]
     for place in {(folder / name).parent for name in RESULTS}:
         if (place.exists() and not place.is_dir()) or (place != folder and place.is_symlink()):
-            raise ValueError(f"{place} is not a folder; move it away, or choose another --out")
+            raise ValueError(f"{place} is not a directory; move it away, or choose another --out")
     if blocked := next((name for name in files if (folder / name).is_dir()), None):
-        raise ValueError(f"{folder / blocked} is a folder; move it away, or choose another --out")
+        raise ValueError(f"{folder / blocked} is a directory; move it away, or choose another --out")
     for name in matching(str(folder), RESULTS):
         (folder / name).unlink()
     for name, content in files.items():

@@ -13,9 +13,8 @@ _NAMED_BYTES = 4 * 2**20
 """Limit on the names and reasons of bad files, and of those of bad documents: each reader of a manifest parses them."""
 _REASONS = 1000
 """The most distinct reasons; further ones are counted together, since a reason may contain a number."""
-
-
 _NAMED_REASONS = 5
+"""The most reasons in a message."""
 _ADVICE = {
     "read": "correct data.sources[].field or the files",
     "filter": "relax or remove these rules of data.filters",

@@ -98,7 +98,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterator[str]:
     again = "run `multihop eval` again"
     if results.lacks_plan:
-        yield (f"The results of {name} were written by an older version without plan.json and are not shown; {again}")
+        yield f"The results of {name} were written by an older version without plan.json and are not shown; {again}"
     now = {key: value for key, value in recipe["eval"].items() if key not in _NOT_OF_SCORES}
     then = {key: value for key, value in (results.plan.section if results.plan else now).items() if key in now}
     if changed := differences(then, now):
