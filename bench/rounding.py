@@ -159,7 +159,7 @@ def draw(path: Path, report: dict[str, Any]) -> None:
         )
     upper.set_yscale("log")
     upper.set_ylabel(f"relative difference of the loss\nfrom {report['first']}")
-    upper.legend(frameon=False, loc="lower right")
+    figure.legend(frameon=False, loc="outside upper center", ncols=3)
     lower.plot(list(report["grad_norm"]), list(report["grad_norm"].values()), color=PAPER.series[-1])
     lower.set_yscale("log")
     lower.set_ylabel("gradient norm")
