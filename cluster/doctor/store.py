@@ -4,6 +4,7 @@ Each function runs on a node. Each node writes a file, then reads that of its ne
 its memory. All try to create one file at once, as two runs that want one folder would.
 """
 
+import errno
 import hashlib
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from common.storage import Folder, open_folder
 
 _PIECE, _PIECES = 4 * 2**20, 16
 _OWNER = "owner"
+_LOOK_AGAIN_S, _WRITERS_END_S = 0.5, 20.0
 
 
 def write(location: str, trial: str, node: str) -> dict[str, Any]:
@@ -58,11 +60,25 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
 
 
 def remove(location: str, trial: str) -> None:
-    """Remove the trial's directory with its content; all nodes may call this at once."""
-    folder = _folder(location, trial)
-    for name in folder.names():
-        folder.remove(name)
-    folder.remove_if_empty()
+    """Remove the trial's directory with its content; all nodes may call this at once.
+
+    Ray may report a canceled task as ended before its process is interrupted, so `write` may still add files:
+    this returns once the directory was absent twice in a row, or after 20 s.
+    """
+    folder, absent, deadline = _folder(location, trial), 0, time.monotonic() + _WRITERS_END_S
+    while absent < 2 and time.monotonic() < deadline:
+        names = folder.names()
+        absent = 0 if names else absent + 1
+        for name in names:
+            folder.remove(name)
+        try:
+            folder.remove_if_empty()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            absent = 0
+        if absent < 2:
+            time.sleep(_LOOK_AGAIN_S)
 
 
 def _folder(location: str, trial: str) -> Folder:

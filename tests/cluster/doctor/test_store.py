@@ -1,0 +1,23 @@
+"""Files that the doctor writes at a place for runs, which must not stay there."""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from cluster.doctor import store
+
+
+def test_removal_while_nodes_write_leaves_nothing(tmp_path: Path) -> None:
+    def write(node: str) -> None:
+        with contextlib.suppress(OSError):  # its file was removed under it
+            store.write(str(tmp_path), "trial", node)
+
+    writers = [threading.Thread(target=write, args=(f"node-{number}",)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+        time.sleep(0.1)
+    store.remove(str(tmp_path), "trial")
+    for writer in writers:
+        writer.join()
+    assert list(tmp_path.iterdir()) == []
