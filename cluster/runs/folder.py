@@ -53,6 +53,8 @@ def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[No
         make_folder(run_dir)
     except FileExistsError as error:
         raise ValueError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
+    except FileNotFoundError as error:  # the parent exists: its file system has no directories of users, as /proc
+        raise ValueError(f"{error.filename} cannot be created there; choose another --runs") from None
     with held(run_dir):
         before = set(os.listdir(run_dir))
         try:

@@ -48,7 +48,7 @@ def store_uri(runs: Path, given: str | None = None) -> str:
     Raises:
         ValueError: MLflow does not support the URI.
     """
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve() / 'mlflow.db'}"
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{os.path.realpath(runs)}/mlflow.db"
     if urlsplit(uri).scheme.partition("+")[0] not in _SCHEMES and uri != "databricks":
         raise ValueError(
             f"tracking.uri={redacted(uri)} is not a tracking server or database; write http://HOST:PORT or "

@@ -207,9 +207,9 @@ def _counted(batches: BatchMaker, progress: TrainState) -> Row:
 
 
 def _why_it_ends(step: int, progress: TrainState) -> str:
-    first = progress.step - progress.skipped_in_a_row
     return (
-        f"steps {first} to {step} had a non-finite loss or gradient: {progress.skipped_in_a_row} consecutive steps, "
-        f"the limit of engine.max_consecutive_nonfinite_steps; look at their samples with `multihop inspect batch "
-        f"RECIPE --step {first}`, then skip them with phases[].skip_steps or lower phases[].lr, with --allow-change"
+        f"{progress.skipped_in_a_row} consecutive steps, the last of them step {step}, had a non-finite loss or "
+        f"gradient, the limit of engine.max_consecutive_nonfinite_steps; look at the samples with `multihop inspect "
+        f"batch RECIPE --step {step}`, then skip them with phases[].skip_steps or lower phases[].lr, with "
+        "--allow-change"
     )

@@ -5,195 +5,30 @@ model's parameters and outputs, DeepSpeed's configuration, and so on. What only 
 another test, which is named. A key without an entry fails.
 """
 
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import yaml
 from many_shards import prepare_many_shards
 from rank_jobs import run_worker
 from rank_pool import RankPool
+from recipe_effects import RecipeEffects
 from worker_runs import rows
 
-from cluster.ray.map import Resources
 from cluster.runs.recipe import Recipe, load_recipe
-from cluster.runs.trials import trial_resources
 from common.config import declarations
-from common.files import sha256_json
 from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import read_token_counts
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.identity import settings_of
-from eval.evaluated import of_run
-from eval.plan import plan_trials
-from eval.trial import trial_key
 from pretrain.checkpoint.verify import list_steps
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.data.phases import is_skipped, total_steps
-from pretrain.data.word_vectors import build_word_vectors, open_word_vectors
-from pretrain.engine.activation_checkpointing import checkpoint_activations
-from pretrain.engine.deepspeed_config import fill_deepspeed_config
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, first_weights
-from pretrain.objectives.batch import Batch
-from pretrain.optim.optimizers import build_optimizer
-from pretrain.optim.schedule import learning_rate
-from pretrain.run.files import checkpoints_of
-from pretrain.run.reference_losses import unigram_log_probabilities
 
 ROOT = Path(__file__).parents[3]
 STEPS = 24
 _SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the code does with a recipe, computed when it is asked for."""
-
-    recipe: Recipe
-    data: Path
-    index: Path
-
-    @cached_property
-    def prepared_data(self) -> str:
-        """The settings in the key of the prepared data."""
-        return sha256_json(settings_of(self.recipe.data, self.recipe.tokenizer))
-
-    @cached_property
-    def batches(self) -> str:
-        """All steps of a run and its held-out samples, as the second of two ranks sees them."""
-        made = self._maker(1, 2)
-        return _hash(batch for step in range(made_steps(self)) for batch in made.step(step).micro_batches)
-
-    @cached_property
-    def heldout(self) -> str:
-        return _hash(self._maker(0, 1).heldout().micro_batches)
-
-    @cached_property
-    def schedule(self) -> list[Any]:
-        phases = self.recipe.phases
-        return [(learning_rate(phases, step), is_skipped(phases, step)) for step in range(total_steps(phases))]
-
-    @cached_property
-    def model(self) -> tuple[dict[str, list[int]], list[float]]:
-        """Names and shapes of the parameters, and what the model makes of a batch in training."""
-        model = self._model()
-        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        torch.manual_seed(1)
-        sums = model(**on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
-        return shapes, [float(value.detach()) for value in sums.values()]
-
-    @cached_property
-    def first_weights(self) -> dict[str, str]:
-        fill = self._fill()
-        return {name: _digest(_filled(fill, name, each)) for name, each in self._model().named_parameters()}
-
-    @cached_property
-    def kept_activations(self) -> int:
-        """Bytes that autograd keeps for the backward pass."""
-        model, kept = self._model(), dict[int, int]()
-        if self.recipe.engine.activation_checkpointing != "none":
-            checkpoint_activations(model, self.recipe.engine.activation_checkpointing)
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        inputs = on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu"))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            sums = model(**inputs)
-        assert sums
-        return sum(kept.values())
-
-    @cached_property
-    def optimizer(self) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
-        made = build_optimizer(self._model(), self.recipe.optimizer)
-        numbers = {name: value for name, value in vars(made).items() if isinstance(value, float)}
-        return type(made).__name__, numbers, [{**group, "params": len(group["params"])} for group in made.param_groups]
-
-    @cached_property
-    def deepspeed(self) -> dict[str, Any]:
-        assert isinstance(self.recipe.engine.deepspeed, dict)
-        return fill_deepspeed_config(self.recipe.engine.deepspeed, self.recipe, self.recipe.engine.micro_batch)
-
-    @cached_property
-    def trials(self) -> list[Any]:
-        """Their keys, and what they are given besides."""
-        manifest = open_dataset(self.data).manifest
-        evaluated = of_run(self.recipe.model, "/somewhere", "c" * 64, 7, self.data, manifest)
-        planned = plan_trials(self.recipe.eval, evaluated, Path("/weights"))
-        return [
-            (None if each.start_from else trial_key(each), each.start_from, each.task_dir, each.threads)
-            for each in planned
-        ]
-
-    @cached_property
-    def trial_resources(self) -> Resources:
-        return trial_resources(self.recipe.eval, here=False)
-
-    @cached_property
-    def checkpoints(self) -> str:
-        return checkpoints_of(Path("/runs/run"), self.recipe)
-
-    def _maker(self, rank: int, ranks: int) -> BatchMaker:
-        build_indexes(self.index, open_dataset(self.data), self.recipe)
-        micro_batch = self.recipe.engine.micro_batch
-        assert isinstance(micro_batch, int)
-        sizes = [micro_batch] * len(self.recipe.phases)
-        return BatchMaker.open(self.recipe, self.data, self.index, rank, ranks, sizes)
-
-    def _model(self) -> Any:
-        manifest = open_dataset(self.data).manifest
-        model = build_model(self.recipe.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
-        fill = first_weights(self.recipe.model.model_copy(update={"output_bias": "zeros", "word_init": "random"}), 1)
-        for name, parameter in model.named_parameters():
-            fill(name, parameter)
-        return model
-
-    def _fill(self) -> Callable[[str, torch.Tensor], None]:
-        """As a new run's."""
-        data, model = open_dataset(self.data), self.recipe.model
-        unigram = unigram_log_probabilities(read_token_counts(self.data, data.manifest))
-        vectors = None
-        if model.word_init == "cooccurrences":
-            build_word_vectors(self.index, data, model)
-            vectors = open_word_vectors(self.index, data.manifest.fingerprint, model.embedding)
-        return first_weights(model, self.recipe.seed, unigram, vectors)
-
-
-def made_steps(seen: Seen) -> int:
-    return total_steps(seen.recipe.phases)
-
-
-def _filled(fill: Callable[[str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> torch.Tensor:
-    fill(name, parameter)
-    return parameter.detach()
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-
-
-def _hash(batches: Any) -> str:
-    digest = hashlib.sha256()
-    for batch in batches:
-        assert isinstance(batch, Batch)
-        for name, value in sorted(batch.inputs.items()):
-            if name != "label_smoothing":
-                digest.update(name.encode() + np.asarray(value).tobytes())
-        digest.update(json.dumps(batch.counts).encode())
-    return digest.hexdigest()
 
 
 MASKED: dict[str, Any] = {
@@ -234,7 +69,7 @@ class Key:
     """What another value of a key alters, beside which other values."""
 
     alters: str
-    """An attribute of `Seen`."""
+    """An attribute of `RecipeEffects`."""
     value: Any
     beside: dict[str, Any] = field(default_factory=dict)
     base: dict[str, Any] = field(default_factory=lambda: MASKED)
@@ -426,7 +261,7 @@ def put(tree: Any, key: str, value: Any) -> None:
     tree[path[-1]] = value
 
 
-def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> Seen:
+def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> RecipeEffects:
     """What is seen of a recipe, as a user gives it."""
     content = deepcopy(base)
     for key, value in changes.items():
@@ -434,7 +269,7 @@ def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> Seen
     path = workplace / "recipe.yaml"
     path.write_text(yaml.safe_dump(content).replace("TASKS", str(workplace)))
     data = {"clm": "causal", "translation": "pairs"}.get(content["objective"]["name"], "masked")
-    return Seen(load_recipe(path, []), workplace / data, workplace / "index")
+    return RecipeEffects(load_recipe(path, []), workplace / data, workplace / "index")
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -111,6 +111,14 @@ def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> N
         pass
 
 
+def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -> None:
+    with (
+        pytest.raises(ValueError, match=r"^/proc/runs cannot be created there; choose another --runs"),
+        opened(Path("/proc/runs/a"), recipe, ()),
+    ):
+        pass
+
+
 def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
     code = "import sys, pathlib, cluster.runs.folder as f\nwith f.held(pathlib.Path(sys.argv[1])): print('in')"
 

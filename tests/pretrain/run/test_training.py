@@ -93,7 +93,7 @@ def test_a_run_that_stays_not_finite_ends_with_the_steps_and_their_samples(bert_
         "checkpoint__every_steps": 1,
     }
     assert start(run_dir, bert_data, 2, **changes).wait(timeout=300) != 0
-    assert "steps 1 to 3 had a non-finite loss or gradient: 3 consecutive steps" in log_of(run_dir)
+    assert "3 consecutive steps, the last of them step 3, had a non-finite loss or gradient" in log_of(run_dir)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["skipped_step"] for row in rows if "skipped_step" in row] == [1, 2, 3]
     assert [(row["step"], row["skipped"], row["samples"]) for row in rows if "skipped_step" in row] == [
