@@ -256,7 +256,7 @@ def test_every_value_of_a_passed_on_key_trains_alike(pool: Pool, table: list[str
     for key, (kind, stages) in KEYS.items():
         if stage not in stages or key in DECIDED or key.startswith("fp16"):
             continue
-        for value in VALUES[kind.words]:
+        for value in VALUES[kind.description]:
             nested: Any = value
             for part in reversed(key.split(".")):
                 nested = {part: nested}
