@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from data_prep.tokenizers.tokenizer import Tokenizer
+    from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 _Encode = Callable[[list[str]], list[int]]
 """Documents to ids."""
@@ -120,7 +120,8 @@ def _texts(folder: Path) -> Iterator[str]:
 
 def run(root: Path, way: str, tokenizer: str, texts: Path) -> dict[str, Any]:
     """Run `measure` in a new process with the packages in `root`."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    environment["TOKENIZERS_PARALLELISM"] = "false"
     options = ["--texts", ".", "--tokenizers", ".", "--child", way, str(Path(tokenizer).absolute()), str(texts)]
     command = [sys.executable, "-P", str(Path(__file__).absolute()), *options]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
@@ -132,9 +133,9 @@ def run(root: Path, way: str, tokenizer: str, texts: Path) -> dict[str, Any]:
 
 def measure(way: str, path: str, texts: str) -> dict[str, Any]:
     """Processor seconds and memory of encoding the documents of a file; runs in a process of its own."""
-    from data_prep.rules.clean import clean
-    from data_prep.tokenizers.existing import adopt
-    from data_prep.tokenizers.tokenizer import parse
+    from multihop.data_prep.rules.clean import clean
+    from multihop.data_prep.tokenizers.existing import adopt
+    from multihop.data_prep.tokenizers.tokenizer import parse
 
     documents = list(map(clean, json.loads(Path(texts).read_text())))
     content = adopt(path)
@@ -180,7 +181,7 @@ def _ours(tokenizer: "Tokenizer") -> _Encode:
 
 def _library(content: bytes) -> _Encode:
     """By the library alone: whole documents for byte-level BPE, sentences for the others."""
-    from data_prep.rules.sentences import split_sentences
+    from multihop.data_prep.rules.sentences import split_sentences
 
     def sentences(batch: list[str]) -> list[str]:
         return [part for document in batch for part in split_sentences(document)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from eval.config import EvalConfig, TrialSettings, settings_of
-from eval.input_cache import selected
-from eval.known_tasks import load_task
-from eval.metrics import score
+from multihop.eval.config import EvalConfig, TrialSettings, settings_of
+from multihop.eval.input_cache import selected
+from multihop.eval.known_tasks import load_task
+from multihop.eval.metrics import score
 
 Case = dict[str, Any]
 FineTune = Callable[[int], float]
@@ -29,11 +29,11 @@ def ours(case: Case) -> FineTune:
     """A trial, as a Ray worker runs it."""
     from pathlib import Path
 
-    import eval.supervised  # imported before the first trial, as the other's libraries are  # noqa: F401
-    from common.malloc import keep_all_freed_memory
-    from eval.evaluated import of_huggingface
-    from eval.plan import plan_trials
-    from eval.run_trial import run_trial
+    import multihop.eval.supervised  # imported before the first trial, as the other's libraries are  # noqa: F401
+    from multihop.common.malloc import keep_all_freed_memory
+    from multihop.eval.evaluated import of_huggingface
+    from multihop.eval.plan import plan_trials
+    from multihop.eval.run_trial import run_trial
 
     keep_all_freed_memory()
     config = config_of(case)

@@ -26,8 +26,8 @@ def model_of(case: Case) -> Any:
     """Random weights that are large enough for tokens to differ, the same in each process."""
     import torch
 
-    from pretrain.models.build import build_model
-    from pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.build import build_model
+    from multihop.pretrain.models.config import ModelConfig
 
     sizes = {name: case[name] for name in ("layers", "hidden", "heads")}
     model = build_model(ModelConfig.model_validate({"family": "gpt2", **sizes, "max_positions": 1024}), VOCABULARY)
@@ -46,9 +46,9 @@ def ours(case: Case) -> Generator:
 
     import torch
 
-    from data_prep.tokenizers.tokenizer import Tokenizer
-    from eval.inference.generate import generate_tokens
-    from eval.inference.trained_model import TrainedModel
+    from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+    from multihop.eval.inference.generate import generate_tokens
+    from multihop.eval.inference.trained_model import TrainedModel
 
     class Vocabulary:
         vocab_size = VOCABULARY
@@ -70,7 +70,7 @@ def hugging_face(case: Case) -> Generator:
     import torch
     import transformers
 
-    from pretrain.models.huggingface_weights import to_huggingface
+    from multihop.pretrain.models.huggingface_weights import to_huggingface
 
     model = model_of(case)
     config = transformers.GPT2Config(

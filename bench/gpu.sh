@@ -25,7 +25,7 @@ if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("deepsp
         deepspeed hjson pydantic pydantic_core annotated_types typing_inspection || exit 2
     export PYTHONPATH="$wheels${PYTHONPATH:+:$PYTHONPATH}"
 fi
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # stage NAME COMMAND…: run it for at most $limit seconds, keep its output, and write the summary anew.
@@ -65,8 +65,8 @@ for shape in "${ours[@]}"; do step "peers-${shape//:/-}" "$shape" 32768 --one-at
 step peers-gpt2-xl-1024 gpt2-xl:1024 16384 --one-at-a-time --compile
 if [ -n "${RUN:-}" ]; then
     export RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
-    stage run-stopped timeout --signal=TERM $((limit / 4)) "$python" -m pretrain.run.worker "$RUN"
-    stage run-resumed "$python" -m pretrain.run.worker "$RUN"
+    stage run-stopped timeout --signal=TERM $((limit / 4)) "$python" -m multihop.pretrain.run.worker "$RUN"
+    stage run-resumed "$python" -m multihop.pretrain.run.worker "$RUN"
     unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
 fi
 stage lamb "$python" -m torch.distributed.run --nproc-per-node 1 bench/lamb.py --preset bert-large --precision bf16 \

@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from common.files import write_atomically
-from pretrain.config import TrainingConfig
-from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import Ranks, join
-from pretrain.models.build import build_model, initialise
-from pretrain.objectives.batch import Batch, layout
+from multihop.common.files import write_atomically
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.ranks import Ranks, join
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.objectives.batch import Batch, layout
 
 NAMES = ("adamw", "lamb")
 MASK_RATE = 0.15

@@ -30,13 +30,13 @@ def ours(texts: list[str], folder: Path) -> Measured:
     import numpy as np
     import pyarrow as pa
 
-    from data_prep.config import NearDuplicatesConfig
-    from data_prep.duplicates.minhash import signatures
-    from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
-    from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
-    from data_prep.stages.content import content_hash
-    from data_prep.stages.documents import SCHEMA
-    from data_prep.stages.outputs import write_batches
+    from multihop.data_prep.config import NearDuplicatesConfig
+    from multihop.data_prep.duplicates.minhash import signatures
+    from multihop.data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
+    from multihop.data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
+    from multihop.data_prep.stages.content import content_hash
+    from multihop.data_prep.stages.documents import SCHEMA
+    from multihop.data_prep.stages.outputs import write_batches
 
     config = NearDuplicatesConfig(shingle_words=SHINGLE_WORDS, permutations=PERMUTATIONS, threshold=THRESHOLD)
     rows = [(*content_hash(text), len(text.encode()), 0, text) for text in texts]
@@ -74,8 +74,8 @@ def ours(texts: list[str], folder: Path) -> Measured:
 def ours_words(texts: list[str], folder: Path) -> Measured:
     import pyarrow as pa
 
-    from data_prep.duplicates.minhash import signatures_of_words
-    from data_prep.duplicates.shingles import read_words
+    from multihop.data_prep.duplicates.minhash import signatures_of_words
+    from multihop.data_prep.duplicates.shingles import read_words
 
     batches = [texts[start : start + 3000] for start in range(0, len(texts), 3000)]
     words = [list(read_words(pa.array(batch), SHINGLE_WORDS - 1)) for batch in batches]

@@ -76,12 +76,12 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path:
     """FOLDER/tokenizer.model and FOLDER/tokenizer.json of the same tokens."""
-    from data_prep.config import TokenizerConfig
-    from data_prep.rules.clean import clean
-    from data_prep.rules.sentences import split_sentences
-    from data_prep.tokenizers.export import build_tokenizer
-    from data_prep.tokenizers.tokenizer import describe
-    from data_prep.tokenizers.training import train
+    from multihop.data_prep.config import TokenizerConfig
+    from multihop.data_prep.rules.clean import clean
+    from multihop.data_prep.rules.sentences import split_sentences
+    from multihop.data_prep.tokenizers.export import build_tokenizer
+    from multihop.data_prep.tokenizers.tokenizer import describe
+    from multihop.data_prep.tokenizers.training import train
 
     sentences, size = [], 0
     for text in read_texts(texts):
@@ -102,7 +102,7 @@ def run(python: str, name: str, texts: Path, tokenizer: Path, out: Path, workers
     script = Path(__file__).with_name("prepare_text_peers.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     environment["RAYON_NUM_THREADS"] = "1"
-    environment["PYTHONPATH"] = str(script.parents[1]) if name in OURS else ""
+    environment["PYTHONPATH"] = str(script.parents[1] / "src") if name in OURS else ""
     command = [python, str(script), name, "--texts", str(texts), "--tokenizer", str(tokenizer), "--out", str(out)]
     with open(out / "output.txt", "w") as output:
         process = subprocess.Popen([*command, "--workers", str(workers)], stdout=output, stderr=output, env=environment)

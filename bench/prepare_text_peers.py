@@ -20,18 +20,18 @@ def _import_all(number: int) -> None:
     """What the work needs; pyarrow brings pandas in with the first array."""
     import pyarrow as pa
 
-    import data_prep.pipeline
+    import multihop.data_prep.pipeline
 
-    assert data_prep.pipeline.prepare and len(pa.array(["a"])) == 1
+    assert multihop.data_prep.pipeline.prepare and len(pa.array(["a"])) == 1
 
 
 def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
     """`prepare` as `multihop prep` runs it, with processes in place of Ray's: reading, cleaning, copies, shards."""
     from multiprocessing import get_context
 
-    from common.mapping import map_in_process
-    from data_prep.config import DataConfig, Source, TokenizerConfig
-    from data_prep.pipeline.prepare import prepare
+    from multihop.common.mapping import map_in_process
+    from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+    from multihop.data_prep.pipeline.prepare import prepare
 
     data = DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.0)
     with get_context("spawn").Pool(workers) as pool:

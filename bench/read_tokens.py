@@ -56,7 +56,8 @@ def main() -> None:
 def run(python: str, what: str, name: str, data: Path, store: Path, reads: int) -> list[str]:
     """The lines that one way printed."""
     script = Path(__file__).with_name("read_tokens_peers.py")
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[1]) if name == "ours" else "", "OMP_NUM_THREADS": "1"}
+    packages = str(script.parents[1] / "src") if name == "ours" else ""
+    environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
     command = [python, str(script), what, name, "--data", str(data), "--store", str(store), "--reads", str(reads)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

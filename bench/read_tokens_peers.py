@@ -30,7 +30,7 @@ def documents_of(data: Path) -> Iterator[np.ndarray]:
 
 
 def open_ours(data: Path, store: Path) -> Read:
-    from data_prep.dataset.shards import open_dataset
+    from multihop.data_prep.dataset.shards import open_dataset
 
     return open_dataset(data).train.tokens
 

@@ -78,7 +78,7 @@ def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
     write_recipe(folder)
     for host in (0, 1):
         hosts.start_ray(host, folder / "ray.txt", cpus=1, **TOKEN)
-    command = [sys.executable, "-m", "cluster.cli.main", "train", str(folder / "recipe.yaml")]
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "train", str(folder / "recipe.yaml")]
     place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
     driver = hosts.start(0, [*command, *place], folder / "output.txt", **TOKEN)
     found = []
@@ -141,7 +141,9 @@ def write_recipe(folder: Path) -> None:
 
 def rank_on(hosts: Hosts, host: int, run: Path) -> psutil.Process:
     """The rank of a host: a process of its own in the run's first start."""
-    return next(each for each in hosts.processes(host) if each.cmdline()[-2:] == ["pretrain.run.worker", str(run)])
+    return next(
+        each for each in hosts.processes(host) if each.cmdline()[-2:] == ["multihop.pretrain.run.worker", str(run)]
+    )
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from common.files import canonical_json, sha256_json
-from pretrain.checkpoint.choose import shares
-from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.verify import check_headers, file_checks
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.config import ModelConfig
-from pretrain.models.build import decays, outline_model
+from multihop.common.files import canonical_json, sha256_json
+from multihop.pretrain.checkpoint.choose import shares
+from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.verify import check_headers, file_checks
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.config import ModelConfig
+from multihop.pretrain.models.build import decays, outline_model
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32

@@ -20,12 +20,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cluster.runs.recipe import load_recipe
-from common.files import write_atomically
-from common.json_lines import Row, read_rows
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.run.files import ROWS
-from pretrain.run.stop import STOP_FILE
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.common.files import write_atomically
+from multihop.common.json_lines import Row, read_rows
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.run.files import ROWS
+from multihop.pretrain.run.stop import STOP_FILE
 
 EVERY = 5
 """Steps between the checkpoints of the first run."""
@@ -99,7 +99,7 @@ def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[
     every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_every=1", *overrides]
     data, run_dir = work / "prepared", work / name
     if not data.exists():
-        command = [sys.executable, "-m", "cluster.cli.main", "prep", str(options.recipe), "--runs", str(work)]
+        command = [sys.executable, "-m", "multihop.cluster.cli.main", "prep", str(options.recipe), "--runs", str(work)]
         subprocess.run([*command, f"name={data.name}"], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir()
@@ -111,7 +111,9 @@ def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[
 def train(run_dir: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    code = subprocess.run([*command, "-m", "pretrain.run.worker", str(run_dir)], env=environment, capture_output=True)
+    code = subprocess.run(
+        [*command, "-m", "multihop.pretrain.run.worker", str(run_dir)], env=environment, capture_output=True
+    )
     assert code.returncode == 0 or (run_dir / STOP_FILE).exists(), code.stderr.decode()[-2000:]
 
 
@@ -145,7 +147,7 @@ def draw(path: Path, report: dict[str, Any]) -> None:
     """The differences by step on a logarithmic axis, above the norms of the gradient."""
     from matplotlib.figure import Figure
 
-    from eval.reporting.figures import PAPER, as_png, style
+    from multihop.eval.reporting.figures import PAPER, as_png, style
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.manifest import CheckpointManifest
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32

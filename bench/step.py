@@ -65,8 +65,8 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
 
 def flops_of(case: Case) -> tuple[float, float]:
     """Floating-point operations of a step: those needed, and those of a padded batch with all its logits."""
-    from pretrain.models.config import ModelConfig
-    from pretrain.run.flops import model_flops
+    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.run.flops import model_flops
 
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads")}
     model = ModelConfig.model_validate({**sizes, "max_positions": max(512, case["length"])})
@@ -193,7 +193,7 @@ def main() -> None:
 
     import torch
 
-    from pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.peak_flops import matmul_rate
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(arguments.threads)

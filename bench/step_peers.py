@@ -38,7 +38,7 @@ def ours(case: Case) -> Stepper:
 
 
 def batch_of(case: Case) -> Any:
-    from pretrain.objectives.batch import Batch, layout
+    from multihop.pretrain.objectives.batch import Batch, layout
 
     lengths, tokens, masked = texts_of(case)
     inputs = {"input_ids": np.concatenate(tokens), **layout(lengths)}
@@ -58,11 +58,11 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     """Our engine as a training worker uses it: model section, vocabulary, and the batch of the case."""
     import torch
 
-    from common.malloc import keep_all_freed_memory
-    from pretrain.config import TrainingConfig
-    from pretrain.engine.engine import Engine
-    from pretrain.engine.ranks import join
-    from pretrain.models.build import build_model, initialise
+    from multihop.common.malloc import keep_all_freed_memory
+    from multihop.pretrain.config import TrainingConfig
+    from multihop.pretrain.engine.engine import Engine
+    from multihop.pretrain.engine.ranks import join
+    from multihop.pretrain.models.build import build_model, initialise
 
     keep_all_freed_memory()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 from step import case_of, start_peer
 
-from cluster.tracking.tracker import open_run
+from multihop.cluster.tracking.tracker import open_run
 
 METRICS = ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "samples", "tokens", "skipped", "tokens_per_s", "mfu")
 """As many numbers as a row of a run has."""

@@ -35,8 +35,8 @@ def model_of(case: Case) -> Any:
     """
     import torch
 
-    from pretrain.models.build import build_model
-    from pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.build import build_model
+    from multihop.pretrain.models.config import ModelConfig
 
     model = build_model(ModelConfig.model_validate({"preset": case["preset"]}), case["vocabulary"])
     hidden, width = model.config.hidden, model.config.hidden // model.config.heads
@@ -61,9 +61,9 @@ def ours(case: Case) -> Decoder:
     """Our search."""
     import torch
 
-    from common.malloc import keep_all_freed_memory
-    from eval.inference.beam_search import Search, beam_search
-    from eval.inference.packed_weights import PackedWeights
+    from multihop.common.malloc import keep_all_freed_memory
+    from multihop.eval.inference.beam_search import Search, beam_search
+    from multihop.eval.inference.packed_weights import PackedWeights
 
     keep_all_freed_memory()  # as `translate` does
     model = model_of(case).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,7 +84,7 @@ def hugging_face(case: Case) -> Decoder:
     import torch
     import transformers
 
-    from pretrain.models.huggingface_weights import to_huggingface
+    from multihop.pretrain.models.huggingface_weights import to_huggingface
 
     model = model_of(case)
     sizes = model.config

@@ -51,8 +51,8 @@ def case_of(model: str, arguments: argparse.Namespace) -> Case:
 
 def row_of(name: str, case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
     """The ratios of a case; ratios of times are medians over the turns."""
-    from pretrain.models.config import ModelConfig
-    from pretrain.run.flops import pair_flops
+    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.run.flops import pair_flops
 
     model, (sources, targets) = ModelConfig.model_validate(case["model"]), lengths_of_pairs(case)
     needed = pair_flops(model, case["vocabulary"], sources, targets)
@@ -93,7 +93,7 @@ def main() -> None:
 
     import torch
 
-    from pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.peak_flops import matmul_rate
 
     torch.set_num_threads(arguments.threads)
     rate = matmul_rate(torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)

@@ -37,7 +37,7 @@ def ours(case: Case) -> Stepper:
 
 
 def _batch_of(case: Case) -> Any:
-    from pretrain.objectives.batch import Batch, layout
+    from multihop.pretrain.objectives.batch import Batch, layout
 
     pairs = pairs_of(case)
     source_ids, next_ids = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
@@ -85,7 +85,7 @@ def hugging_face(case: Case) -> Stepper:
     from tokenizers.models import WordLevel
     from transformers.trainer_pt_utils import LabelSmoother
 
-    from pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.config import ModelConfig
 
     words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
@@ -105,7 +105,7 @@ def torch_lstm(case: Case) -> Stepper:
     import torch
     from plain_lstm import PlainLSTM
 
-    from pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.config import ModelConfig
 
     yield_baseline()
     sizes = ModelConfig.model_validate(case["model"])

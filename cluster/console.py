@@ -8,7 +8,7 @@ from rich import progress
 from rich.console import Console
 from rich.text import Text
 
-from common.redaction import shown
+from multihop.common.redaction import shown
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from common.s3 import s3_endpoint
+from multihop.common.s3 import s3_endpoint
 
 _ATTEMPTS = 8
 _CONFLICTS = 10

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.files import end_of_lines, naming, open_append, open_regular
-from common.storage import Folder
+from multihop.common.files import end_of_lines, naming, open_append, open_regular
+from multihop.common.storage import Folder
 
 _EVERY_S = 1.0
 _MERGED = 1000

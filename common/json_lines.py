@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.files import cut_torn_line, end_of_lines, make_folder, naming, open_append, open_regular
+from multihop.common.files import cut_torn_line, end_of_lines, make_folder, naming, open_append, open_regular
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from common.storage import Folder
+from multihop.common.storage import Folder
 
 _BEAT_S = 10.0
 _SILENT_S = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from common.files import (
+from multihop.common.files import (
     canonical_json,
     json_object,
     make_folder,
@@ -24,7 +24,7 @@ from common.files import (
     sha256_json,
     write_atomically,
 )
-from common.storage import Folder
+from multihop.common.storage import Folder
 
 LISTING = "files.json"
 FETCHED = ".fetched.json"

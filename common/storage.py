@@ -17,9 +17,9 @@ from typing import Literal, Protocol
 
 from pyarrow import fs
 
-from common import bucket
-from common.files import make_folder, open_regular, replacing, sync
-from common.s3 import s3_filesystem
+from multihop.common import bucket
+from multihop.common.files import make_folder, open_regular, replacing, sync
+from multihop.common.s3 import s3_filesystem
 
 Bytes = bytes | memoryview
 Kind = Literal["file", "folder", "link"]

@@ -3,7 +3,7 @@
 import errno
 from pathlib import Path
 
-from common.files import open_regular
+from multihop.common.files import open_regular
 
 MOST_BYTES = 2**20
 

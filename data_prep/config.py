@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from common.config import DATA, MEANING, ORDER, Section
+from multihop.common.config import DATA, MEANING, ORDER, Section
 
 
 def _is_default(value: Any) -> bool:

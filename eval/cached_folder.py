@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from filelock import FileLock
 
-from common.cache import cache_folder
-from common.files import read_json_object, sha256_file, sha256_json, sync
+from multihop.common.cache import cache_folder
+from multihop.common.files import read_json_object, sha256_file, sha256_json, sync
 
 _HASHES = "sha256.json"
 

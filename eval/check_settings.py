@@ -1,8 +1,8 @@
 """Settings that a model or a task's files do not allow. Nothing here imports torch."""
 
-from eval.config import EvalConfig
-from eval.document_context import check_documents
-from eval.known_tasks import load_task, located
+from multihop.eval.config import EvalConfig
+from multihop.eval.document_context import check_documents
+from multihop.eval.known_tasks import load_task, located
 
 
 def check_settings(config: EvalConfig, layers: int) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
+from multihop.common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
 
 Init = Literal["pretrained", "parent", "random"]
 """What a trial starts from: the evaluated weights, the initial weights of their training, or random ones."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval.reporting.figures import as_png
+from multihop.eval.reporting.figures import as_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

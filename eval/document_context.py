@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.tasks.task import Example, Task
+from multihop.eval.tasks.task import Example, Task
 
 Tokens = NDArray[np.int32]
 

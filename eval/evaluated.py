@@ -6,14 +6,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.files import sha256_json
-from data_prep.dataset.manifest import Manifest
-from data_prep.tokenizers.export import EXPORTED_MODEL
-from pretrain.models.config import ModelConfig
+from multihop.common.files import sha256_json
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.tokenizers.export import EXPORTED_MODEL
+from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from data_prep.tokenizers.info import TokenizerInfo
-    from data_prep.tokenizers.tokenizer import Tokenizer
+    from multihop.data_prep.tokenizers.info import TokenizerInfo
+    from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = (
     EXPORTED_MODEL,
@@ -72,8 +72,8 @@ def of_huggingface(folder: Path) -> Evaluated:
     Raises:
         ValueError: it is not such a directory, or is a model or a tokenizer that differs from ours.
     """
-    from pretrain.checkpoint.huggingface_config import read_model_config
-    from pretrain.checkpoint.huggingface_import import content_hash
+    from multihop.pretrain.checkpoint.huggingface_config import read_model_config
+    from multihop.pretrain.checkpoint.huggingface_import import content_hash
 
     folder = folder.absolute()
     model, vocab_size, _ = read_model_config(folder)
@@ -117,8 +117,8 @@ def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evalu
     Raises:
         ValueError: They are no longer at `init_from`.
     """
-    from pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
-    from pretrain.run.find_checkpoint import find_checkpoint_by_hash
+    from multihop.pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
+    from multihop.pretrain.run.find_checkpoint import find_checkpoint_by_hash
 
     if sha256 is None:
         raise ValueError(f"the run was not initialized from model.init_from={init_from}; set its original value")
@@ -146,8 +146,8 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
     Raises:
         ValueError: the file is not a tokenizer that we read.
     """
-    from data_prep.tokenizers.existing import adopt
-    from data_prep.tokenizers.tokenizer import describe, parse
+    from multihop.data_prep.tokenizers.existing import adopt
+    from multihop.data_prep.tokenizers.tokenizer import describe, parse
 
     content = adopt(path, not path.endswith(".txt") or _lowercases(Path(path)), pairs)
     return parse(content), describe(content, hashlib.sha256(content).hexdigest(), pairs)
@@ -155,7 +155,7 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
 
 def _lowercases(tokenizer: Path) -> bool:
     """Whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says no."""
-    from common.files import read_json_object
+    from multihop.common.files import read_json_object
 
     config = tokenizer.with_name("tokenizer_config.json")
     return not config.exists() or bool(

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from common.config import Record
-from common.files import make_folder, read_json_object, write_atomically
-from common.json_lines import Row, read_rows
-from eval.config import EvalConfig
-from eval.start_from import last_rows, with_sources
-from eval.trial import Trial, trial_key
+from multihop.common.config import Record
+from multihop.common.files import make_folder, read_json_object, write_atomically
+from multihop.common.json_lines import Row, read_rows
+from multihop.eval.config import EvalConfig
+from multihop.eval.start_from import last_rows, with_sources
+from multihop.eval.trial import Trial, trial_key
 
 PLAN, RESULTS = "eval/plan.json", "eval/results.jsonl"
 """Paths within a run's directory."""
@@ -65,7 +65,7 @@ def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, 
     """The plan of an evaluation, as far as its keys are known.
 
     Args:
-        trials: from `eval.plan.plan_trials`.
+        trials: from `multihop.eval.plan.plan_trials`.
         rows: all rows of results.jsonl.
         config: the recipe's `eval` section.
         examples: key of the examples; None if there are none.

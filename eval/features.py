@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from eval.config import Features
+from multihop.eval.config import Features
 
 UNITS, DEPTH = 768, 2
 """Of the BiLSTM: units in each direction, and layers (section 5.3)."""

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.keyed import key_of
-from eval.config import TrialSettings
-from eval.inputs import batches
-from pretrain.optim.norms import clip_grad_norm_
+from multihop.common.keyed import key_of
+from multihop.eval.config import TrialSettings
+from multihop.eval.inputs import batches
+from multihop.pretrain.optim.norms import clip_grad_norm_
 
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50

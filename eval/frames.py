@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES
 
 DELIMITERS = 3
 """Tokens that fine-tuning adds to a causal model's vocabulary: start, delimiter, extract (Radford et al. 2018, 3.3)."""

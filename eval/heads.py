@@ -5,13 +5,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from common.keyed import key_of
-from eval.config import Features, Pooling
-from eval.features import FeatureReader, means
-from eval.frames import DELIMITERS
-from eval.tasks.task import Task
-from pretrain.models.common.model import Model
-from pretrain.models.families import FAMILIES
+from multihop.common.keyed import key_of
+from multihop.eval.config import Features, Pooling
+from multihop.eval.features import FeatureReader, means
+from multihop.eval.frames import DELIMITERS
+from multihop.eval.tasks.task import Task
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.families import FAMILIES
 
 
 class TaskModel(nn.Module):
@@ -19,7 +19,8 @@ class TaskModel(nn.Module):
 
     With `features` the encoder is frozen: it gets no gradient and has no dropout, and what is on top reads its hidden
     states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens: the
-    positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (`eval.frames`).
+    positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (see
+    `multihop.eval.frames`).
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class TaskModel(nn.Module):
         """The head's outputs.
 
         Args:
-            as `eval.inputs.Encoded.collate` returns them.
+            as `multihop.eval.inputs.Encoded.collate` returns them.
 
         Returns:
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
@@ -126,6 +127,6 @@ def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
 
 
 def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
-    """The embedding with rows for the tokens of `eval.frames.frame_of` behind its own."""
+    """The embedding with rows for the tokens of `multihop.eval.frames.frame_of` behind its own."""
     new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
     return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

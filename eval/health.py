@@ -7,7 +7,7 @@ a small GPT-2 that learns well has a low rank.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from common.json_lines import Row
+from multihop.common.json_lines import Row
 
 HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
 """Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat."""

@@ -1,7 +1,7 @@
 """The encoded examples of a task, made once on a machine and mapped by all its trials.
 
 A folder for each (task's files, tokenizer, special tokens, length, numbers of examples, document context): see
-`eval.cached_folder`.
+`multihop.eval.cached_folder`.
 """
 
 import json
@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.cached_folder import cached_folder
-from eval.config import TrialSettings
-from eval.frames import Frame
-from eval.inputs import Encoded, encode
-from eval.tasks.task import Example, Task, at_most, is_reported
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.cached_folder import cached_folder
+from multihop.eval.config import TrialSettings
+from multihop.eval.frames import Frame
+from multihop.eval.inputs import Encoded, encode
+from multihop.eval.tasks.task import Example, Task, at_most, is_reported
 
 _FORMAT = 1
 _TASK = "task.json"

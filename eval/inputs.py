@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.document_context import around, contexts
-from eval.frames import Frame
-from eval.tasks.task import Example, Kind
-from pretrain.objectives.batch import Inputs, layout
+from multihop.common.keyed import key_of
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.document_context import around, contexts
+from multihop.eval.frames import Frame
+from multihop.eval.tasks.task import Example, Kind
+from multihop.pretrain.objectives.batch import Inputs, layout
 
 _POOL_BATCHES = 16
 

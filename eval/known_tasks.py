@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from eval.config import EvalConfig
-from eval.tasks import (
+from multihop.eval.config import EvalConfig
+from multihop.eval.tasks import (
     bbc_topics,
     conll2003,
     glue,
@@ -15,11 +15,11 @@ from eval.tasks import (
     squad,
     vader_reviews,
 )
-from eval.tasks.task import Task
-from eval.translation import bleu
-from eval.zero_shot import tasks as zero_shot
-from eval.zero_shot.tasks import ZERO_SHOT_TASKS
-from pretrain.models.families import FAMILIES
+from multihop.eval.tasks.task import Task
+from multihop.eval.translation import bleu
+from multihop.eval.zero_shot import tasks as zero_shot
+from multihop.eval.zero_shot.tasks import ZERO_SHOT_TASKS
+from multihop.pretrain.models.families import FAMILIES
 
 HELDOUT = "heldout-perplexity"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from eval.tasks.glue import NAMES, TASKS
+from multihop.eval.tasks.glue import NAMES, TASKS
 
 
 def predictions_file(task_name: str, ids: Sequence[str], predictions: ArrayLike) -> str:

@@ -7,7 +7,7 @@ parts, all in nats;
 
 from collections.abc import Iterable
 
-from common.json_lines import Row
+from multihop.common.json_lines import Row
 
 LOSS = "loss"
 LANGUAGE_MODEL_LOSSES = ("mlm_loss", "clm_loss", "translation_loss")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.tasks.task import Task
-from eval.translation.bleu import bleu_of_sums
+from multihop.eval.tasks.task import Task
+from multihop.eval.translation.bleu import bleu_of_sums
 
 Predictions = Sequence[NDArray[np.float64]]
 """One array for each example: [class index], [score], or each word's label index. For "SQuAD F1" and "exact match" the

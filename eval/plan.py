@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
-from eval.evaluated import Evaluated
-from eval.known_tasks import HELDOUT, load_task, located
-from eval.tasks.task import UNTRAINED, Example, Task
-from eval.trial import Trial, describe_task
+from multihop.eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
+from multihop.eval.evaluated import Evaluated
+from multihop.eval.known_tasks import HELDOUT, load_task, located
+from multihop.eval.tasks.task import UNTRAINED, Example, Task
+from multihop.eval.trial import Trial, describe_task
 
 
 def plan_trials(
@@ -16,7 +16,7 @@ def plan_trials(
     """Each task with each of its settings and seeds, from each start.
 
     A task that trains nothing is run with the first seed only. Trials with `start_from` are given their
-    source by `eval.start_from` once it is known.
+    source by `multihop.eval.start_from` once it is known.
 
     Args:
         weights_dir: for the weights of tasks that others start from, on a file system that all workers share.

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.files import make_folder, write_atomically
-from eval.input_cache import TaskInputs
-from eval.inputs import Encoded
-from eval.leaderboard import predictions_file
-from eval.metrics import statistics
-from eval.tasks.glue import TASKS
-from eval.tasks.task import Task
+from multihop.common.files import make_folder, write_atomically
+from multihop.eval.input_cache import TaskInputs
+from multihop.eval.inputs import Encoded
+from multihop.eval.leaderboard import predictions_file
+from multihop.eval.metrics import statistics
+from multihop.eval.tasks.glue import TASKS
+from multihop.eval.tasks.task import Task
 
 if TYPE_CHECKING:
-    from eval.supervised import FineTuned, Predicted
+    from multihop.eval.supervised import FineTuned, Predicted
 
 _ERRORS = 20
 
@@ -28,9 +28,9 @@ def predictions_of(
     """Predictions of the test examples and of those without labels, as plain JSON values.
 
     Returns:
-        predicted, targets: a list for each test example; statistics: (N, k), see `eval.metrics.statistics`; ids: the
-        official ids of the test examples; files: the contents of the official files of predictions by their names;
-        errors: the worst ones as text, with the probability of the prediction.
+        predicted, targets: a list for each test example; statistics: (N, k), see `multihop.eval.metrics.statistics`;
+        ids: the official ids of the test examples; files: the contents of the official files of predictions by their
+        names; errors: the worst ones as text, with the probability of the prediction.
     """
     test = inputs.sets["test"]
     targets = [test.targets_of(i) for i in range(len(test))]

@@ -6,20 +6,20 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json_object, write_atomically
-from common.json_lines import Row, read_rows
-from data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
-from eval.curve import Curve, draw
-from eval.evaluation_plan import read_results
-from eval.inference.examples import read_examples
-from eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
-from eval.reporting.examples import examples_facts
-from eval.reporting.health import health_facts
-from eval.reporting.render import duration, render
-from eval.reporting.results import results_facts
-from eval.statistics.words import show
-from pretrain.models.families import FAMILIES
-from pretrain.run.changes import flatten
+from multihop.common.files import read_json_object, write_atomically
+from multihop.common.json_lines import Row, read_rows
+from multihop.data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
+from multihop.eval.curve import Curve, draw
+from multihop.eval.evaluation_plan import read_results
+from multihop.eval.inference.examples import read_examples
+from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
+from multihop.eval.reporting.examples import examples_facts
+from multihop.eval.reporting.health import health_facts
+from multihop.eval.reporting.render import duration, render
+from multihop.eval.reporting.results import results_facts
+from multihop.eval.statistics.words import show
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.run.changes import flatten
 
 Facts = dict[str, Any]
 Pairs = list[tuple[str, str]]

@@ -12,26 +12,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import make_folder, replacing, sha256_file, sha256_json
-from common.json_lines import Row
-from eval.config import TrialSettings
-from eval.evaluated import open_tokenizer
-from eval.known_tasks import HELDOUT, load_task, shown_name
-from eval.tasks.task import Kind, Task
-from eval.trial import Trial, hyperparameters, trial_key, weights_file
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
+from multihop.common.files import make_folder, replacing, sha256_file, sha256_json
+from multihop.common.json_lines import Row
+from multihop.eval.config import TrialSettings
+from multihop.eval.evaluated import open_tokenizer
+from multihop.eval.known_tasks import HELDOUT, load_task, shown_name
+from multihop.eval.tasks.task import Kind, Task
+from multihop.eval.trial import Trial, hyperparameters, trial_key, weights_file
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
     import torch
 
-    from data_prep.dataset.shards import TokenDataset
-    from data_prep.tokenizers.info import TokenizerInfo
-    from data_prep.tokenizers.tokenizer import Tokenizer
-    from eval.finetune import History
-    from eval.heads import TaskModel
-    from pretrain.checkpoint.manifest import CheckpointManifest
-    from pretrain.models.common.model import Model
+    from multihop.data_prep.dataset.shards import TokenDataset
+    from multihop.data_prep.tokenizers.info import TokenizerInfo
+    from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+    from multihop.eval.finetune import History
+    from multihop.eval.heads import TaskModel
+    from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+    from multihop.pretrain.models.common.model import Model
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Outcome:
 
     row: Row
     predictions: dict[str, Any] | None
-    """What `eval.predictions.predictions_of` returns; None for a failed trial and for a zero-shot task."""
+    """What `multihop.eval.predictions.predictions_of` returns; None for a failed trial and for a zero-shot task."""
 
 
 def run_trial(trial: Trial) -> Outcome:
@@ -55,7 +55,7 @@ def run_trial(trial: Trial) -> Outcome:
     """
     import torch
 
-    from eval.finetune import NonFiniteLossError
+    from multihop.eval.finetune import NonFiniteLossError
 
     started = time.monotonic()
     torch.set_num_threads(trial.threads)
@@ -70,7 +70,7 @@ def run_trial(trial: Trial) -> Outcome:
 
 def _check_finite(row: Row) -> None:
     """Raise NonFiniteLossError for numbers that JSON cannot represent."""
-    from eval.finetune import NonFiniteLossError
+    from multihop.eval.finetune import NonFiniteLossError
 
     numbers = {"value": row["value"], "dev_value": row["dev_value"], **row["other_metrics"]}
     for name, number in numbers.items():
@@ -115,8 +115,8 @@ def _described(trial: Trial) -> Row:
 
 
 def _finetuned(trial: Trial) -> tuple[Row, dict[str, Any]]:
-    from eval.frames import frame_of
-    from eval.input_cache import task_inputs
+    from multihop.eval.frames import frame_of
+    from multihop.eval.input_cache import task_inputs
 
     [(tokenizer, info)] = _tokenizers(trial)
     encoder = _model(trial)
@@ -125,8 +125,8 @@ def _finetuned(trial: Trial) -> tuple[Row, dict[str, Any]]:
     features, causal = settings.features, FAMILIES[family].causal
     frame = frame_of(family, info.special_ids, trial.vocab_size, frozen=features is not None)
     if trial.kind == "spans":
-        from eval.spans.finetune import finetune_spans
-        from eval.spans.inputs import span_inputs
+        from multihop.eval.spans.finetune import finetune_spans
+        from multihop.eval.spans.inputs import span_inputs
 
         cut = span_inputs(
             lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
@@ -136,8 +136,8 @@ def _finetuned(trial: Trial) -> tuple[Row, dict[str, Any]]:
         row = _row(spans.value, spans.other_metrics, spans.history, cut.sizes, cut.reported_on)
         return row | _keep_weights(trial, model), spans.predictions
 
-    from eval.predictions import predictions_of
-    from eval.supervised import finetune_labelled
+    from multihop.eval.predictions import predictions_of
+    from multihop.eval.supervised import finetune_labelled
 
     inputs = task_inputs(
         lambda: _planned(trial), trial.task_fingerprint, tokenizer, info.sha256, frame, causal, settings
@@ -160,7 +160,7 @@ def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettin
     Raises:
         ValueError: those weights are missing or damaged.
     """
-    from eval.heads import TaskModel
+    from multihop.eval.heads import TaskModel
 
     model = TaskModel(encoder, task, trial.seed, settings.head_dropout, settings.features, settings.pooling)
     if trial.source_key is not None:
@@ -236,8 +236,8 @@ def _planned(trial: Trial) -> Task:
 def _zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     if trial.task == HELDOUT:
         return _perplexity(trial)
-    from eval.zero_shot import tasks as zero_shot
-    from eval.zero_shot.perplexity import evaluate_perplexity, text_of
+    from multihop.eval.zero_shot import tasks as zero_shot
+    from multihop.eval.zero_shot.perplexity import evaluate_perplexity, text_of
 
     task = _planned(trial)
     [(tokenizer, info)] = _tokenizers(trial)
@@ -261,8 +261,8 @@ def _zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
 
 
 def _translation(trial: Trial) -> tuple[Row, dict[str, Any]]:
-    from eval.inference.trained_model import TrainedModel
-    from eval.translation.evaluate import evaluate_translation
+    from multihop.eval.inference.trained_model import TrainedModel
+    from multihop.eval.translation.evaluate import evaluate_translation
 
     task = _planned(trial)
     (tokenizer, info), *rest = _tokenizers(trial)
@@ -272,9 +272,9 @@ def _translation(trial: Trial) -> tuple[Row, dict[str, Any]]:
 
 
 def _perplexity(trial: Trial) -> tuple[Row, None]:
-    from data_prep.dataset.manifest import read_token_counts
-    from eval.finetune import NonFiniteLossError
-    from eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
+    from multihop.data_prep.dataset.manifest import read_token_counts
+    from multihop.eval.finetune import NonFiniteLossError
+    from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
 
     data = _open_data(trial)
     tokenizer = data.manifest.tokenizer
@@ -304,7 +304,7 @@ def _perplexity(trial: Trial) -> tuple[Row, None]:
 
 
 def _open_data(trial: Trial) -> "TokenDataset":
-    from data_prep.dataset.shards import open_dataset
+    from multihop.data_prep.dataset.shards import open_dataset
 
     assert trial.data_path is not None, "check_tasks refuses it"
     # A node may have no shards for training: they are not read here.
@@ -325,8 +325,8 @@ def _needs_no_training_shard(path: Path) -> None:
 
 def _model(trial: Trial) -> "Model":
     """With the checkpoint's weights, or random ones drawn with the trial's seed."""
-    from pretrain.checkpoint.reader import CheckpointReader
-    from pretrain.models.build import build_model, draw, initialise
+    from multihop.pretrain.checkpoint.reader import CheckpointReader
+    from multihop.pretrain.models.build import build_model, draw, initialise
 
     config, dropout = ModelConfig.model_validate(trial.model), TrialSettings.model_validate(trial.settings).dropout
     if dropout is not None:
@@ -357,7 +357,7 @@ def _verified(checkpoint: str, sha256: str) -> "CheckpointManifest":
     Raises:
         ValueError: a file is missing or damaged, or it is not the checkpoint that the trial was planned with.
     """
-    from pretrain.checkpoint.verify import verify
+    from multihop.pretrain.checkpoint.verify import verify
 
     manifest = verify(checkpoint)
     if manifest.content_hash() != sha256:
@@ -372,7 +372,7 @@ def _huggingface_weights(folder: str, sha256: str) -> "dict[str, torch.Tensor]":
     Raises:
         ValueError: the files are not those that the trial was planned with.
     """
-    from pretrain.checkpoint.huggingface_import import content_hash, import_model
+    from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
 
     if content_hash(Path(folder)) != sha256:
         raise ValueError(f"{folder} is not the model that the trials were planned with; run the command again")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from statistics import median
 
-from eval.evaluation_plan import Results
-from eval.statistics.choose import choose
+from multihop.eval.evaluation_plan import Results
+from multihop.eval.statistics.choose import choose
 
 
 def median_scores(results: Results) -> Iterator[tuple[str, int, float]]:

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.files import canonical_json, remove_temporaries, sha256_file
-from common.json_lines import Row
-from eval.config import EvalConfig
-from eval.known_tasks import is_zero_shot, shown_name
-from eval.run_trial import failed_row
-from eval.statistics.choose import choose
-from eval.trial import Trial, hyperparameters, trial_key, weights_file
+from multihop.common.files import canonical_json, remove_temporaries, sha256_file
+from multihop.common.json_lines import Row
+from multihop.eval.config import EvalConfig
+from multihop.eval.known_tasks import is_zero_shot, shown_name
+from multihop.eval.run_trial import failed_row
+from multihop.eval.statistics.choose import choose
+from multihop.eval.trial import Trial, hyperparameters, trial_key, weights_file
 
 _WEIGHTS = re.compile(r"[0-9a-f]{64}\.safetensors")
 
@@ -65,7 +65,7 @@ def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[st
     missing or damaged are left, too.
 
     Args:
-        trials: of `eval.plan.plan_trials`.
+        trials: of `multihop.eval.plan.plan_trials`.
         rows: of results.jsonl; the last one of a key counts.
         tried: keys of trials that this command ran.
     """

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from eval.config import TrialSettings
-from eval.finetune import History, finetune
-from eval.heads import TaskModel
-from eval.inputs import Encoded, batches_of_tokens
-from eval.metrics import NO_LABEL, score
-from eval.tasks.task import Task
-from pretrain.engine.inputs import on_device
+from multihop.eval.config import TrialSettings
+from multihop.eval.finetune import History, finetune
+from multihop.eval.heads import TaskModel
+from multihop.eval.inputs import Encoded, batches_of_tokens
+from multihop.eval.metrics import NO_LABEL, score
+from multihop.eval.tasks.task import Task
+from multihop.pretrain.engine.inputs import on_device
 
 _PREDICT_TOKENS = 8192
 

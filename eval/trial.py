@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
-from common.files import sha256_json
-from common.json_lines import Row
-from eval.config import Init, TrialSettings
-from eval.tasks.task import UNTRAINED, Kind, Task
-from pretrain.models.config import ModelConfig
+from multihop.common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
+from multihop.common.files import sha256_json
+from multihop.common.json_lines import Row
+from multihop.eval.config import Init, TrialSettings
+from multihop.eval.tasks.task import UNTRAINED, Kind, Task
+from multihop.pretrain.models.config import ModelConfig
 
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
 
@@ -104,7 +104,7 @@ def trial_key(trial: Trial) -> str:
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
     }
     if trial.start_from is not None:
-        assert trial.source_key is not None, "eval.start_from chooses it first"
+        assert trial.source_key is not None, "multihop.eval.start_from chooses it first"
         identity["source"] = trial.source_key
     return sha256_json(identity)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from common.json_lines import Row
-from eval.statistics.choose import Choice, choose
-from eval.statistics.difference import (
+from multihop.common.json_lines import Row
+from multihop.eval.statistics.choose import Choice, choose
+from multihop.eval.statistics.difference import (
     FEWEST_EXAMPLES,
     SIGNIFICANT,
     Difference,
@@ -15,9 +15,9 @@ from eval.statistics.difference import (
     difference_of_seeds,
     holm,
 )
-from eval.statistics.predictions import Trial, read_statistics
-from eval.statistics.words import amount, basis, show
-from eval.tasks.task import UNTRAINED
+from multihop.eval.statistics.predictions import Trial, read_statistics
+from multihop.eval.statistics.words import amount, basis, show
+from multihop.eval.tasks.task import UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()
     """One result for each task that has rows, in the rows' order.
 
     Args:
-        rows, earlier: from `eval.evaluation_plan.read_results`.
+        rows, earlier: from `multihop.eval.evaluation_plan.read_results`.
         run_dir: where eval/predictions is.
 
     Raises:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.config import Section
-from pretrain.config import TrainingConfig
+from multihop.common.config import Section
+from multihop.pretrain.config import TrainingConfig
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config import MEANING, MEMORY, NOTHING, ORDER, PLACE, SPEED, UPDATES, Section
-from data_prep.config import DataConfig
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES, PRESETS
+from multihop.common.config import MEANING, MEMORY, NOTHING, ORDER, PLACE, SPEED, UPDATES, Section
+from multihop.data_prep.config import DataConfig
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES, PRESETS
 
 
 class ObjectiveConfig(Section):

@@ -10,7 +10,7 @@ from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 from rank_pool import RankPool
 from s3_endpoint import bucket, s3, s3_server
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 __all__ = ["bucket", "s3", "s3_server"]
 pytest_plugins = ["exit_status", "groups_of_tests"]
@@ -72,7 +72,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _prepared(texts: Path, out: Path, special_tokens: str) -> Path:
-    from data_prep.pipeline.prepare import (
+    from multihop.data_prep.pipeline.prepare import (
         prepare,
     )  # not above: on a GPU's machine the libraries for text may be missing
 
@@ -99,7 +99,7 @@ def gpt2_data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pairs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared data set of 300 pairs."""
-    from data_prep.pipeline.prepare import prepare
+    from multihop.data_prep.pipeline.prepare import prepare
 
     folder = tmp_path_factory.mktemp("pairs-data")
     source = write_jsonl(folder / "pairs.jsonl", map(pair, range(300)))

@@ -57,10 +57,10 @@ def most_frequent(library: Any, number: int) -> list[str]:
 
 def count_step(case: dict[str, Any], settings: dict[str, Any], micro_batches: int, kernels: int) -> dict[str, Any]:
     """Each phase's counts and most frequent kernels in the third step, and the peak of memory in bytes."""
-    from pretrain.config import TrainingConfig
-    from pretrain.engine.engine import Engine
-    from pretrain.engine.ranks import Ranks
-    from pretrain.models.build import build_model, initialise
+    from multihop.pretrain.config import TrainingConfig
+    from multihop.pretrain.engine.engine import Engine
+    from multihop.pretrain.engine.ranks import Ranks
+    from multihop.pretrain.models.build import build_model, initialise
 
     library, driver = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}

@@ -13,7 +13,7 @@ built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
 cc -shared -fPIC -O1 -w -I"${headers%/crt/host_defines.h}" "$here/device.c" -o "$built/device.so" -lpthread
 cc -shared -fPIC -O1 -w "$here/driver.c" -o "$built/libcuda.so.1"
-export PYTHONPATH="${CHECKOUT:-$here/../..}" TORCHINDUCTOR_COMPILE_THREADS=1 LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export PYTHONPATH="${CHECKOUT:-$here/../..}/src" TORCHINDUCTOR_COMPILE_THREADS=1 LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 shapes=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do shapes+=("$1"); shift; done
 [ $# -eq 0 ] || shift

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from cluster.cli.locate_run import locate_run
-from cluster.cli.options import AsJson, CheckpointsPlace, Runs, Step
+from multihop.cluster.cli.locate_run import locate_run
+from multihop.cluster.cli.options import AsJson, CheckpointsPlace, Runs, Step
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -15,7 +15,7 @@ checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 def list_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """List checkpoints: step, date, ranks, size, state."""
     place = locate_run(run, runs)
-    from cluster.cli.checkpoints import show_list
+    from multihop.cluster.cli.checkpoints import show_list
 
     show_list(place, as_json)
 
@@ -24,7 +24,7 @@ def list_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: 
 def verify_checkpoints(run: CheckpointsPlace, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
     place = locate_run(run, runs)
-    from cluster.cli.checkpoints import show_results
+    from multihop.cluster.cli.checkpoints import show_results
 
     raise typer.Exit(show_results(place, as_json))
 
@@ -38,7 +38,7 @@ def average_checkpoints(
 ) -> None:
     """Average the weights of the newest checkpoints. The result has no optimizer state."""
     place = locate_run(run, runs)
-    from cluster.cli.export import show_average
+    from multihop.cluster.cli.export import show_average
 
     show_average(place, last, out)
 
@@ -53,7 +53,7 @@ def export_checkpoint(
 ) -> None:
     """Export a checkpoint and its tokenizer to Hugging Face's format. The Auto classes of transformers load it."""
     place = locate_run(run, runs)
-    from cluster.cli.export import show_export
+    from multihop.cluster.cli.export import show_export
 
     show_export(place, out, step)
 
@@ -67,6 +67,6 @@ def import_checkpoint(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
 ) -> None:
     """Import a Hugging Face model as a checkpoint for model.init_from."""
-    from cluster.cli.export import show_import
+    from multihop.cluster.cli.export import show_import
 
     show_import(folder, out)

@@ -10,12 +10,12 @@ from math import prod
 from rich.console import Console
 from rich.table import Column, Table
 
-from cluster.console import plain, progress_line
-from common.redaction import shown
-from common.storage import open_folder
-from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import damages, list_steps
-from pretrain.run.find_checkpoint import checkpoints_at
+from multihop.cluster.console import plain, progress_line
+from multihop.common.redaction import shown
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import damages, list_steps
+from multihop.pretrain.run.find_checkpoint import checkpoints_at
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
 NEVER_COMMITTED = "never committed: it is ignored, and the next start of its run removes the run's files in it"

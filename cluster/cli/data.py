@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from cluster.console import plain, progress_line
-from cluster.runs.prepared import work_of
-from cluster.runs.recipe import Recipe
-from common.exit_codes import DONE, FAILED
-from common.files import replacing
-from common.mapping import map_in_process, reporting
-from common.redaction import shown
-from data_prep.dataset.manifest import MANIFEST, read_data_manifest
-from data_prep.dataset.statistics import QUANTILES, Statistics, gather
-from data_prep.dataset.verify import dataset_files, verify_files
-from data_prep.pipeline.forecast import forecast
-from data_prep.pipeline.identity import sources_key
-from data_prep.reading.sources import list_files
+from multihop.cluster.console import plain, progress_line
+from multihop.cluster.runs.prepared import work_of
+from multihop.cluster.runs.recipe import Recipe
+from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.files import replacing
+from multihop.common.mapping import map_in_process, reporting
+from multihop.common.redaction import shown
+from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
+from multihop.data_prep.dataset.statistics import QUANTILES, Statistics, gather
+from multihop.data_prep.dataset.verify import dataset_files, verify_files
+from multihop.data_prep.pipeline.forecast import forecast
+from multihop.data_prep.pipeline.identity import sources_key
+from multihop.data_prep.reading.sources import list_files
 
 _SHARES = (0.5, 0.9, 0.99)
 

@@ -5,14 +5,14 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from cluster.console import console, plain
-from cluster.doctor.finding import Facts
-from cluster.doctor.order import Order, order_of
-from cluster.jobs.errand import ErrandFailed
-from cluster.ray.jobs import Jobs
-from cluster.runs.recipe import Recipe
-from common.exit_codes import DONE, FAILED
-from common.redaction import shown
+from multihop.cluster.console import console, plain
+from multihop.cluster.doctor.finding import Facts
+from multihop.cluster.doctor.order import Order, order_of
+from multihop.cluster.jobs.errand import ErrandFailed
+from multihop.cluster.ray.jobs import Jobs
+from multihop.cluster.runs.recipe import Recipe
+from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.redaction import shown
 
 
 def examine_and_show(
@@ -52,7 +52,7 @@ def show(report: Facts) -> None:
     """Print a table of the nodes, one of the links, and the findings."""
     from rich.console import Console
 
-    from cluster.doctor.table import links_table, nodes_table
+    from multihop.cluster.doctor.table import links_table, nodes_table
 
     out = Console()
     out.print(nodes_table(report))
@@ -73,10 +73,10 @@ def _report(address: str | None, order: Order) -> Facts:
         console.print(plain(f"examining: {line}"))
 
     if address is not None:
-        from cluster.doctor.remote import examine_remotely
+        from multihop.cluster.doctor.remote import examine_remotely
 
         return examine_remotely(Jobs(address), order, say)
-    from cluster.doctor.examine import examine
+    from multihop.cluster.doctor.examine import examine
 
     with redirect_stdout(sys.stderr):  # Ray prints messages about nodes at any time
         return examine(order, say)

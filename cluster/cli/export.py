@@ -13,20 +13,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.files import sync
-from common.redaction import shown
-from data_prep.tokenizers.export import export_tokenizer
-from data_prep.tokenizers.export_marian import export_marian_tokenizers
-from pretrain.checkpoint.average import average, newest_committed
-from pretrain.checkpoint.huggingface_config import read_source_vocab_size
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.checkpoint.huggingface_import import import_model
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.models.build import draw, outline_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
-from pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
+from multihop.common.files import sync
+from multihop.common.redaction import shown
+from multihop.data_prep.tokenizers.export import export_tokenizer
+from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
+from multihop.pretrain.checkpoint.average import average, newest_committed
+from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.models.build import draw, outline_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
 
 _IMPORT_SEED = 1
 """Of the weights that an imported model does not have."""

@@ -8,21 +8,21 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from cluster.console import progress_line
-from common.files import make_folder, write_atomically
-from common.malloc import keep_all_freed_memory
-from common.redaction import shown
-from eval.config import Pooling
-from eval.inference.attention_map import attending
-from eval.inference.beam_search import Search
-from eval.inference.embed import NoTokensError, embed
-from eval.inference.fill import fill
-from eval.inference.generate import generate, stream
-from eval.inference.sampling import Sampling
-from eval.inference.trained_model import TrainedModel, load_model
-from eval.inference.translate import translate, translator
-from eval.reporting.attention_picture import draw_map
-from eval.reporting.figures import as_png
+from multihop.cluster.console import progress_line
+from multihop.common.files import make_folder, write_atomically
+from multihop.common.malloc import keep_all_freed_memory
+from multihop.common.redaction import shown
+from multihop.eval.config import Pooling
+from multihop.eval.inference.attention_map import attending
+from multihop.eval.inference.beam_search import Search
+from multihop.eval.inference.embed import NoTokensError, embed
+from multihop.eval.inference.fill import fill
+from multihop.eval.inference.generate import generate, stream
+from multihop.eval.inference.sampling import Sampling
+from multihop.eval.inference.trained_model import TrainedModel, load_model
+from multihop.eval.inference.translate import translate, translator
+from multihop.eval.reporting.attention_picture import draw_map
+from multihop.eval.reporting.figures import as_png
 
 _TEXTS_AT_ONCE = 64
 _LINES_AT_ONCE = 512

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.cli.inspected_step import InspectedSample, InspectedStep
-from cluster.runs.recipe import Recipe, validate_recipe
-from common.config import DATA, ORDER, decided_by
-from common.files import read_json_object
-from data_prep.dataset.manifest import MANIFEST, read_data_manifest
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.identity import settings_of, sources_key
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.info import TokenizerInfo
-from pretrain.data.batches import BatchMaker, RankStep
-from pretrain.data.index import build_indexes, look_up
-from pretrain.data.phases import is_skipped, locate, share_of_rank
-from pretrain.objectives import objective_of
-from pretrain.run.changes import differences
+from multihop.cluster.cli.inspected_step import InspectedSample, InspectedStep
+from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.common.config import DATA, ORDER, decided_by
+from multihop.common.files import read_json_object
+from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.identity import settings_of, sources_key
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.index import build_indexes, look_up
+from multihop.pretrain.data.phases import is_skipped, locate, share_of_rank
+from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.run.changes import differences
 
 _MICRO_BATCH = 1  # grouping does not change samples, so each one gets a micro-batch of its own
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.console import plain
-from common.redaction import shown
+from multihop.cluster.console import plain
+from multihop.common.redaction import shown
 
 _WORD_START = "▁"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cluster.cli.options import Allow, AsJson, Dashboard, JobName, Overrides, RecipePath
+from multihop.cluster.cli.options import Allow, AsJson, Dashboard, JobName, Overrides, RecipePath
 
 job_commands = typer.Typer()
 _LOCAL = "http://127.0.0.1:8265"
@@ -26,11 +26,11 @@ def submit(
     ] = False,
 ) -> None:
     """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
-    from cluster.cli.doctor import is_fit
-    from cluster.cli.jobs import submit_and_follow
-    from cluster.jobs.paths import load_for_cluster
-    from cluster.jobs.submit import Order
-    from common.exit_codes import FAILED
+    from multihop.cluster.cli.doctor import is_fit
+    from multihop.cluster.cli.jobs import submit_and_follow
+    from multihop.cluster.jobs.paths import load_for_cluster
+    from multihop.cluster.jobs.submit import Order
+    from multihop.common.exit_codes import FAILED
 
     loaded = load_for_cluster(recipe, overrides or [], runs)
     order = Order(loaded, stage, runs.rstrip("/"), allow_change or ())
@@ -42,7 +42,7 @@ def submit(
 @job_commands.command()
 def jobs(address: Dashboard = _LOCAL) -> None:
     """List the jobs of a cluster."""
-    from cluster.cli.jobs import show_jobs
+    from multihop.cluster.cli.jobs import show_jobs
 
     show_jobs(address)
 
@@ -50,7 +50,7 @@ def jobs(address: Dashboard = _LOCAL) -> None:
 @job_commands.command()
 def attach(name: JobName, address: Dashboard = _LOCAL) -> None:
     """Follow the job of a run from its first line."""
-    from cluster.cli.jobs import attach_to
+    from multihop.cluster.cli.jobs import attach_to
 
     raise typer.Exit(attach_to(address, name))
 
@@ -63,7 +63,7 @@ def logs(
     rank: Annotated[int | None, typer.Option(min=0, help="The log of this rank.")] = None,
 ) -> None:
     """Print the output of a run's job."""
-    from cluster.cli.jobs import show_log
+    from multihop.cluster.cli.jobs import show_log
 
     raise typer.Exit(show_log(address, name, follow, rank))
 
@@ -75,7 +75,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Kill it without saving a checkpoint.")] = False,
 ) -> None:
     """Have a run save a checkpoint and stop."""
-    from cluster.cli.jobs import stop_job
+    from multihop.cluster.cli.jobs import stop_job
 
     raise typer.Exit(stop_job(address, name, now))
 
@@ -87,7 +87,7 @@ def fetch(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to put the folder NAME.")] = Path("fetched"),
 ) -> None:
     """Copy a run's report and results to this machine."""
-    from cluster.cli.jobs import fetch_results
+    from multihop.cluster.cli.jobs import fetch_results
 
     fetch_results(address, name, out)
 
@@ -109,9 +109,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Find what is wrong with a cluster before a big job. Exit code 1: something is."""
-    from cluster.cli.doctor import examine_and_show
-    from cluster.jobs.paths import load_for_cluster
-    from cluster.runs.recipe import load_recipe
+    from multihop.cluster.cli.doctor import examine_and_show
+    from multihop.cluster.jobs.paths import load_for_cluster
+    from multihop.cluster.runs.recipe import load_recipe
 
     if recipe is None:
         loaded = None

@@ -5,15 +5,15 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.jobs.errand import ErrandFailed, run_errand
-from cluster.jobs.errands.pack_results import MARK
-from cluster.jobs.errands.print_log import OFFSET_PREFIX
-from cluster.jobs.fetched import unpack_results
-from cluster.jobs.follow import exit_code, follow, verdict
-from cluster.jobs.submit import Order, submit
-from cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
-from common.exit_codes import DETACHED, FAILED
-from common.redaction import shown
+from multihop.cluster.jobs.errand import ErrandFailed, run_errand
+from multihop.cluster.jobs.errands.pack_results import MARK
+from multihop.cluster.jobs.errands.print_log import OFFSET_PREFIX
+from multihop.cluster.jobs.fetched import unpack_results
+from multihop.cluster.jobs.follow import exit_code, follow, verdict
+from multihop.cluster.jobs.submit import Order, submit
+from multihop.cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
+from multihop.common.exit_codes import DETACHED, FAILED
+from multihop.common.redaction import shown
 
 _FOLLOW_TIMEOUT_S = 600
 """Seconds for which one job on the head follows a log before this process starts the next: the head cannot see whether
@@ -37,7 +37,7 @@ def show_jobs(address: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from cluster.console import plain
+    from multihop.cluster.console import plain
 
     table = Table("run", "job", "status", "started", "took", "code", header_style="bold", box=None)
     for job in reversed(Jobs(address).all()):

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from cluster.cli.checkpoint_commands import checkpoints_app
-from cluster.cli.failures import told_in_a_sentence
-from cluster.cli.job_commands import job_commands
-from cluster.cli.locate_run import locate_run
-from cluster.cli.options import (
+from multihop.cluster.cli.checkpoint_commands import checkpoints_app
+from multihop.cluster.cli.failures import told_in_a_sentence
+from multihop.cluster.cli.job_commands import job_commands
+from multihop.cluster.cli.locate_run import locate_run
+from multihop.cluster.cli.options import (
     Address,
     Allow,
     AsJson,
@@ -28,8 +28,8 @@ from cluster.cli.options import (
     Step,
     Verify,
 )
-from common.exit_codes import FAILED, STOPPED
-from common.redaction import shown
+from multihop.common.exit_codes import FAILED, STOPPED
+from multihop.common.redaction import shown
 
 _NAMED = 3
 """The most runs beside the first that a report is named after."""
@@ -92,9 +92,9 @@ def prep(
 ) -> None:
     """Prepare the data: text to token shards."""
     if dry_run:
-        from cluster.cli.data import show_forecast
-        from cluster.runs.home import folder_here
-        from cluster.runs.recipe import load_recipe
+        from multihop.cluster.cli.data import show_forecast
+        from multihop.cluster.runs.home import folder_here
+        from multihop.cluster.runs.recipe import load_recipe
 
         show_forecast(load_recipe(recipe, overrides or []), folder_here(runs))
         return
@@ -141,7 +141,7 @@ def compare(
     ] = None,
 ) -> None:
     """Compare the recipes and results of runs."""
-    from cluster.runs.compare import show_comparison
+    from multihop.cluster.runs.compare import show_comparison
 
     show_comparison(names, runs, tracking)
 
@@ -159,9 +159,9 @@ def report(
     ] = None,
 ) -> None:
     """Write a report that compares several runs with the first. Writes report.md, report.html and pictures."""
-    from cluster.runs.compare import find_runs
-    from cluster.runs.recipe import check_keys
-    from eval.comparison.report import write_comparison
+    from multihop.cluster.runs.compare import find_runs
+    from multihop.cluster.runs.recipe import check_keys
+    from multihop.eval.comparison.report import write_comparison
 
     check_keys(series or (), "--series")
     if series and x is None:
@@ -187,12 +187,12 @@ def experiment(
     ] = None,
 ) -> None:
     """Do all runs of an experiment, and report on them. Finished work is skipped."""
-    from cluster.runs.experiment import read_experiment
+    from multihop.cluster.runs.experiment import read_experiment
 
     plan = read_experiment(file, overrides or [])
 
     def work() -> int:
-        from cluster.runs.run_experiment import run_experiment
+        from multihop.cluster.runs.run_experiment import run_experiment
 
         return run_experiment(plan, runs, out)
 
@@ -214,11 +214,11 @@ def inspect_batch(
     """Show the samples of a training step, decoded, and their documents."""
     import json
 
-    from cluster.runs.recipe import load_recipe
+    from multihop.cluster.runs.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
-    from cluster.cli.inspect_batch import deviations, inspect_step
-    from cluster.cli.inspected_step import show_step
+    from multihop.cluster.cli.inspect_batch import deviations, inspect_step
+    from multihop.cluster.cli.inspected_step import show_step
 
     found = inspect_step(resolved, runs, step, world_size, rank)
     if others := deviations(resolved, runs):
@@ -236,7 +236,7 @@ def inspect_batch(
 @data_app.command("verify")
 def verify_data(place: DataPlace, runs: Runs = Path("runs")) -> None:
     """Hash every file of a data set. Exit code 1: a file is damaged."""
-    from cluster.cli.data import show_verdict
+    from multihop.cluster.cli.data import show_verdict
 
     raise typer.Exit(show_verdict(place, runs))
 
@@ -251,7 +251,7 @@ def data_stats(
     as_json: AsJson = False,
 ) -> None:
     """Show document lengths, sources and token frequencies. Also shows which documents were dropped, and why."""
-    from cluster.cli.data import show_stats
+    from multihop.cluster.cli.data import show_stats
 
     show_stats(place, runs, picture, as_json)
 
@@ -267,7 +267,7 @@ def fill(
 ) -> None:
     """Fill in the mask tokens of texts with a masked model."""
     place = locate_run(run, runs)
-    from cluster.cli.inference import show_filled
+    from multihop.cluster.cli.inference import show_filled
 
     show_filled(place, step, texts, candidates, as_json)
 
@@ -286,8 +286,8 @@ def generate(
 ) -> None:
     """Continue prompts with a causal model. Greedy, unless a sampling option is given."""
     place = locate_run(run, runs)
-    from cluster.cli.inference import show_generated
-    from eval.inference.sampling import Sampling
+    from multihop.cluster.cli.inference import show_generated
+    from multihop.eval.inference.sampling import Sampling
 
     if temperature is None and top_k is None and top_p is None:
         sampling = None
@@ -309,8 +309,8 @@ def translate(
 ) -> None:
     """Translate the lines of standard input. Needs a translation model; prints one line for each."""
     place = locate_run(run, runs)
-    from cluster.cli.inference import show_translated
-    from eval.inference.beam_search import Search
+    from multihop.cluster.cli.inference import show_translated
+    from multihop.eval.inference.beam_search import Search
 
     show_translated(place, step, Search(beams, length_penalty), maps)
 
@@ -327,7 +327,7 @@ def embed(
 ) -> None:
     """Embed the lines of standard input. Prints one JSON object per line."""
     place = locate_run(run, runs)
-    from cluster.cli.inference import show_embedded
+    from multihop.cluster.cli.inference import show_embedded
 
     show_embedded(place, step, pooling)
 
@@ -337,7 +337,7 @@ def ui(
     runs: Runs = Path("runs"), port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000
 ) -> None:
     """Serve the MLflow UI for the local store."""
-    from cluster.tracking.ui import serve
+    from multihop.cluster.tracking.ui import serve
 
     serve(runs, port)
 
@@ -352,7 +352,7 @@ def _run(
     wanted: tuple[str, ...],
     following: bool = False,
 ) -> None:
-    from cluster.runs.recipe import check_keys, load_recipe
+    from multihop.cluster.runs.recipe import check_keys, load_recipe
 
     check_keys(allowed or (), "--allow-change")
     given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
@@ -360,9 +360,9 @@ def _run(
 
     def work() -> int:
         # These import torch: errors in the recipe are reported before that.
-        from cluster.runs.follow import follow
-        from cluster.runs.home import folder_here, in_home, opened_home
-        from cluster.runs.stages import run_stages
+        from multihop.cluster.runs.follow import follow
+        from multihop.cluster.runs.home import folder_here, in_home, opened_home
+        from multihop.cluster.runs.stages import run_stages
 
         placed = in_home(loaded, runs)
         with opened_home(runs, placed.name) as home:
@@ -377,7 +377,7 @@ def _run(
 
 def _exit_with(work: Callable[[], int]) -> None:
     """Do the work and exit with its code."""
-    from cluster.ray.failures import TrainingFailed, WorkerDiedError
+    from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
 
     try:
         code = work()
@@ -394,7 +394,7 @@ def _exit_with(work: Callable[[], int]) -> None:
 
 
 def main() -> None:
-    """The command `multihop`; it exits with one of common.exit_codes."""
+    """The command `multihop`; it exits with one of multihop.common.exit_codes."""
     signal.signal(signal.SIGTERM, _interrupt)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with told_in_a_sentence():

@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from cluster.ray.network import interface_of
+from multihop.cluster.ray.network import interface_of
 
 SIZES = (2**12, 2**20, 2**26)
 """Bytes: latency, a small bucket of gradients, a large one."""
@@ -34,7 +34,7 @@ def all_reduce_rates(rank: int, world_size: int, host: str, own_host: str, port:
     import torch
     import torch.distributed as dist
 
-    from pretrain.engine.rendezvous import Listener, Meeting, Store
+    from multihop.pretrain.engine.rendezvous import Listener, Meeting, Store
 
     meeting = Meeting(host, port, bytes.fromhex(secret))
     listener = Listener(meeting) if rank == 0 else None

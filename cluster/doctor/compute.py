@@ -20,7 +20,7 @@ def compute(on_gpu: bool) -> dict[str, Any]:
     """
     import torch
 
-    from common.hardware import cpu_model
+    from multihop.common.hardware import cpu_model
 
     if on_gpu and not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU: compare its CUDA version with the driver's")
@@ -37,7 +37,7 @@ def compute(on_gpu: bool) -> dict[str, Any]:
 def _measure(device: Any) -> dict[str, Any]:
     import torch
 
-    from pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.peak_flops import matmul_rate
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"flops": matmul_rate(device, dtype), "wrong": _wrong_products(device)}

@@ -1,4 +1,7 @@
-"""Examine the cluster of this process: `python -m cluster.doctor.examine ORDER.json`, as a job on a cluster's head."""
+"""Examine the cluster of this process, as a job on a cluster's head.
+
+Its command is `python -m multihop.cluster.doctor.examine ORDER.json`.
+"""
 
 import json
 import signal
@@ -6,13 +9,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.doctor.finding import Facts
-from cluster.doctor.findings import findings
-from cluster.doctor.order import Order
-from cluster.doctor.rehearsal import rehearse
-from cluster.doctor.rounds import Say, gather
-from cluster.ray.session import ray_session
-from cluster.runs.recipe import validate_recipe
+from multihop.cluster.doctor.finding import Facts
+from multihop.cluster.doctor.findings import findings
+from multihop.cluster.doctor.order import Order
+from multihop.cluster.doctor.rehearsal import rehearse
+from multihop.cluster.doctor.rounds import Say, gather
+from multihop.cluster.ray.session import ray_session
+from multihop.cluster.runs.recipe import validate_recipe
 
 MARK = "multihop doctor: "
 SAYS = "multihop doctor does: "

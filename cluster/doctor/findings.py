@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cluster.doctor.finding import Facts, Finding, gigabytes, rate
-from cluster.doctor.gpu_findings import gpu_findings
+from multihop.cluster.doctor.finding import Facts, Finding, gigabytes, rate
+from multihop.cluster.doctor.gpu_findings import gpu_findings
 
 _Key = TypeVar("_Key")
 CLOCK_S = 1.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cluster.doctor.finding import Facts, Finding, gigabytes
+from multihop.cluster.doctor.finding import Facts, Finding, gigabytes
 
 HOT = 85
 """Degrees Celsius of a GPU without work; most slow down from about 87 on."""

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster.runs.recipe import Recipe
+from multihop.cluster.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ import shutil
 import time
 from pathlib import Path
 
-from cluster.doctor.finding import Facts
-from cluster.ray.failures import TrainingFailed, WorkerDiedError
-from cluster.runs.prepared import work_of
-from cluster.runs.recipe import Recipe, validate_recipe
-from cluster.runs.resolved import store_of
-from cluster.runs.stages import run_stages
-from common.exit_codes import DONE
-from common.storage import Folder, open_folder
-from data_prep.pipeline.identity import recall_inputs
-from data_prep.reading.sources import list_files
-from pretrain.run.files import checkpoints_of
+from multihop.cluster.doctor.finding import Facts
+from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
+from multihop.cluster.runs.prepared import work_of
+from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.cluster.runs.resolved import store_of
+from multihop.cluster.runs.stages import run_stages
+from multihop.common.exit_codes import DONE
+from multihop.common.storage import Folder, open_folder
+from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.reading.sources import list_files
+from multihop.pretrain.run.files import checkpoints_of
 
 
 def rehearse(recipe: Recipe, runs: Path) -> Facts:

@@ -2,16 +2,16 @@
 
 import json
 
-from cluster.doctor.examine import MARK, SAYS
-from cluster.doctor.finding import Facts
-from cluster.doctor.order import Order
-from cluster.doctor.rounds import Say
-from cluster.jobs.archive import code_to_send, untracked, untracked_line
-from cluster.jobs.errand import ErrandFailed, run_small_job
-from cluster.jobs.errands.look import code_hash
-from cluster.jobs.submit import look
-from cluster.ray.jobs import Jobs
-from cluster.runs.code_version import code_version
+from multihop.cluster.doctor.examine import MARK, SAYS
+from multihop.cluster.doctor.finding import Facts
+from multihop.cluster.doctor.order import Order
+from multihop.cluster.doctor.rounds import Say
+from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line
+from multihop.cluster.jobs.errand import ErrandFailed, run_small_job
+from multihop.cluster.jobs.errands.look import code_hash
+from multihop.cluster.jobs.submit import look
+from multihop.cluster.ray.jobs import Jobs
+from multihop.cluster.runs.code_version import code_version
 
 _ORDER = "order.json"
 
@@ -24,17 +24,18 @@ def examine_remotely(jobs: Jobs, order: Order, say: Say) -> Facts:
     """
     here = code_version()
     installed = look(jobs, "").code
-    code = [] if installed is not None and installed == code_hash(here.root) else code_to_send(here)
+    is_same = installed is not None and installed == code_hash(here.package)
+    code = {} if is_same else code_to_send(here)
     if code and (new := untracked(here)):
         say(f"with files that git does not track: {untracked_line(new)}")
     contents = {_ORDER: json.dumps(order.as_json()).encode()}
-    command = f"exec python -m cluster.doctor.examine {_ORDER}"
+    command = f"exec python -m multihop.cluster.doctor.examine {_ORDER}"
 
     def pass_on(line: str) -> None:
         if line.startswith(SAYS):
             say(line.removeprefix(SAYS).strip())
 
-    printed = run_small_job(jobs, "doctor", command, contents, code, here.root, pass_on)
+    printed = run_small_job(jobs, "doctor", command, contents, code, pass_on)
     found = next((line for line in printed.splitlines() if line.startswith(MARK)), None)
     if found is None:
         raise ErrandFailed("the job printed no report")

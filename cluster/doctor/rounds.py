@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cluster.doctor import store
-from cluster.doctor.all_reduce import TIMEOUT_S as ALL_REDUCE_S
-from cluster.doctor.all_reduce import all_reduce_rates
-from cluster.doctor.compute import compute
-from cluster.doctor.facts import clock, machine
-from cluster.doctor.gpu import gpus
-from cluster.doctor.order import Order
-from cluster.ray.each_node import Call, Failed, Node, call_on_nodes, nodes_of_cluster
-from cluster.ray.network import free_port
-from cluster.tracking.reach import seconds_to_answer, server_uri
+from multihop.cluster.doctor import store
+from multihop.cluster.doctor.all_reduce import TIMEOUT_S as ALL_REDUCE_S
+from multihop.cluster.doctor.all_reduce import all_reduce_rates
+from multihop.cluster.doctor.compute import compute
+from multihop.cluster.doctor.facts import clock, machine
+from multihop.cluster.doctor.gpu import gpus
+from multihop.cluster.doctor.order import Order
+from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, nodes_of_cluster
+from multihop.cluster.ray.network import free_port
+from multihop.cluster.tracking.reach import seconds_to_answer, server_uri
 
 Facts = dict[str, Any]
 Say = Callable[[str], object]

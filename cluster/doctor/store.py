@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from common.storage import Folder, open_folder
+from multihop.common.storage import Folder, open_folder
 
 _PIECE, _PIECES = 4 * 2**20, 16
 _OWNER = "owner"

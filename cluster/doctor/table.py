@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from cluster.console import plain
-from cluster.doctor.finding import Facts, gigabytes
+from multihop.cluster.console import plain
+from multihop.cluster.doctor.finding import Facts, gigabytes
 
 if TYPE_CHECKING:
     from rich.table import Table

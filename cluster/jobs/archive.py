@@ -3,11 +3,10 @@
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
-from cluster.jobs.errands.look import code_files
-from cluster.runs.code_version import CodeVersion, git
-from common.redaction import shown
+from multihop.cluster.jobs.errands.look import PACKAGES, code_files
+from multihop.cluster.runs.code_version import CodeVersion, git
+from multihop.common.redaction import shown
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """A fixed time: the same content makes the same archive, which Ray then does not upload again."""
@@ -15,19 +14,30 @@ _LARGEST = 5
 _CHUNK = 2**20
 
 
-def code_to_send(here: CodeVersion) -> list[Path]:
-    """Files of the checkout that git tracks or would track, so no caches or runs; the packages' files without git.
+def code_to_send(here: CodeVersion) -> dict[str, Path]:
+    """Files of the checkout that git tracks or would track, so no caches or runs; the package's files without git.
 
     Links are left out: they could point anywhere.
+
+    Returns:
+        {name in the archive: file}. The package is at the top, as `multihop/`: jobs import from where they start.
     """
-    listed = _listed(here, "--cached", "--others") if here.commit else []
-    return _regular(listed or code_files(here.root))
+    listed = _regular(_listed(here, "--cached", "--others")) if here.commit else []
+    if not listed:
+        return {f"multihop/{path.relative_to(here.package).as_posix()}": path for path in code_files(here.package)}
+    return {_name_in_archive(path.relative_to(here.checkout)): path for path in listed}
+
+
+def _name_in_archive(path: Path) -> str:
+    if path.parts[0] in PACKAGES:
+        return f"multihop/{path.as_posix()}"
+    return path.as_posix().removeprefix("src/")
 
 
 def untracked(here: CodeVersion) -> list[str]:
     """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
     found = _regular(_listed(here, "--others")) if here.commit else []
-    return [path.relative_to(here.root).as_posix() for path in found]
+    return [path.relative_to(here.checkout).as_posix() for path in found]
 
 
 def untracked_line(names: Sequence[str]) -> str:
@@ -36,8 +46,8 @@ def untracked_line(names: Sequence[str]) -> str:
     return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
 
 
-def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path], root: Path, limit: int) -> str:
-    """Write `contents` by their names, and the files in `code` by their paths within `root`.
+def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Path], limit: int) -> str:
+    """Write `contents` and the files in `code` by their names.
 
     Returns:
         The archive's size with its largest files, as a sentence.
@@ -48,40 +58,36 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Sequence[Path],
     with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
             archive.writestr(_entry(name), content)
-        for path in code:
-            with open(path, "rb") as source, _entry_of(archive, path, root) as target:
+        for name, path in sorted(code.items()):
+            with open(path, "rb") as source, archive.open(_entry(name), "w", force_zip64=True) as target:
                 while chunk := source.read(_CHUNK):
                     target.write(chunk)
                     if file.tell() >= limit:
                         raise ValueError(
-                            f"the code in {root} is too large: Ray accepts {megabytes(limit)} compressed; the largest "
-                            f"files are {_largest(code, root)}: move them elsewhere, or add them to .gitignore"
+                            f"the code is too large: Ray accepts {megabytes(limit)} compressed; the largest files are "
+                            f"{_largest(code)}: move them elsewhere, or add them to .gitignore"
                         )
-    largest = _largest(code, root)
+    largest = _largest(code)
     return megabytes(to.stat().st_size) + (f"; largest: {largest}" if largest else "")
 
 
 def _listed(here: CodeVersion, *which: str) -> list[Path]:
-    names = git(here.root, "ls-files", "-z", *which, "--exclude-standard") or ""
-    return [here.root / name for name in names.split("\0") if name]
+    names = git(here.checkout, "ls-files", "-z", *which, "--exclude-standard") or ""
+    return [here.checkout / name for name in names.split("\0") if name]
 
 
 def _regular(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in set(paths) if path.is_file() and not path.is_symlink())
 
 
-def _largest(code: Sequence[Path], root: Path) -> str:
-    sizes = sorted(((path.stat().st_size, path) for path in code), reverse=True)[:_LARGEST]
-    return shown(", ".join(f"{path.relative_to(root).as_posix()} {megabytes(size)}" for size, path in sizes))
+def _largest(code: Mapping[str, Path]) -> str:
+    sizes = sorted(((path.stat().st_size, name) for name, path in code.items()), reverse=True)[:_LARGEST]
+    return shown(", ".join(f"{name} {megabytes(size)}" for size, name in sizes))
 
 
 def megabytes(count: int) -> str:
     """For example 1.2 MB."""
     return f"{count / 1e6:.1f} MB"
-
-
-def _entry_of(archive: zipfile.ZipFile, path: Path, root: Path) -> IO[bytes]:
-    return archive.open(_entry(path.relative_to(root).as_posix()), "w", force_zip64=True)
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

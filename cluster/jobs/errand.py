@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cluster.jobs import errands
-from cluster.jobs.archive import write_archive
-from cluster.jobs.follow import follow
-from cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
+from multihop.cluster.jobs import errands
+from multihop.cluster.jobs.archive import write_archive
+from multihop.cluster.jobs.follow import follow
+from multihop.cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
 _FOLDER = Path(errands.__file__).parent
 
@@ -28,8 +28,8 @@ def run_errand(jobs: Jobs, program: str, arguments: Sequence[str], write: Callab
         ErrandFailed: it did not end with exit code 0.
     """
     command = "exec " + shlex.join(["python", "-m", f"{_FOLDER.name}.{program}", *arguments])
-    files = sorted(_FOLDER.glob("*.py"))
-    return run_small_job(jobs, program, command, {}, files, _FOLDER.parent, write or (lambda line: None))
+    files = {f"{_FOLDER.name}/{path.name}": path for path in _FOLDER.glob("*.py")}
+    return run_small_job(jobs, program, command, {}, files, write or (lambda line: None))
 
 
 def run_small_job(
@@ -37,8 +37,7 @@ def run_small_job(
     name: str,
     command: str,
     contents: Mapping[str, bytes],
-    files: Sequence[Path],
-    root: Path,
+    files: Mapping[str, Path],
     write: Callable[[str], object],
 ) -> str:
     """Run a command on the head in a folder that is sent with it, and remove its job from the list; returns what it
@@ -46,7 +45,7 @@ def run_small_job(
 
     Args:
         name: becomes a part of the job's id.
-        contents, files, root: of the folder, as `write_archive` takes them.
+        contents, files: of the folder, as `write_archive` takes them.
         write: takes the output line by line, as it comes.
 
     Raises:
@@ -56,7 +55,7 @@ def run_small_job(
     job_id = f"multihop-{name}-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "errand.zip"
-        write_archive(archive, contents, files, root, LARGEST_ARCHIVE)
+        write_archive(archive, contents, files, LARGEST_ARCHIVE)
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
     try:

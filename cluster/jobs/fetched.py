@@ -4,9 +4,9 @@ import io
 import tarfile
 from pathlib import Path
 
-from cluster.jobs.errands.files import matches, matching
-from cluster.jobs.errands.pack_results import RESULTS
-from common.files import make_folder, write_atomically
+from multihop.cluster.jobs.errands.files import matches, matching
+from multihop.cluster.jobs.errands.pack_results import RESULTS
+from multihop.common.files import make_folder, write_atomically
 
 
 def unpack_results(archive: bytes, folder: Path) -> int:

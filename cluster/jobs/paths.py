@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.runs.home import in_home
-from cluster.runs.recipe import Recipe, read_recipe, resolved
+from multihop.cluster.runs.home import in_home
+from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved
 
 _SQLITE = "sqlite:///"
 

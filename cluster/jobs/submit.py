@@ -10,15 +10,27 @@ from typing import Any
 
 import yaml
 
-from cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
-from cluster.jobs.errand import run_errand
-from cluster.jobs.errands.look import MARK, code_hash
-from cluster.ray.jobs import CODE, COMMIT, CONTENT, DASHBOARD_NAME, JOB, LARGEST_ARCHIVE, RECIPE, RUN, RUNS, Job, Jobs
-from cluster.runs.code_version import COMMIT as COMMIT_HERE
-from cluster.runs.code_version import CodeVersion, code_version
-from cluster.runs.recipe import Recipe, validate_recipe
-from common.files import sha256_json
-from pretrain.run.changes import binding_differences, check_allowed, differences, listed
+from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
+from multihop.cluster.jobs.errand import run_errand
+from multihop.cluster.jobs.errands.look import MARK, code_hash
+from multihop.cluster.ray.jobs import (
+    CODE,
+    COMMIT,
+    CONTENT,
+    DASHBOARD_NAME,
+    JOB,
+    LARGEST_ARCHIVE,
+    RECIPE,
+    RUN,
+    RUNS,
+    Job,
+    Jobs,
+)
+from multihop.cluster.runs.code_version import COMMIT as COMMIT_HERE
+from multihop.cluster.runs.code_version import CodeVersion, code_version
+from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.common.files import sha256_json
+from multihop.pretrain.run.changes import binding_differences, check_allowed, differences, listed
 
 COMMANDS = {"prep": "prep", "train": "train", "eval": "eval", None: "run"}
 """The command for each stage."""
@@ -48,7 +60,7 @@ class Order:
         options = ["--runs", self.runs, *(part for key in self.allowed for part in ("--allow-change", key))]
         variables = [f"{JOB}={job_id}", f"{COMMIT_HERE}={code_version().label or ''}"]
         return "exec " + shlex.join(
-            ["env", *variables, "python", "-m", "cluster.cli.main", COMMANDS[self.stage], _RECIPE, *options]
+            ["env", *variables, "python", "-m", "multihop.cluster.cli.main", COMMANDS[self.stage], _RECIPE, *options]
         )
 
 
@@ -83,26 +95,26 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
             "the environment that has this project's packages"
         )
     here = code_version()
-    is_same = found.code is not None and found.code == code_hash(here.root)
+    is_same = found.code is not None and found.code == code_hash(here.package)
     say(f"run       {name}, {order.runs}/{name} on the cluster: {order.stage or 'all stages'}")
     for line in _changes(order, found.recipe):
         say(f"recipe    {line}")
     least, most = order.recipe.cluster.least_and_most
     say(f"ranks     {least if least == most else f'{least} to {most}'}")
-    code = [] if is_same else code_to_send(here)
+    code = {} if is_same else code_to_send(here)
     contents = {_RECIPE: yaml.safe_dump(_for_cluster(order.recipe), sort_keys=False).encode()}
     metadata = {
         DASHBOARD_NAME: name,
         RUN: name,
         RUNS: order.runs,
         CONTENT: order.content,
-        CODE: code_hash(here.root) or "",
+        CODE: code_hash(here.package) or "",
         COMMIT: here.label or "",
         RECIPE: json.dumps(order.recipe.model_dump(mode="json")),
     }
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "job.zip"
-        size = write_archive(archive, contents, code, here.root, LARGEST_ARCHIVE)
+        size = write_archive(archive, contents, code, LARGEST_ARCHIVE)
         say(f"code      {_code_line(here, is_same, found.code)}")
         say(f"sends     {size}")
         if code and (new := untracked(here)):
@@ -139,7 +151,7 @@ def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
             f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop it first "
             f"with `multihop stop {job.run}`"
         )
-    if job.metadata.get(CODE) != code_hash(code_version().root):
+    if job.metadata.get(CODE) != code_hash(code_version().package):
         say(f"code      the job runs {job.metadata.get(COMMIT) or 'no commit'}, which differs from yours")
     say(f"job       {job.id} does this already; following it")
     return job

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import mirror
-from common.cache import cache_folder, make_room, prepared_copies, used
-from common.files import make_folder, sha256_json, write_atomically
-from common.storage import open_folder
-from pretrain.run.files import GAVE_UP
-from pretrain.run.stop import RESTART_FILE, STOP_FILE
+from multihop.common import mirror
+from multihop.common.cache import cache_folder, make_room, prepared_copies, used
+from multihop.common.files import make_folder, sha256_json, write_atomically
+from multihop.common.storage import open_folder
+from multihop.pretrain.run.files import GAVE_UP
+from multihop.pretrain.run.stop import RESTART_FILE, STOP_FILE
 
 CONTROL = "control"
 """Where a home has requests to the ranks."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ray.map import cancel_tasks
-from cluster.ray.watch import free_resources
+from multihop.cluster.ray.map import cancel_tasks
+from multihop.cluster.ray.watch import free_resources
 
 _LONGEST_REASON = 300
 _UNEXPECTED = 2

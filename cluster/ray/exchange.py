@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from cluster.console import clock, console
-from cluster.ray.copy_of_run import CONTROL, REQUESTS, RunHome
-from common.files import write_atomically
-from common.journal import JournalReader
-from common.storage import open_folder
-from pretrain.run.files import GAVE_UP, JOURNAL, ROWS
+from multihop.cluster.console import clock, console
+from multihop.cluster.ray.copy_of_run import CONTROL, REQUESTS, RunHome
+from multihop.common.files import write_atomically
+from multihop.common.journal import JournalReader
+from multihop.common.storage import open_folder
+from multihop.pretrain.run.files import GAVE_UP, JOURNAL, ROWS
 
 
 class Exchange:

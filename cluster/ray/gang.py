@@ -18,23 +18,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.console import clock, console
-from cluster.ray.copy_of_run import LOST_FILE, RunHome, log_of
-from cluster.ray.exchange import Exchange
-from cluster.ray.failures import TrainingFailed
-from cluster.ray.growth import Growth
-from cluster.ray.nodes import Nodes
-from cluster.ray.rank import run_rank
-from cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
-from cluster.ray.spares import Spares
-from cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
-from common.exit_codes import USER_ERROR
-from common.files import read_json_object, write_atomically
-from common.json_lines import RowFollower
-from pretrain.checkpoint.verify import newest_step
-from pretrain.environment import TIMES
-from pretrain.run.files import GAVE_UP
-from pretrain.run.stop import RESTART_FILE, STOP_FILE
+from multihop.cluster.console import clock, console
+from multihop.cluster.ray.copy_of_run import LOST_FILE, RunHome, log_of
+from multihop.cluster.ray.exchange import Exchange
+from multihop.cluster.ray.failures import TrainingFailed
+from multihop.cluster.ray.growth import Growth
+from multihop.cluster.ray.nodes import Nodes
+from multihop.cluster.ray.rank import run_rank
+from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
+from multihop.cluster.ray.spares import Spares
+from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
+from multihop.common.exit_codes import USER_ERROR
+from multihop.common.files import read_json_object, write_atomically
+from multihop.common.json_lines import RowFollower
+from multihop.pretrain.checkpoint.verify import newest_step
+from multihop.pretrain.environment import TIMES
+from multihop.pretrain.run.files import GAVE_UP
+from multihop.pretrain.run.stop import RESTART_FILE, STOP_FILE
 
 _POLL_S = 0.5
 _LONGEST_REASON = 160

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ray.failures import WorkerDiedError
-from cluster.ray.slow_start import TaskStartProbe
+from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray.slow_start import TaskStartProbe
 
 RETRIES = 3
 _ENDS_S = 5.0

@@ -4,8 +4,8 @@ import time
 from collections.abc import Set
 from dataclasses import dataclass
 
-from cluster.console import clock, console
-from cluster.ray.watch import free_resources, ranks_by_node
+from multihop.cluster.console import clock, console
+from multihop.cluster.ray.watch import free_resources, ranks_by_node
 
 _REMIND_S = 60.0
 _SETTLED_S, _UNSETTLED_S = 3.0, 10.0

@@ -1,4 +1,4 @@
-"""A Ray Train actor: runs `python -m pretrain.run.worker RUN_DIR` as a child process that dies with the actor.
+"""A Ray Train actor: runs `python -m multihop.pretrain.run.worker RUN_DIR` as a child process that dies with the actor.
 
 The actor does not import torch, which would add seconds to every start and restart.
 """
@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
-from cluster.ray.network import free_port, interface_of
-from cluster.ray.shard_fetching import fetching_shards
-from common.exit_codes import DONE, STOPPED, USER_ERROR
-from common.files import write_atomically
-from pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
-from pretrain.run.files import GAVE_UP
-from pretrain.run.spare import ForkedRank, SpareGone, start_rank
+from multihop.cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
+from multihop.cluster.ray.network import free_port, interface_of
+from multihop.cluster.ray.shard_fetching import fetching_shards
+from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
+from multihop.common.files import write_atomically
+from multihop.pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
+from multihop.pretrain.run.files import GAVE_UP
+from multihop.pretrain.run.spare import ForkedRank, SpareGone, start_rank
 
 _LOST_POLL_S = 0.5
 _LAST_LINE_S = 1.0
@@ -137,7 +137,7 @@ def _start(run_dir: Path, environment: dict[str, str], spare: str | None) -> "su
             log.warning("the spare process is gone (%s); the rank imports by itself", error)
     return subprocess.Popen(
         # -P: a directory `pretrain` in the working directory must not shadow the package.
-        [sys.executable, "-P", "-m", "pretrain.run.worker", str(run_dir)],
+        [sys.executable, "-P", "-m", "multihop.pretrain.run.worker", str(run_dir)],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from cluster.ray.map import RETRIES
+from multihop.cluster.ray.map import RETRIES
 
 _CONNECT_S = 5.0
 _STARTS = 3

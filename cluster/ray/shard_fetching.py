@@ -1,4 +1,4 @@
-"""Shards for training that a node fetches while its ranks train; see `pretrain.data.shard_requests`."""
+"""Shards for training that a node fetches while its ranks train; see `multihop.pretrain.data.shard_requests`."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from cluster.ray.copy_of_run import TRAINING_SHARDS, RunHome
-from common import mirror
-from common.cache import make_room, prepared_copies
-from common.storage import open_folder
-from pretrain.data.shard_requests import forget, requested
+from multihop.cluster.ray.copy_of_run import TRAINING_SHARDS, RunHome
+from multihop.common import mirror
+from multihop.common.cache import make_room, prepared_copies
+from multihop.common.storage import open_folder
+from multihop.pretrain.data.shard_requests import forget, requested
 
 _POLL_S = 0.1
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.console import clock, console
-from cluster.ray.watch import free_resources
-from common.files import open_regular
-from common.redaction import shown
+from multihop.cluster.console import clock, console
+from multihop.cluster.ray.watch import free_resources
+from multihop.common.files import open_regular
+from multihop.common.redaction import shown
 
 SLOW_S = 60.0
 """Seconds without a start after which, and between which, the reason is printed."""

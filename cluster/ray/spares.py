@@ -57,7 +57,7 @@ class _Keeper:
 
         if psutil.virtual_memory().available < _LEFT_BYTES:
             raise RuntimeError("too little free memory for a spare process")
-        command = [sys.executable, "-P", "-m", "pretrain.run.spare", run_dir]
+        command = [sys.executable, "-P", "-m", "multihop.pretrain.run.spare", run_dir]
         self._spare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def name(self) -> str:

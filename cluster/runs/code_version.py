@@ -5,20 +5,27 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import multihop
+
 COMMIT = "MULTIHOP_COMMIT"
 """Environment variable with `CodeVersion.label` of code that was sent here without its git repository."""
 
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """Of a checkout."""
+    """The code of a checkout, or of an installation."""
 
-    root: Path
-    """The folder that the packages are imported from."""
+    package: Path
+    """The directory of the package `multihop`: site-packages/multihop, or src/multihop in a checkout."""
     commit: str | None
     """None outside a git checkout."""
     is_dirty: bool
     """Whether files differ from the commit, or are new."""
+
+    @property
+    def checkout(self) -> Path:
+        """The root of the checkout, if it is one."""
+        return self.package.parents[1]
 
     @property
     def label(self) -> str | None:
@@ -27,12 +34,13 @@ class CodeVersion:
 
 
 def code_version() -> CodeVersion:
-    """Of the code that runs here."""
-    root = Path(__file__).resolve().parents[2]
+    """The version of the code that runs here."""
+    package = Path(multihop.__file__).resolve().parent
+    root = package.parents[1]
     commit = git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit is None:
-        return CodeVersion(root, None, False)
-    return CodeVersion(root, commit.strip(), bool(git(root, "status", "--porcelain")))
+        return CodeVersion(package, None, False)
+    return CodeVersion(package, commit.strip(), bool(git(root, "status", "--porcelain")))
 
 
 def commit_label() -> str | None:

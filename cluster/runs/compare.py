@@ -8,19 +8,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.console import plain
-from cluster.tracking.fetch import fetch_run
-from cluster.tracking.store import store_uri
-from common.files import write_atomically
-from common.redaction import shown
-from eval.comparison.differences import METHOD, run_differences
-from eval.comparison.pictures import draw_lines
-from eval.comparison.report import comparable
-from eval.comparison.run_files import ComparedRun, read_runs
-from eval.health import HEALTH
-from eval.losses import LOSS, PARTS, REFERENCES, heldout
-from eval.reporting.figures import PAPER, as_png
-from eval.statistics.words import spread
+from multihop.cluster.console import plain
+from multihop.cluster.tracking.fetch import fetch_run
+from multihop.cluster.tracking.store import store_uri
+from multihop.common.files import write_atomically
+from multihop.common.redaction import shown
+from multihop.eval.comparison.differences import METHOD, run_differences
+from multihop.eval.comparison.pictures import draw_lines
+from multihop.eval.comparison.report import comparable
+from multihop.eval.comparison.run_files import ComparedRun, read_runs
+from multihop.eval.health import HEALTH
+from multihop.eval.losses import LOSS, PARTS, REFERENCES, heldout
+from multihop.eval.reporting.figures import PAPER, as_png
+from multihop.eval.statistics.words import spread
 
 _LONGEST_NAME = 150
 """Characters of the names of runs in the name of a picture; file systems take 255 in all."""

@@ -4,23 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.runs.recipe import Recipe
-from cluster.runs.resolved import ResolvedRun
-from common.json_lines import read_rows
-from data_prep.tokenizers.existing import adopt
-from data_prep.tokenizers.special_tokens import TRAINED
-from data_prep.tokenizers.tokenizer import describe, parse
-from eval.check_settings import check_settings
-from eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
-from eval.evaluation_plan import make_plan, read_plan
-from eval.inference.examples import Examples, check_examples, read_examples
-from eval.known_tasks import check_tasks
-from eval.start_from import check_starts, next_wave
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.models.config import ModelConfig
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.resolved import ResolvedRun
+from multihop.common.json_lines import read_rows
+from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.tokenizer import describe, parse
+from multihop.eval.check_settings import check_settings
+from multihop.eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.evaluation_plan import make_plan, read_plan
+from multihop.eval.inference.examples import Examples, check_examples, read_examples
+from multihop.eval.known_tasks import check_tasks
+from multihop.eval.start_from import check_starts, next_wave
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from eval.trial import Trial
+    from multihop.eval.trial import Trial
 
 
 def check_evaluation(recipe: Recipe) -> None:
@@ -54,8 +54,8 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     Raises:
         ValueError: A task cannot be read, or weights are missing.
     """
-    from cluster.runs.trials import weights_dir
-    from eval.plan import plan_trials
+    from multihop.cluster.runs.trials import weights_dir
+    from multihop.eval.plan import plan_trials
 
     evaluated, config = _evaluated(run), run.recipe.eval
     needs_parent = "parent" in config.starts

@@ -2,16 +2,16 @@
 
 import json
 
-from cluster.console import console
-from cluster.ray.map import map_on_ray
-from cluster.runs.evaluated import planned_examples
-from cluster.runs.resolved import ResolvedRun
-from cluster.runs.trials import trial_resources
-from common.files import write_atomically
-from common.redaction import shown
-from eval.evaluation_plan import read_plan
-from eval.inference.examples import FILE, make_examples, read_examples
-from eval.reporting.examples import examples_facts
+from multihop.cluster.console import console
+from multihop.cluster.ray.map import map_on_ray
+from multihop.cluster.runs.evaluated import planned_examples
+from multihop.cluster.runs.resolved import ResolvedRun
+from multihop.cluster.runs.trials import trial_resources
+from multihop.common.files import write_atomically
+from multihop.common.redaction import shown
+from multihop.eval.evaluation_plan import read_plan
+from multihop.eval.inference.examples import FILE, make_examples, read_examples
+from multihop.eval.reporting.examples import examples_facts
 
 
 def make_left_examples(run: ResolvedRun) -> None:

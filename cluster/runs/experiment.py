@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
-from cluster.runs.recipe_text import Override, parse_override, read_tree
-from common.config import Section
+from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
+from multihop.cluster.runs.recipe_text import Override, parse_override, read_tree
+from multihop.common.config import Section
 
 Values = dict[str, Any]
 """KEY.PATH -> VALUE, as overrides on the command line."""

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from cluster.console import console
-from cluster.runs.recipe import Recipe, validate_recipe
-from common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
-from common.json_lines import append_row
-from common.lease import HeldError
-from pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
-from pretrain.run.check_start import check_steps_left
-from pretrain.run.files import checkpoints_of
+from multihop.cluster.console import console
+from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
+from multihop.common.json_lines import append_row
+from multihop.common.lease import HeldError
+from multihop.pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
+from multihop.pretrain.run.check_start import check_steps_left
+from multihop.pretrain.run.files import checkpoints_of
 
 _Result = TypeVar("_Result")
 _LOCK, _HOLDER = ".lock", ".holder"
@@ -213,7 +213,7 @@ def _write_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None
     path, now = run_dir / "recipe.json", recipe.model_dump(mode="json")
     if path.exists():
         if changed := check_recipe(run_dir, recipe, allowed):
-            from pretrain.checkpoint.verify import newest_step  # imports torch
+            from multihop.pretrain.checkpoint.verify import newest_step  # imports torch
 
             check_steps_left(run_dir, recipe, newest_step(checkpoints_of(run_dir, recipe)) or 0)
         for entry in changed:

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.console import console
-from cluster.ray.session import check_answers, ray_session
-from cluster.runs.evaluated import check_evaluation, planned_trials
-from cluster.runs.folder import check_recipe, held, seems_held, when_free
-from cluster.runs.recipe import Recipe
-from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
-from cluster.runs.stages import run_stages
-from cluster.runs.summary import read_summary, summarise
-from cluster.tracking.beside import log_beside
-from cluster.tracking.store import store_uri
-from common.files import make_folder
-from common.json_lines import Row, read_rows
-from common.storage import open_folder
-from eval.evaluation_plan import Results, read_results
-from pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import list_steps
-from pretrain.data.phases import total_steps
-from pretrain.run.files import checkpoints_of
+from multihop.cluster.console import console
+from multihop.cluster.ray.session import check_answers, ray_session
+from multihop.cluster.runs.evaluated import check_evaluation, planned_trials
+from multihop.cluster.runs.folder import check_recipe, held, seems_held, when_free
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
+from multihop.cluster.runs.stages import run_stages
+from multihop.cluster.runs.summary import read_summary, summarise
+from multihop.cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.store import store_uri
+from multihop.common.files import make_folder
+from multihop.common.json_lines import Row, read_rows
+from multihop.common.storage import open_folder
+from multihop.eval.evaluation_plan import Results, read_results
+from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import list_steps
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.run.files import checkpoints_of
 
 _POLL_S = 1.0
 
@@ -125,8 +125,8 @@ def _say_skipped(steps: Sequence[int], results: Results) -> None:
 
 def _evaluate(run: ResolvedRun) -> None:
     """Run what is left of the trials of `run.checkpoint`; write the report and log the trials."""
-    from cluster.runs.trials import final, run_left
-    from eval.report import write_report
+    from multihop.cluster.runs.trials import final, run_left
+    from multihop.eval.report import write_report
 
     location, trials = folder_of_step(run.checkpoints, run.step), planned_trials(run)
 
@@ -151,8 +151,8 @@ def _evaluate(run: ResolvedRun) -> None:
 
 def _scores(rows: Sequence[Row]) -> list[str]:
     """A line for each task with a result of the checkpoint."""
-    from eval.statistics.choose import choose
-    from eval.statistics.words import spread
+    from multihop.eval.statistics.choose import choose
+    from multihop.eval.statistics.words import spread
 
     medians = {
         (start.task, start.init): f"{choice.chosen.rows[0]['metric']} {spread(choice.chosen.values)}"

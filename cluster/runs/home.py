@@ -15,19 +15,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.console import console
-from cluster.ray.copy_of_run import RunHome, node_folder
-from cluster.runs.folder import when_free
-from cluster.runs.recipe import Recipe
-from common.cache import used
-from common.exit_codes import FAILED
-from common.files import make_folder, write_atomically
-from common.journal import JournalReader
-from common.lease import leased
-from common.mirror import fetch, is_pushed, push
-from common.storage import Folder, open_folder
-from data_prep.dataset.verify import VERIFIED
-from pretrain.run.files import JOURNAL, ROWS
+from multihop.cluster.console import console
+from multihop.cluster.ray.copy_of_run import RunHome, node_folder
+from multihop.cluster.runs.folder import when_free
+from multihop.cluster.runs.recipe import Recipe
+from multihop.common.cache import used
+from multihop.common.exit_codes import FAILED
+from multihop.common.files import make_folder, write_atomically
+from multihop.common.journal import JournalReader
+from multihop.common.lease import leased
+from multihop.common.mirror import fetch, is_pushed, push
+from multihop.common.storage import Folder, open_folder
+from multihop.data_prep.dataset.verify import VERIFIED
+from multihop.pretrain.run.files import JOURNAL, ROWS
 
 _SCHEME = "s3://"
 _EVERY_S = 10.0

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cluster.ray.map import Resources, map_on_ray
-from cluster.runs.folder import held_when_free
-from cluster.runs.home import Home
-from common.mapping import ReportProgress
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset.find import find_whole
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading.sources import InputFile
-from data_prep.stages.in_store import StoredStages
+from multihop.cluster.ray.map import Resources, map_on_ray
+from multihop.cluster.runs.folder import held_when_free
+from multihop.cluster.runs.home import Home
+from multihop.common.mapping import ReportProgress
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset.find import find_whole
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading.sources import InputFile
+from multihop.data_prep.stages.in_store import StoredStages
 
 
 def provide(

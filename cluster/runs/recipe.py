@@ -8,16 +8,16 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
-from cluster.tracking.store import STORE_FILES
-from common.config import NOTHING, PLACE, SPEED, Section, decided_by
-from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from data_prep.tokenizers.special_tokens import TRAINED, is_for
-from eval.config import EvalConfig
-from pretrain.check_effects import check_effects
-from pretrain.config import TrainingConfig
-from pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
-from pretrain.models.families import FAMILIES
+from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
+from multihop.cluster.tracking.store import STORE_FILES
+from multihop.common.config import NOTHING, PLACE, SPEED, Section, decided_by
+from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
+from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
+from multihop.eval.config import EvalConfig
+from multihop.pretrain.check_effects import check_effects
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
+from multihop.pretrain.models.families import FAMILIES
 
 _Section = TypeVar("_Section", bound=Section)
 _SHOWN = 5

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from common.redaction import redacted, shown
-from common.user_file import MOST_BYTES, read_given_text
+from multihop.common.redaction import redacted, shown
+from multihop.common.user_file import MOST_BYTES, read_given_text
 
 Override = tuple[str, Any]
 """KEY.PATH and the value that it gets."""

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.console import console
-from cluster.ray.copy_of_run import RunHome
-from cluster.runs.folder import note_change
-from cluster.runs.home import Home
-from cluster.runs.prepared import work_of
-from cluster.runs.recipe import Recipe
-from data_prep.dataset.find import find_verified
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline.identity import ResolvedInputs, recall_inputs, sources_key
-from data_prep.reading.sources import InputFile, list_files
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import list_steps, verify
-from pretrain.data.phases import total_steps
-from pretrain.run.files import checkpoints_of
+from multihop.cluster.console import console
+from multihop.cluster.ray.copy_of_run import RunHome
+from multihop.cluster.runs.folder import note_change
+from multihop.cluster.runs.home import Home
+from multihop.cluster.runs.prepared import work_of
+from multihop.cluster.runs.recipe import Recipe
+from multihop.data_prep.dataset.find import find_verified
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline.identity import ResolvedInputs, recall_inputs, sources_key
+from multihop.data_prep.reading.sources import InputFile, list_files
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import list_steps, verify
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.run.files import checkpoints_of
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,21 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster.console import console
-from cluster.ray.failures import TrainingFailed, WorkerDiedError
-from cluster.runs.evaluated import check_evaluation
-from cluster.runs.experiment import Plan
-from cluster.runs.folder import InUseError, check_recipe
-from cluster.runs.recipe import Recipe
-from cluster.runs.stages import run_stages
-from common.exit_codes import DONE, FAILED, STOPPED
-from common.json_lines import read_rows
-from common.redaction import shown
-from data_prep.reading.failures import ReadFailed
-from data_prep.reading.sources import list_files
-from eval.comparison.report import write_comparison
-from eval.comparison.run_files import training_clock
-from pretrain.data.phases import total_steps
+from multihop.cluster.console import console
+from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
+from multihop.cluster.runs.evaluated import check_evaluation
+from multihop.cluster.runs.experiment import Plan
+from multihop.cluster.runs.folder import InUseError, check_recipe
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.stages import run_stages
+from multihop.common.exit_codes import DONE, FAILED, STOPPED
+from multihop.common.json_lines import read_rows
+from multihop.common.redaction import shown
+from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.sources import list_files
+from multihop.eval.comparison.report import write_comparison
+from multihop.eval.comparison.run_files import training_clock
+from multihop.pretrain.data.phases import total_steps
 
 _AS_LONG = 0.1
 """Share of the first run's seconds within which a run took as long, and is not repeated."""

@@ -7,33 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.console import console, progress_line
-from cluster.ray.session import check_answers, ray_session
-from cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
-from cluster.runs.folder import held_when_free, opened
-from cluster.runs.home import Home
-from cluster.runs.prepared import link, provide
-from cluster.runs.recipe import Recipe
-from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
-from cluster.runs.summary import environment, read_summary, write_summary
-from cluster.tracking.access import check_access
-from cluster.tracking.store import store_uri
-from cluster.tracking.tracker import is_behind, open_run
-from common.exit_codes import DONE, FAILED, STOPPED
-from common.json_lines import read_rows
-from data_prep.dataset.manifest import Manifest
-from data_prep.tokenizers.existing import check_objective
-from eval.evaluation_plan import read_results
-from eval.health import diagnosis
-from pretrain.checkpoint.huggingface_import import is_huggingface
-from pretrain.data.index import build_indexes
-from pretrain.data.phases import total_steps
-from pretrain.data.word_vectors import build_word_vectors
-from pretrain.environment import MLFLOW_RUN_ID
-from pretrain.run.check_start import check_checkpoints_exist, check_init_keys
+from multihop.cluster.console import console, progress_line
+from multihop.cluster.ray.session import check_answers, ray_session
+from multihop.cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
+from multihop.cluster.runs.folder import held_when_free, opened
+from multihop.cluster.runs.home import Home
+from multihop.cluster.runs.prepared import link, provide
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
+from multihop.cluster.runs.summary import environment, read_summary, write_summary
+from multihop.cluster.tracking.access import check_access
+from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.tracker import is_behind, open_run
+from multihop.common.exit_codes import DONE, FAILED, STOPPED
+from multihop.common.json_lines import read_rows
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.tokenizers.existing import check_objective
+from multihop.eval.evaluation_plan import read_results
+from multihop.eval.health import diagnosis
+from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.data.word_vectors import build_word_vectors
+from multihop.pretrain.environment import MLFLOW_RUN_ID
+from multihop.pretrain.run.check_start import check_checkpoints_exist, check_init_keys
 
 if TYPE_CHECKING:
-    from cluster.tracking.tracker import Tracker
+    from multihop.cluster.tracking.tracker import Tracker
 
 STAGES = ("prep", "train", "eval")
 
@@ -200,8 +200,8 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     Returns:
         Whether a signal stopped it.
     """
-    from cluster.ray.gang import train_on_ray
-    from data_prep.dataset.shards import open_dataset
+    from multihop.cluster.ray.gang import train_on_ray
+    from multihop.data_prep.dataset.shards import open_dataset
 
     last, heldout, told = total_steps(run.recipe.phases), "starting", False
     data = open_dataset(run.data_folder)
@@ -232,8 +232,8 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
-    from cluster.runs.examples import make_left_examples
-    from cluster.runs.trials import final, run_left
+    from multihop.cluster.runs.examples import make_left_examples
+    from multihop.cluster.runs.trials import final, run_left
 
     has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
     if not has_work and not run.results.parent.exists():
@@ -255,9 +255,9 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
-    from cluster.runs.examples import print_examples
-    from eval.report import write_report
-    from eval.scores import median_scores
+    from multihop.cluster.runs.examples import print_examples
+    from multihop.eval.report import write_report
+    from multihop.eval.scores import median_scores
 
     write_report(run.folder)
     results = read_results(run.folder)

@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cluster.runs.code_version import commit_label
-from common.files import read_json_object, write_atomically
-from common.hardware import cpu_model
-from common.json_lines import read_rows
-from eval.health import HEALTH, diagnosis
-from eval.losses import LOSS, PARTS, REFERENCES, heldout
+from multihop.cluster.runs.code_version import commit_label
+from multihop.common.files import read_json_object, write_atomically
+from multihop.common.hardware import cpu_model
+from multihop.common.json_lines import read_rows
+from multihop.eval.health import HEALTH, diagnosis
+from multihop.eval.losses import LOSS, PARTS, REFERENCES, heldout
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.console import console, progress_line
-from cluster.ray.copy_of_run import RunHome, data_of
-from cluster.ray.failures import WorkerDiedError
-from cluster.ray.map import Resources, map_on_ray
-from common.files import make_folder, open_append
-from common.json_lines import Row, append_row, read_rows
-from eval.config import EvalConfig
-from eval.evaluation_plan import make_plan, write_plan
-from eval.predictions import write_predictions
-from eval.run_trial import Outcome, failed_row, run_trial
-from eval.start_from import next_wave, remove_torn, remove_unneeded
-from eval.trial import Trial, trial_key, trial_name
+from multihop.cluster.console import console, progress_line
+from multihop.cluster.ray.copy_of_run import RunHome, data_of
+from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray.map import Resources, map_on_ray
+from multihop.common.files import make_folder, open_append
+from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.eval.config import EvalConfig
+from multihop.eval.evaluation_plan import make_plan, write_plan
+from multihop.eval.predictions import write_predictions
+from multihop.eval.run_trial import Outcome, failed_row, run_trial
+from multihop.eval.start_from import next_wave, remove_torn, remove_unneeded
+from multihop.eval.trial import Trial, trial_key, trial_name
 
 OnRow = Callable[[Row], None]
 

@@ -1,8 +1,8 @@
 """Whether an MLflow server takes the user's credentials."""
 
-from cluster.tracking.store import connect
-from cluster.tracking.timeout import call_with_timeout
-from common.redaction import redacted
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.timeout import call_with_timeout
+from multihop.common.redaction import redacted
 
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 

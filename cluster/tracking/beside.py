@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.tracking.store import connect, log_trial, nested_runs, store_uri
-from cluster.tracking.tracker import read_state
-from common.json_lines import Row
-from common.redaction import redacted
+from multihop.cluster.tracking.store import connect, log_trial, nested_runs, store_uri
+from multihop.cluster.tracking.tracker import read_state
+from multihop.common.json_lines import Row
+from multihop.common.redaction import redacted
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.tracking.access import refusal
-from cluster.tracking.store import TOKEN_TAG, connect
-from common.redaction import redacted, shown
+from multihop.cluster.tracking.access import refusal
+from multihop.cluster.tracking.store import TOKEN_TAG, connect
+from multihop.common.redaction import redacted, shown
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

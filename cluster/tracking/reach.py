@@ -3,9 +3,9 @@
 import os
 import time
 
-from cluster.tracking.store import connect
-from cluster.tracking.timeout import call_with_timeout
-from common.redaction import redacted
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.timeout import call_with_timeout
+from multihop.common.redaction import redacted
 
 
 def server_uri(given: str | None) -> str | None:

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from cluster.tracking.store import is_number
-from common.json_lines import Row
+from multihop.cluster.tracking.store import is_number
+from multihop.common.json_lines import Row
 
 STARTS_TAG = "multihop.starts"
 _KEYS = ("time", "step", "world_size")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from common.redaction import redacted
-from eval.trial import trial_name
+from multihop.common.redaction import redacted
+from multihop.eval.trial import trial_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.tracking.access import refusal
-from cluster.tracking.fetch import COMPARED
-from cluster.tracking.starts import STARTS_TAG, starts_tag
-from cluster.tracking.store import (
+from multihop.cluster.tracking.access import refusal
+from multihop.cluster.tracking.fetch import COMPARED
+from multihop.cluster.tracking.starts import STARTS_TAG, starts_tag
+from multihop.cluster.tracking.store import (
     TOKEN_TAG,
     connect,
     experiment_id,
@@ -36,10 +36,10 @@ from cluster.tracking.store import (
     store_uri,
     tag_planned,
 )
-from cluster.tracking.timeout import TIMEOUT_S, call_with_timeout
-from common.files import read_json_object, write_atomically
-from common.json_lines import RowFollower, read_rows
-from common.redaction import redacted
+from multihop.cluster.tracking.timeout import TIMEOUT_S, call_with_timeout
+from multihop.common.files import read_json_object, write_atomically
+from multihop.common.json_lines import RowFollower, read_rows
+from multihop.common.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.tracking.store import store_uri
-from common.redaction import redacted
+from multihop.cluster.tracking.store import store_uri
+from multihop.common.redaction import redacted
 
 HOST = "127.0.0.1"
 

@@ -3,9 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
-from data_prep.dataset.manifest import Manifest, read_data_manifest
-from data_prep.dataset.verify import is_verified, verify_files
+from multihop.common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
+from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
+from multihop.data_prep.dataset.verify import is_verified, verify_files
 
 
 def find_verified(folder: Path, identity: str) -> Manifest | None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from common.config import Count, PlainName, Record
-from common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
-from data_prep.tokenizers.info import TokenizerInfo
+from multihop.common.config import Count, PlainName, Record
+from multihop.common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
+from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 MANIFEST = "manifest.json"
 TOKEN_COUNTS = "token_counts.npy"

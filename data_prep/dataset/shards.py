@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from common.files import open_regular
-from data_prep.dataset.manifest import Manifest, Shard, read_data_manifest
+from multihop.common.files import open_regular
+from multihop.data_prep.dataset.manifest import Manifest, Shard, read_data_manifest
 
 SHARD_BYTES = 256 * 2**20
 

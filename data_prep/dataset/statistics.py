@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.dataset.manifest import Manifest, read_token_counts
-from data_prep.dataset.shards import Documents, open_dataset
+from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
+from multihop.data_prep.dataset.shards import Documents, open_dataset
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 

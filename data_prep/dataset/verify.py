@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.files import canonical_json, open_regular, read_json_object, sha256_file, write_atomically
-from common.mapping import MapItems, map_in_process
-from data_prep.dataset.manifest import MANIFEST, MOST_BYTES, Manifest, manifest_sha256, read_data_manifest
-from data_prep.tokenizers.info import TokenizerInfo
-from data_prep.tokenizers.tokenizer import describe
+from multihop.common.files import canonical_json, open_regular, read_json_object, sha256_file, write_atomically
+from multihop.common.mapping import MapItems, map_in_process
+from multihop.data_prep.dataset.manifest import MANIFEST, MOST_BYTES, Manifest, manifest_sha256, read_data_manifest
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.data_prep.tokenizers.tokenizer import describe
 
 VERIFIED = "verified.json"
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.stages.content import first_copies
-from data_prep.stages.documents import Kept, read_hashes
-from data_prep.stages.outputs import Output, once, write_batches
+from multihop.data_prep.stages.content import first_copies
+from multihop.data_prep.stages.documents import Kept, read_hashes
+from multihop.data_prep.stages.outputs import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23
 """Approximate documents of a range; merging it takes about 400 MB."""

@@ -6,8 +6,8 @@
     decontaminate_split    what is left of the documents that contain others                  a split
 
 The documents of `contaminated_rows` are dropped; the fragments that `decontaminate_split` leaves of them become
-documents, in a file like that of a read split. N-grams are of words as in `data_prep.duplicates.shingles`: case,
-punctuation and line breaks make no difference. Evaluation texts are cleaned in the same way as the documents.
+documents, in a file like that of a read split. N-grams are of words as in `multihop.data_prep.duplicates.shingles`:
+case, punctuation and line breaks make no difference. Evaluation texts are cleaned in the same way as the documents.
 """
 
 import glob
@@ -22,14 +22,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from data_prep.config import C4, CleanConfig, DecontaminateConfig
-from data_prep.duplicates.shingles import ngrams, read_words
-from data_prep.duplicates.signed_splits import rows_left
-from data_prep.rules import c4
-from data_prep.rules.clean import clean
-from data_prep.stages.content import content_hash
-from data_prep.stages.documents import SCHEMA, read_documents
-from data_prep.stages.outputs import Output, once, read_batches, write_batches
+from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
+from multihop.data_prep.duplicates.shingles import ngrams, read_words
+from multihop.data_prep.duplicates.signed_splits import rows_left
+from multihop.data_prep.rules import c4
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import SCHEMA, read_documents
+from multihop.data_prep.stages.outputs import Output, once, read_batches, write_batches
 
 RULES = 2
 """Version of the rules, increased when they find other documents or leave other fragments: older data sets are then

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from data_prep.duplicates.shingles import Words, mix, ngrams, read_words
+from multihop.data_prep.duplicates.shingles import Words, mix, ngrams, read_words
 
 RECALL = 0.98
 """Required probability that a pair at the threshold is a candidate."""

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.duplicates.minhash import similarity
-from data_prep.duplicates.signed_splits import RUN_DOCUMENTS, Signed, column_of
-from data_prep.stages.outputs import Output, once, write_batches
+from multihop.data_prep.duplicates.minhash import similarity
+from multihop.data_prep.duplicates.signed_splits import RUN_DOCUMENTS, Signed, column_of
+from multihop.data_prep.stages.outputs import Output, once, write_batches
 
 RANGE_DOCUMENTS = 2**23
 """Documents whose hashes of a band `candidate_pairs` sorts at once: about 60 bytes each, 500 MB in total."""

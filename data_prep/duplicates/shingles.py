@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from common.malloc import raise_mmap_threshold
+from multihop.common.malloc import raise_mmap_threshold
 
 CHUNK_BYTES = 2**18
 """Text processed at once: enough to amortise a call, with arrays (8 bytes per byte of text) that fit into caches."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.config import NearDuplicatesConfig
-from data_prep.duplicates.minhash import band_hashes, choose_bands, low_bytes, signatures
-from data_prep.stages.documents import read_documents
-from data_prep.stages.outputs import Output, once, write_batches
+from multihop.data_prep.config import NearDuplicatesConfig
+from multihop.data_prep.duplicates.minhash import band_hashes, choose_bands, low_bytes, signatures
+from multihop.data_prep.stages.documents import read_documents
+from multihop.data_prep.stages.outputs import Output, once, write_batches
 
 RUN_DOCUMENTS = 2**18
 """Most documents of a sorted run. Signing holds about 1.7 KB for each: 450 MB."""

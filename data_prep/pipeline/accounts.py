@@ -3,10 +3,10 @@
 import dataclasses
 from collections import Counter
 
-from data_prep.dataset.manifest import SetAside
-from data_prep.pipeline.choose import FRAGMENTS
-from data_prep.reading.sources import Part
-from data_prep.stages.outputs import Output
+from multihop.data_prep.dataset.manifest import SetAside
+from multihop.data_prep.pipeline.choose import FRAGMENTS
+from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.stages.outputs import Output
 
 NAMED_PER_FILE = 20
 _NAMED_BYTES = 4 * 2**20

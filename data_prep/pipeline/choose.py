@@ -15,10 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from common.files import sha256_file
-from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig
-from data_prep.duplicates.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
-from data_prep.duplicates.decontaminate import (
+from multihop.common.files import sha256_file
+from multihop.data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig
+from multihop.data_prep.duplicates.copies import (
+    FindCopies,
+    SortHashes,
+    find_copies,
+    hash_ranges,
+    rows_by_split,
+    sort_hashes,
+)
+from multihop.data_prep.duplicates.decontaminate import (
     RULES,
     DecontaminateSplit,
     EvaluationNgrams,
@@ -31,11 +38,18 @@ from data_prep.duplicates.decontaminate import (
     find_common,
     find_overlaps,
 )
-from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, dropped_rows, find_clusters
-from data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
-from data_prep.rules import clean
-from data_prep.stages.documents import Kept
-from data_prep.stages.outputs import AtHand, Output, stage_key
+from multihop.data_prep.duplicates.near import (
+    CandidatePairs,
+    FindClusters,
+    candidate_pairs,
+    divide,
+    dropped_rows,
+    find_clusters,
+)
+from multihop.data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
+from multihop.data_prep.rules import clean
+from multihop.data_prep.stages.documents import Kept
+from multihop.data_prep.stages.outputs import AtHand, Output, stage_key
 
 FRAGMENTS = "pieces of contaminated ones, kept"
 RunOnce = Callable[[str, Callable[[Any], Output], Sequence[Any]], list[Output]]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.config import TokenizerConfig
-from data_prep.rules.pairs import sides_of
-from data_prep.stages.outputs import read_batches
-from data_prep.tokenizers.tokenizer import load
+from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.rules.pairs import sides_of
+from multihop.data_prep.stages.outputs import read_batches
+from multihop.data_prep.tokenizers.tokenizer import load
 
 CHECKED_BYTES = 4_000_000
 """Text to look at: a second of encoding."""

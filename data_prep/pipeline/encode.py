@@ -10,19 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from common.malloc import raise_mmap_threshold
-from data_prep.config import TokenizerConfig
-from data_prep.dataset.shards import list_array, shard_schema, token_dtype, write_shard
-from data_prep.pipeline.encode_pairs import encode_pairs
-from data_prep.pipeline.sample import texts_of
-from data_prep.rules.pairs import sides_of
-from data_prep.rules.sentences import split_sentences
-from data_prep.stages.content import held_out
-from data_prep.stages.documents import Kept, read_documents
-from data_prep.stages.outputs import Output, once, standing_at, write_batches
-from data_prep.tokenizers.existing import adopt
-from data_prep.tokenizers.tokenizer import Tokenizer, load
-from data_prep.tokenizers.training import train
+from multihop.common.malloc import raise_mmap_threshold
+from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.dataset.shards import list_array, shard_schema, token_dtype, write_shard
+from multihop.data_prep.pipeline.encode_pairs import encode_pairs
+from multihop.data_prep.pipeline.sample import texts_of
+from multihop.data_prep.rules.pairs import sides_of
+from multihop.data_prep.rules.sentences import split_sentences
+from multihop.data_prep.stages.content import held_out
+from multihop.data_prep.stages.documents import Kept, read_documents
+from multihop.data_prep.stages.outputs import Output, once, standing_at, write_batches
+from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
+from multihop.data_prep.tokenizers.training import train
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
-from data_prep.dataset.shards import list_array
-from data_prep.rules.pairs import sides_of
-from data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.data_prep.dataset.shards import list_array
+from multihop.data_prep.rules.pairs import sides_of
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 
 def encode_pairs(
@@ -15,7 +15,7 @@ def encode_pairs(
     `sentence_ends` the number of the former and of both. A pair with a side without a token has no row.
 
     Args:
-        documents: a batch of `data_prep.stages.documents.SCHEMA`.
+        documents: a batch of `multihop.data_prep.stages.documents.SCHEMA`.
 
     Returns:
         The rows, and the UTF-8 bytes of all sides.

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from data_prep.dataset.find import find_verified
-from data_prep.dataset.shards import token_dtype
-from data_prep.duplicates.signed_splits import bytes_of_signed
-from data_prep.pipeline.identity import recall_hashes, recall_inputs
-from data_prep.pipeline.prepare import read_item
-from data_prep.reading import inputs
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_opened
-from data_prep.reading.sources import InputFile, Part, group_into_splits, with_targets
-from data_prep.tokenizers.training import training_memory
+from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
+from multihop.data_prep.dataset.find import find_verified
+from multihop.data_prep.dataset.shards import token_dtype
+from multihop.data_prep.duplicates.signed_splits import bytes_of_signed
+from multihop.data_prep.pipeline.identity import recall_hashes, recall_inputs
+from multihop.data_prep.pipeline.prepare import read_item
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_opened
+from multihop.data_prep.reading.sources import InputFile, Part, group_into_splits, with_targets
+from multihop.data_prep.tokenizers.training import training_memory
 
 _LOOKED_AT = 32 * 2**20
 """Bytes of text to read of each source."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import DATA, part_deciding
-from common.files import make_folder, remove_temporaries, sha256_file, sha256_json
-from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
-from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from data_prep.duplicates.decontaminate import RULES, evaluation_sets
-from data_prep.reading import inputs
-from data_prep.reading.sources import InputFile, reader_changes, with_targets
-from data_prep.rules import clean, filters
-from data_prep.tokenizers.existing import adopt, has_matched_tokens
+from multihop.common.config import DATA, part_deciding
+from multihop.common.files import make_folder, remove_temporaries, sha256_file, sha256_json
+from multihop.common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
+from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
+from multihop.data_prep.duplicates.decontaminate import RULES, evaluation_sets
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.sources import InputFile, reader_changes, with_targets
+from multihop.data_prep.rules import clean, filters
+from multihop.data_prep.tokenizers.existing import adopt, has_matched_tokens
 
 _HASHES = "inputs.json"
 """In the stages' directory: identities of the input files, with sizes and modification times."""

@@ -2,7 +2,7 @@
 
     hash       identify the input files; end if the data set exists and is whole     a group of files
     read       read, clean, filter and hash documents; set bad ones aside            a split
-    choose     copies, near duplicates, evaluation texts: see `data_prep.pipeline.choose`
+    choose     copies, near duplicates, evaluation texts: see `multihop.data_prep.pipeline.choose`
     sample     count held-out documents, find the smallest ids                       a split, hashes only
     draw       take the documents with these ids                                     a split
     tokenizer  train SentencePiece on them, or convert an existing tokenizer         once, or each side of pairs
@@ -28,11 +28,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.files import make_folder, remove_temporaries, sync, write_atomically
-from common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset.find import find_whole
-from data_prep.dataset.manifest import (
+from multihop.common.files import make_folder, remove_temporaries, sync, write_atomically
+from multihop.common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset.find import find_whole
+from multihop.data_prep.dataset.manifest import (
     MANIFEST,
     TOKEN_COUNTS,
     Manifest,
@@ -42,13 +42,19 @@ from data_prep.dataset.manifest import (
     read_data_manifest,
     write_manifest,
 )
-from data_prep.dataset.shards import count_target_tokens, count_tokens, token_dtype
-from data_prep.dataset.verify import remember
-from data_prep.pipeline.accounts import account, nothing_left, without_broken
-from data_prep.pipeline.choose import Stages, choose, kept_key
-from data_prep.pipeline.coverage import CHECKED_BYTES, CountUnknown, check_coverage, count_unknown
-from data_prep.pipeline.encode import EncodeSplit, TrainTokenizer, assemble_shard, encode_split, train_tokenizer
-from data_prep.pipeline.identity import (
+from multihop.data_prep.dataset.shards import count_target_tokens, count_tokens, token_dtype
+from multihop.data_prep.dataset.verify import remember
+from multihop.data_prep.pipeline.accounts import account, nothing_left, without_broken
+from multihop.data_prep.pipeline.choose import Stages, choose, kept_key
+from multihop.data_prep.pipeline.coverage import CHECKED_BYTES, CountUnknown, check_coverage, count_unknown
+from multihop.data_prep.pipeline.encode import (
+    EncodeSplit,
+    TrainTokenizer,
+    assemble_shard,
+    encode_split,
+    train_tokenizer,
+)
+from multihop.data_prep.pipeline.identity import (
     ResolvedInputs,
     existing,
     make_work_folder,
@@ -56,14 +62,21 @@ from data_prep.pipeline.identity import (
     rules_depend_on,
     settings_of,
 )
-from data_prep.pipeline.sample import DrawSample, FindCandidates, draw_sample, find_candidates, largest_id, merge
-from data_prep.pipeline.shard_plan import plan_shards, shard_entry, shard_items, totals
-from data_prep.reading.sources import Part, group_into_splits, list_files, part_key
-from data_prep.stages.documents import Kept, ReadSplit, read_split
-from data_prep.stages.in_store import StoredStages
-from data_prep.stages.outputs import Output, on_disk, stage_key
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.info import TARGET_TOKENIZER, TOKENIZER
+from multihop.data_prep.pipeline.sample import (
+    DrawSample,
+    FindCandidates,
+    draw_sample,
+    find_candidates,
+    largest_id,
+    merge,
+)
+from multihop.data_prep.pipeline.shard_plan import plan_shards, shard_entry, shard_items, totals
+from multihop.data_prep.reading.sources import Part, group_into_splits, list_files, part_key
+from multihop.data_prep.stages.documents import Kept, ReadSplit, read_split
+from multihop.data_prep.stages.in_store import StoredStages
+from multihop.data_prep.stages.outputs import Output, on_disk, stage_key
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.info import TARGET_TOKENIZER, TOKENIZER
 
 _BESIDE = ".beside"
 """In the data set's directory: shards that wait for the commit."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.stages.content import held_out
-from data_prep.stages.documents import SCHEMA, Kept, read_hashes, read_rows
-from data_prep.stages.outputs import Output, once, read_batches, write_batches
+from multihop.data_prep.stages.content import held_out
+from multihop.data_prep.stages.documents import SCHEMA, Kept, read_hashes, read_rows
+from multihop.data_prep.stages.outputs import Output, once, read_batches, write_batches
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.dataset.manifest import Shard, Totals
-from data_prep.dataset.shards import SHARD_BYTES
-from data_prep.pipeline.encode import AssembleShard
-from data_prep.stages.outputs import Output, stage_key
+from multihop.data_prep.dataset.manifest import Shard, Totals
+from multihop.data_prep.dataset.shards import SHARD_BYTES
+from multihop.data_prep.pipeline.encode import AssembleShard
+from multihop.data_prep.stages.outputs import Output, stage_key
 
 Batches = list[dict[str, Any]]
 """Facts of `encode_split` on batches, each with path and hash of its file and its number there."""

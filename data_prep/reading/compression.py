@@ -11,8 +11,8 @@ import lzma
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.opening import OpenedFile
 
 CHUNK = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}

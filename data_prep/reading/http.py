@@ -21,7 +21,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
-from data_prep.reading.failures import ChangedError, ReadFailed
+from multihop.data_prep.reading.failures import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
 """The most consecutive requests without a new byte."""

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common.files import canonical_json, read_json_object, write_atomically
-from data_prep.reading.failures import ReadFailed
-from data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
-from data_prep.reading.sources import InputFile, group_into_splits, with_targets
+from multihop.common.files import canonical_json, read_json_object, write_atomically
+from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
+from multihop.data_prep.reading.sources import InputFile, group_into_splits, with_targets
 
 UNREADABLE = "unreadable"
 """The identity of a file that cannot be opened."""

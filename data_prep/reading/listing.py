@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from common.s3 import reason_of
-from data_prep.reading import http
-from data_prep.reading.failures import ReadFailed
-from data_prep.reading.http import is_http
-from data_prep.reading.locations import filesystem_of, is_remote
+from multihop.common.s3 import reason_of
+from multihop.data_prep.reading import http
+from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.http import is_http
+from multihop.data_prep.reading.locations import filesystem_of, is_remote
 
 _MAGIC = re.compile(r"[*?[]")
 _Seen = tuple[tuple[int, int], ...]

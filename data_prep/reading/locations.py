@@ -12,9 +12,9 @@ from typing import Protocol
 
 from pyarrow import fs
 
-from common.s3 import reason_of, s3_filesystem
-from data_prep.reading.failures import ReadFailed
-from data_prep.reading.http import HttpFile, describe, is_http
+from multihop.common.s3 import reason_of, s3_filesystem
+from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.http import HttpFile, describe, is_http
 
 _GS_PATIENCE = timedelta(seconds=60)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from data_prep.reading.failures import ChangedError, ReadFailed, UnreadableFileError
-from data_prep.reading.inputs import UNREADABLE, has_changed, is_identified_by_content
-from data_prep.reading.locations import block_bytes, is_remote, open_location, refused
-from data_prep.reading.sources import InputFile
+from multihop.data_prep.reading.failures import ChangedError, ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.inputs import UNREADABLE, has_changed, is_identified_by_content
+from multihop.data_prep.reading.locations import block_bytes, is_remote, open_location, refused
+from multihop.data_prep.reading.sources import InputFile
 
 
 class OpenedFile:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from math import inf
 
-from data_prep.reading.compression import chunks
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.lines import Line, lines
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad, Pair, bytes_of, pair_of, stop_of, text_of
-from data_prep.reading.sources import InputFile, Part
+from multihop.data_prep.reading.compression import chunks
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.lines import Line, lines
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad, Pair, bytes_of, pair_of, stop_of, text_of
+from multihop.data_prep.reading.sources import InputFile, Part
 
 
 def read_line_files(part: Part, opened: OpenedFile) -> Iterator[Pair | Bad]:

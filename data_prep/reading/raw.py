@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from data_prep.reading.compression import chunks
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.sources import Part
+from multihop.data_prep.reading.compression import chunks
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.sources import Part
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.lines import blocks, lines
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.pairs import read_line_files, read_tsv
-from data_prep.reading.raw import (
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.lines import blocks, lines
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.pairs import read_line_files, read_tsv
+from multihop.data_prep.reading.raw import (
     MAX_DOCUMENT_BYTES,
     NOT_UTF8,
     NUL,
@@ -20,7 +20,7 @@ from data_prep.reading.raw import (
     stop_of,
     text_of,
 )
-from data_prep.reading.sources import InputFile, Part
+from multihop.data_prep.reading.sources import InputFile, Part
 
 MAX_JSON_BYTES = 256 * 2**20
 """A .json file is parsed whole, so its size is limited; a .jsonl file has no limit."""
@@ -163,7 +163,7 @@ def _text(value: Any, field: str, place: int) -> str | Bad:
 
 def _read_table(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
     # Imported only when needed: importing pyarrow's table readers takes longer than a small preparation.
-    from data_prep.reading.tables import arrow_values, parquet_values
+    from multihop.data_prep.reading.tables import arrow_values, parquet_values
 
     values = parquet_values if part.file.format == "parquet" else arrow_values
     fields = part.file.fields

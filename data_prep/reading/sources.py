@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.config import Source
-from data_prep.reading.http import is_http
-from data_prep.reading.listing import Entry, find
-from data_prep.reading.locations import is_remote
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading.http import is_http
+from multihop.data_prep.reading.listing import Entry, find
+from multihop.data_prep.reading.locations import is_remote
 
 FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 """Of documents."""

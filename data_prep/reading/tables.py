@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.sources import Part
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.sources import Part
 
 _ROWS = 1024
 _BATCH_BYTES = 2**20

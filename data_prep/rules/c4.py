@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from data_prep.config import C4
-from data_prep.rules.clean import clean
-from data_prep.rules.rule import ELLIPSES, Document, Rule
-from data_prep.rules.sentences import split_sentences
+from multihop.data_prep.config import C4
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.rule import ELLIPSES, Document, Rule
+from multihop.data_prep.rules.sentences import split_sentences
 
 TERMINAL = (".", "?", "!", '"', "”", "“", "»")
 """C4 names . ? ! and the end quotation mark; typographic ones are the same mark in other fonts."""

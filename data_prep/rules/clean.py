@@ -5,7 +5,7 @@ import unicodedata
 from functools import cache
 from types import ModuleType
 
-from data_prep.config import CleanConfig
+from multihop.data_prep.config import CleanConfig
 
 # U+000B, U+000C, U+0085, U+2028 and U+2029 are line breaks in Unicode (UAX 14); the byte order mark is dropped.
 _LINE_ENDS = "\x0b\x0c\x85\u2028\u2029"

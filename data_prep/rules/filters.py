@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from data_prep.config import FilterConfig, LanguageFilter
-from data_prep.rules import c4, gopher, languages, pairs
-from data_prep.rules.rule import Document, Rule
+from multihop.data_prep.config import FilterConfig, LanguageFilter
+from multihop.data_prep.rules import c4, gopher, languages, pairs
+from multihop.data_prep.rules.rule import Document, Rule
 
 
 @dataclass(frozen=True)

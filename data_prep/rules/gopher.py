@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from operator import gt, lt
 
-from data_prep.config import GopherQuality, GopherRepetition
-from data_prep.rules.rule import ELLIPSES, Document, Rule
+from multihop.data_prep.config import GopherQuality, GopherRepetition
+from multihop.data_prep.rules.rule import ELLIPSES, Document, Rule
 
 _BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from data_prep.config import PairFilters, PairLanguages
-from data_prep.rules import languages
-from data_prep.rules.clean import clean
+from multihop.data_prep.config import PairFilters, PairLanguages
+from multihop.data_prep.rules import languages
+from multihop.data_prep.rules.clean import clean
 
 PairFilter = Callable[[str, str], str | None]
 """(source, target), cleaned -> why the pair is dropped; None: it is kept."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
-from data_prep.rules.languages import identify
-from data_prep.rules.repetition import RepeatedNgrams
+from multihop.data_prep.rules.languages import identify
+from multihop.data_prep.rules.repetition import RepeatedNgrams
 
 MOST = 1_000_000
 """Most words, lines and paragraphs that are used, to bound memory; Gopher drops longer documents."""

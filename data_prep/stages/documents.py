@@ -1,6 +1,6 @@
 """The stage that reads, cleans, filters and hashes the documents of a split, and the readers of its outputs.
 
-A pair is a document whose text is its source, a tab, and its target; see `data_prep.rules.pairs`.
+A pair is a document whose text is its source, a tab, and its target; see `multihop.data_prep.rules.pairs`.
 """
 
 from collections import Counter
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from common.malloc import raise_mmap_threshold
-from data_prep.config import CleanConfig, FilterConfig
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.raw import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, Raw
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import Part
-from data_prep.rules.clean import clean
-from data_prep.rules.filters import Dropped, make_filter
-from data_prep.rules.pairs import clean_side, join_sides, make_pair_filter
-from data_prep.stages.content import content_hash
-from data_prep.stages.outputs import Output, once, read_batch, read_batches, write_batches
+from multihop.common.malloc import raise_mmap_threshold
+from multihop.data_prep.config import CleanConfig, FilterConfig
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, TOO_LONG, Bad, Raw
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.filters import Dropped, make_filter
+from multihop.data_prep.rules.pairs import clean_side, join_sides, make_pair_filter
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.outputs import Output, once, read_batch, read_batches, write_batches
 
 BATCH_BYTES = 4 * 2**20
 SCHEMA = pa.schema(

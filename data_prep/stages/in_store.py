@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.cache import cache_folder, make_room, prepared_copies, used
-from common.files import sha256_json
-from common.mapping import MapItems
-from common.mirror import LISTING, fetch, is_pushed, missing_bytes, push
-from common.storage import Folder, open_folder
-from data_prep.stages.outputs import Output, entry_in
+from multihop.common.cache import cache_folder, make_room, prepared_copies, used
+from multihop.common.files import sha256_json
+from multihop.common.mapping import MapItems
+from multihop.common.mirror import LISTING, fetch, is_pushed, missing_bytes, push
+from multihop.common.storage import Folder, open_folder
+from multihop.data_prep.stages.outputs import Output, entry_in
 
 _MOST_ENTRY_BYTES = 2**28
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from common.files import (
+from multihop.common.files import (
     canonical_json,
     make_folder,
     open_regular,

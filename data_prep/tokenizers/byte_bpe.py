@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.rules.sentences import LANGUAGE, split_sentences
-from data_prep.tokenizers.library import encode_each, searched_tokens
-from data_prep.tokenizers.word_table import Ids, Lengths, WordTable
+from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
+from multihop.data_prep.tokenizers.library import encode_each, searched_tokens
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

@@ -8,9 +8,9 @@ import json
 from io import TextIOWrapper
 from pathlib import Path
 
-from common.files import open_regular
-from data_prep.tokenizers.tokenizer import describe
-from data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
+from multihop.common.files import open_regular
+from multihop.data_prep.tokenizers.tokenizer import describe
+from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
 _FORMS = (
     "a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and merges.txt, or a tokenizer.json"

@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import write_atomically
-from data_prep.tokenizers.info import TokenizerInfo
+from multihop.common.files import write_atomically
+from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.files import write_atomically
-from data_prep.tokenizers.info import TokenizerInfo
+from multihop.common.files import write_atomically
+from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 _ROLES = {"pad": "pad_token", "end": "eos_token", "unk": "unk_token"}
 """transformers' names for ours."""

@@ -5,7 +5,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from common.config import Count, PlainName, Record
+from multihop.common.config import Count, PlainName, Record
 
 TOKENIZER = "tokenizer.model"
 TOKENIZER_JSON = "tokenizer.json"

@@ -1,6 +1,6 @@
 """Texts in which a mask token is spelled out, such as "The river [MASK] stone."."""
 
-from data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 
 def encode_masked(tokenizer: Tokenizer, mask: int, text: str) -> list[int]:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece as spm
 
-from data_prep.rules.sentences import LANGUAGE, split_sentences
-from data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
+from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
 
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()

@@ -6,11 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from common.files import open_regular
-from data_prep.rules.sentences import LANGUAGE
-from data_prep.tokenizers.info import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
-from data_prep.tokenizers.special_tokens import find_special
-from data_prep.tokenizers.word_table import Ids, Lengths
+from multihop.common.files import open_regular
+from multihop.data_prep.rules.sentences import LANGUAGE
+from multihop.data_prep.tokenizers.info import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
+from multihop.data_prep.tokenizers.special_tokens import find_special
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths
 
 
 class Tokenizer(Protocol):
@@ -62,10 +62,10 @@ def parse(content: bytes) -> Tokenizer:
     Raises ValueError for anything else.
     """
     if content.startswith(b"{"):
-        from data_prep.tokenizers.tokenizer_json import parse_json
+        from multihop.data_prep.tokenizers.tokenizer_json import parse_json
 
         return parse_json(content)
-    from data_prep.tokenizers.sentence_piece import SentencePiece
+    from multihop.data_prep.tokenizers.sentence_piece import SentencePiece
 
     return SentencePiece(content)
 

@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from typing import Any
 
-from data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
-from data_prep.tokenizers.library import open_library
-from data_prep.tokenizers.special_tokens import find_special
-from data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
+from multihop.data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
+from multihop.data_prep.tokenizers.library import open_library
+from multihop.data_prep.tokenizers.special_tokens import find_special
+from multihop.data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
 
 _MAX_WORD_CHARS = 200
 """A longer word becomes one [UNK]: 200 in Google's program, 100 in most published tokenizer.json. A larger limit is

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from data_prep.config import TokenizerConfig
-from data_prep.tokenizers.memory import available_memory
-from data_prep.tokenizers.sentence_piece import SCORE_STEP
-from data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.tokenizers.memory import available_memory
+from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP
+from multihop.data_prep.tokenizers.special_tokens import TRAINED
 
 # The trainer silently drops longer sentences, which text without full stops has, so they are cut.
 _MAX_SENTENCE_CHARS = 2**14

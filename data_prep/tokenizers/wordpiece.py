@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from data_prep.rules.sentences import LANGUAGE, split_sentences
-from data_prep.tokenizers.library import encode_each, searched_tokens
-from data_prep.tokenizers.word_table import Ids, Lengths, WordTable
+from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
+from multihop.data_prep.tokenizers.library import encode_each, searched_tokens
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.json_lines import Row
-from eval.comparison.run_files import ComparedRun
-from eval.statistics.difference import SIGNIFICANT, Difference, holm
-from eval.statistics.words import amount, sentence
-from eval.verdict import difference, missing_for_verdict
+from multihop.common.json_lines import Row
+from multihop.eval.comparison.run_files import ComparedRun
+from multihop.eval.statistics.difference import SIGNIFICANT, Difference, holm
+from multihop.eval.statistics.words import amount, sentence
+from multihop.eval.verdict import difference, missing_for_verdict
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "

@@ -6,7 +6,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
-from eval.reporting.figures import Colours, style
+from multihop.eval.reporting.figures import Colours, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,19 +10,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
 
-from common.config import NOTHING, decided_by
-from common.files import make_folder, write_atomically
-from eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
-from eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
-from eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_runs, training_clock
-from eval.comparison.translations import ByLength, by_length, other_metrics, signatures
-from eval.losses import LANGUAGE_MODEL_LOSSES, heldout
-from eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
-from eval.reporting.render import duration, render
-from eval.reporting.tasks import metric_label
-from eval.statistics.words import amount, show, spread
-from pretrain.config import TrainingConfig
-from pretrain.run.changes import differences
+from multihop.common.config import NOTHING, decided_by
+from multihop.common.files import make_folder, write_atomically
+from multihop.eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
+from multihop.eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
+from multihop.eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_runs, training_clock
+from multihop.eval.comparison.translations import ByLength, by_length, other_metrics, signatures
+from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, heldout
+from multihop.eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
+from multihop.eval.reporting.render import duration, render
+from multihop.eval.reporting.tasks import metric_label
+from multihop.eval.statistics.words import amount, show, spread
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.changes import differences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

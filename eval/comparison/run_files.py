@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from common.config import DATA, MEANING, ORDER, UPDATES, decided_by
-from common.files import read_json_object
-from common.json_lines import Row, read_rows
-from eval.evaluation_plan import Results, read_results
-from eval.losses import LANGUAGE_MODEL_LOSSES, by_step, heldout
-from eval.statistics.choose import Choice, Setting, choose
-from eval.statistics.predictions import Trial
-from eval.tasks.task import UNTRAINED
-from eval.verdict import trials_of
-from pretrain.config import TrainingConfig
-from pretrain.run.changes import differences, flatten, listed
+from multihop.common.config import DATA, MEANING, ORDER, UPDATES, decided_by
+from multihop.common.files import read_json_object
+from multihop.common.json_lines import Row, read_rows
+from multihop.eval.evaluation_plan import Results, read_results
+from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, by_step, heldout
+from multihop.eval.statistics.choose import Choice, Setting, choose
+from multihop.eval.statistics.predictions import Trial
+from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.verdict import trials_of
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.changes import differences, flatten, listed
 
 Facts = dict[str, Any]
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from common.json_lines import Row
-from eval.comparison.run_files import ComparedRun
-from eval.statistics.predictions import read_predictions
-from eval.statistics.words import spread
-from eval.translation.by_length import CLASSES, bleu_by_length, sentences_by_length
+from multihop.common.json_lines import Row
+from multihop.eval.comparison.run_files import ComparedRun
+from multihop.eval.statistics.predictions import read_predictions
+from multihop.eval.statistics.words import spread
+from multihop.eval.translation.by_length import CLASSES, bleu_by_length, sentences_by_length
 
 
 @dataclass(frozen=True)

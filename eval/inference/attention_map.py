@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eval.inference.trained_model import TrainedModel
-from eval.inference.translate import Translation, translator
-from pretrain.engine.inputs import on_device
-from pretrain.objectives.batch import layout
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.translate import Translation, translator
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.objectives.batch import layout
 
 
 def attending(trained: TrainedModel) -> nn.Module:

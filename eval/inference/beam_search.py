@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.inference.largest import largest
-from pretrain.engine.inputs import on_device
-from pretrain.models.common.encoder_decoder import EncoderDecoder
-from pretrain.objectives.batch import layout
+from multihop.eval.inference.largest import largest
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.objectives.batch import layout
 
 _NEVER = -1.0e9
 """The score of what is not there, as in transformers: scores are compared with it, and added to it."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eval.config import Pooling
-from eval.features import means
-from eval.inference.trained_model import TrainedModel
-from pretrain.engine.inputs import on_device
-from pretrain.objectives.batch import layout
+from multihop.eval.config import Pooling
+from multihop.eval.features import means
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.objectives.batch import layout
 
 
 @dataclass(frozen=True)

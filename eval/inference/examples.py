@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config import MEANING, part_deciding
-from common.files import read_json_object, sha256_json
-from common.json_lines import Row
-from data_prep.tokenizers.special_tokens import TRAINED
-from eval.evaluated import Evaluated, open_tokenizer
-from pretrain.models.families import FAMILIES
+from multihop.common.config import MEANING, part_deciding
+from multihop.common.files import read_json_object, sha256_json
+from multihop.common.json_lines import Row
+from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.eval.evaluated import Evaluated, open_tokenizer
+from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
     import torch
@@ -106,10 +106,10 @@ def make_examples(examples: Examples) -> Row:
 
 
 def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any]:
-    from eval.inference.fill import fill
-    from eval.inference.generate import generate
-    from eval.inference.sampling import Sampling
-    from eval.inference.trained_model import with_weights
+    from multihop.eval.inference.fill import fill
+    from multihop.eval.inference.generate import generate
+    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.trained_model import with_weights
 
     after = examples.after
     tokenizer, info = open_tokenizer(after.tokenizer_path)
@@ -123,8 +123,8 @@ def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any
 
 
 def _weights(evaluated: Evaluated) -> "dict[str, torch.Tensor]":
-    from pretrain.checkpoint.huggingface_import import import_model
-    from pretrain.checkpoint.verify import load_weights
+    from multihop.pretrain.checkpoint.huggingface_import import import_model
+    from multihop.pretrain.checkpoint.verify import load_weights
 
     if evaluated.checkpoint_step is None:
         return import_model(Path(evaluated.checkpoint_dir))[2]
@@ -132,7 +132,7 @@ def _weights(evaluated: Evaluated) -> "dict[str, torch.Tensor]":
 
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
-    from pretrain.models.build import build_model, initialise
+    from multihop.pretrain.models.build import build_model, initialise
 
     model = build_model(examples.after.model, examples.after.vocab_size)
     initialise(model, examples.seed)

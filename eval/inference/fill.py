@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_prep.tokenizers.masked_text import encode_masked
-from eval.inference.trained_model import TrainedModel
-from pretrain.engine.inputs import on_device
-from pretrain.objectives.batch import layout
+from multihop.data_prep.tokenizers.masked_text import encode_masked
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.objectives.batch import layout
 
 
 @dataclass(frozen=True)

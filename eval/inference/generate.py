@@ -6,12 +6,12 @@ from itertools import count
 import numpy as np
 import torch
 
-from common.keyed import key_of, random_bits, uniform
-from eval.inference.sampling import Sampling, sample
-from eval.inference.trained_model import TrainedModel
-from pretrain.engine.inputs import on_device
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.objectives.batch import layout
+from multihop.common.keyed import key_of, random_bits, uniform
+from multihop.eval.inference.sampling import Sampling, sample
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.objectives.batch import layout
 
 MAX_TOKENS = 64
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_prep.tokenizers.tokenizer import Tokenizer, load
-from eval.evaluated import of_huggingface, open_tokenizer
-from eval.inference.packed_weights import PackedWeights
-from pretrain.checkpoint.huggingface_import import import_model, is_huggingface
-from pretrain.checkpoint.verify import load_weights
-from pretrain.models.build import build_model
-from pretrain.models.common.model import Model
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
-from pretrain.models.family import Family
-from pretrain.run.find_checkpoint import find_checkpoint
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
+from multihop.eval.evaluated import of_huggingface, open_tokenizer
+from multihop.eval.inference.packed_weights import PackedWeights
+from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
+from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.family import Family
+from multihop.pretrain.run.find_checkpoint import find_checkpoint
 
 
 @dataclass(frozen=True)

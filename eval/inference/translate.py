@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from data_prep.rules.pairs import clean_side
-from eval.inference.beam_search import Search, beam_search
-from eval.inference.trained_model import TrainedModel
-from pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.data_prep.rules.pairs import clean_side
+from multihop.eval.inference.beam_search import Search, beam_search
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
 
 MORE_TOKENS = 50
 """How much longer than its source a translation may be, in tokens (Vaswani et al. 2017, section 6.1)."""

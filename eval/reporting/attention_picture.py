@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.inference.attention_map import attention_map
-from eval.inference.trained_model import TrainedModel
-from eval.inference.translate import Translation
-from eval.reporting.figures import PAPER
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.inference.attention_map import attention_map
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.translate import Translation
+from multihop.eval.reporting.figures import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

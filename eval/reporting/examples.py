@@ -7,7 +7,7 @@ def examples_facts(made: dict[str, Any] | None) -> dict[str, Any]:
     """What the report's templates need: the rows (text, before, after), and a sentence about them.
 
     Args:
-        made: what `eval.inference.examples.make_examples` returned; None: nothing.
+        made: what `multihop.eval.inference.examples.make_examples` returned; None: nothing.
     """
     if made is None:
         return {"examples": [], "examples_note": ""}

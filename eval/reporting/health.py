@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from common.json_lines import Row
-from eval.health import HEALTH
-from eval.losses import by_step
-from eval.reporting.pictures import side_by_side
+from multihop.common.json_lines import Row
+from multihop.eval.health import HEALTH
+from multihop.eval.losses import by_step
+from multihop.eval.reporting.pictures import side_by_side
 
 Facts = dict[str, Any]
 

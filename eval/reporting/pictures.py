@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from eval.reporting.figures import PAGE, as_svg, new_figure, style
+from multihop.eval.reporting.figures import PAGE, as_svg, new_figure, style
 
 Points = Sequence[tuple[float, float]]
 

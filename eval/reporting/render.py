@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.redaction import shown
+from multihop.common.redaction import shown
 
 _PACKAGE = Path(__file__).parents[1]
 # An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.evaluation_plan import Results
-from eval.known_tasks import shown_name
-from eval.reporting.tasks import metric_label, reported_on, task_section
-from eval.statistics.words import amount, show, spread
-from eval.tasks.task import UNTRAINED
-from eval.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
-from pretrain.models.families import FAMILIES
+from multihop.eval.evaluation_plan import Results
+from multihop.eval.known_tasks import shown_name
+from multihop.eval.reporting.tasks import metric_label, reported_on, task_section
+from multihop.eval.statistics.words import amount, show, spread
+from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
+from multihop.pretrain.models.families import FAMILIES
 
 Facts = dict[str, Any]
 

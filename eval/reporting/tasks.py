@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from common.json_lines import Row
-from eval.config import KINDS
-from eval.published import published_beside
-from eval.reporting.pictures import by_pretraining_step, learning_curves
-from eval.statistics.choose import Choice, Setting
-from eval.statistics.predictions import read_predictions
-from eval.statistics.words import show, spread
-from eval.verdict import TaskResult
+from multihop.common.json_lines import Row
+from multihop.eval.config import KINDS
+from multihop.eval.published import published_beside
+from multihop.eval.reporting.pictures import by_pretraining_step, learning_curves
+from multihop.eval.statistics.choose import Choice, Setting
+from multihop.eval.statistics.predictions import read_predictions
+from multihop.eval.statistics.words import show, spread
+from multihop.eval.verdict import TaskResult
 
 Facts = dict[str, Any]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.spans.windows import Window
-from eval.tasks.task import Example
+from multihop.eval.spans.windows import Window
+from multihop.eval.tasks.task import Example
 
 Logits = NDArray[np.float32] | NDArray[np.float64]
 """(T, 2): of the start and of the end, for each token of a window."""

@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eval.config import TrialSettings
-from eval.finetune import History, finetune
-from eval.heads import TaskModel
-from eval.inputs import Encoded, batches_of_tokens
-from eval.spans.answers import Answer, answer_questions, best_threshold, predicted_texts
-from eval.spans.inputs import Questions, SpanInputs
-from eval.spans.loss import span_loss
-from eval.spans.predictions import official_files
-from eval.spans.squad_metrics import Scores, accepted_texts, score_texts
-from eval.tasks.squad import Name
-from eval.tasks.task import Example
-from pretrain.engine.inputs import on_device
+from multihop.eval.config import TrialSettings
+from multihop.eval.finetune import History, finetune
+from multihop.eval.heads import TaskModel
+from multihop.eval.inputs import Encoded, batches_of_tokens
+from multihop.eval.spans.answers import Answer, answer_questions, best_threshold, predicted_texts
+from multihop.eval.spans.inputs import Questions, SpanInputs
+from multihop.eval.spans.loss import span_loss
+from multihop.eval.spans.predictions import official_files
+from multihop.eval.spans.squad_metrics import Scores, accepted_texts, score_texts
+from multihop.eval.tasks.squad import Name
+from multihop.eval.tasks.task import Example
+from multihop.pretrain.engine.inputs import on_device
 
 _PREDICT_TOKENS = 16_384
 _ERRORS = 20
@@ -35,7 +35,8 @@ class FineTunedSpans:
     other_metrics: dict[str, float]
     history: History
     predictions: dict[str, Any]
-    """As `eval.predictions.predictions_of` returns them: targets are the accepted texts, predicted the given one."""
+    """As returned by `multihop.eval.predictions.predictions_of`: targets are the accepted texts, predicted is the given
+    one."""
 
 
 def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings, seed: int) -> FineTunedSpans:

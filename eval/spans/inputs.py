@@ -1,8 +1,8 @@
 """The windows of a task of answer spans, made once on a machine and mapped by all its trials.
 
 A folder for each (task's files, tokenizer, special tokens, length, stride, numbers of examples): see
-`eval.cached_folder`. Of the training questions only the tokens and the answers' positions are kept, of the others also
-what answers are decoded with.
+`multihop.eval.cached_folder`. Of the training questions only the tokens and the answers' positions are kept, of the
+others also what answers are decoded with.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.cached_folder import cached_folder
-from eval.config import TrialSettings
-from eval.frames import Frame
-from eval.input_cache import described, selected, task_of
-from eval.inputs import Encoded
-from eval.spans.windows import Window, windows
-from eval.tasks.task import Example, Task
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.cached_folder import cached_folder
+from multihop.eval.config import TrialSettings
+from multihop.eval.frames import Frame
+from multihop.eval.input_cache import described, selected, task_of
+from multihop.eval.inputs import Encoded
+from multihop.eval.spans.windows import Window, windows
+from multihop.eval.tasks.task import Example, Task
 
 _FORMAT = 2
 _TASK = "task.json"

@@ -16,7 +16,7 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 _STRETCH = re.compile("[wp]+")
 _WORD = re.compile("w+|p")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.spans.answers import Answer, predicted_texts
-from eval.tasks.task import Example
+from multihop.eval.spans.answers import Answer, predicted_texts
+from multihop.eval.tasks.task import Example
 
 PREDICTIONS = "predictions.json"
 N_BEST = "nbest_predictions.json"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.tasks.squad import Name
-from eval.tasks.task import Example
+from multihop.eval.tasks.squad import Name
+from multihop.eval.tasks.task import Example
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

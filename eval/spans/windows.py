@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.spans.offsets import Tokens, tokens_with_offsets
-from eval.tasks.task import Example
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.spans.offsets import Tokens, tokens_with_offsets
+from multihop.eval.tasks.task import Example
 
 Frame = tuple[list[int], list[int], list[int]]
 """Ids before the question, between it and the context, and after that: [CLS], [SEP], [SEP] for BERT; <s>, </s></s>,

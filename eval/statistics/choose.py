@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from common.files import canonical_json
-from common.json_lines import Row
+from multihop.common.files import canonical_json
+from multihop.common.json_lines import Row
 
 
 class Start(NamedTuple):
@@ -59,7 +59,7 @@ def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one a trial, in the recipe's order (`eval.evaluation_plan.read_results`).
+        rows: one a trial, in the recipe's order (`multihop.eval.evaluation_plan.read_results`).
     """
     starts: dict[Start, dict[bytes, list[Row]]] = {}
     for row in rows:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from eval.metrics import from_sums
+from multihop.common.keyed import key_of
+from multihop.eval.metrics import from_sums
 
 Float = NDArray[np.float64]
 
@@ -77,8 +77,8 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     """By resampling the examples of both sides together, and by the spread over the seeds.
 
     Args:
-        metric: of `eval.metrics`.
-        first, second: float64 (seeds, N, k), `eval.metrics.statistics` of the same N examples.
+        metric: of `multihop.eval.metrics`.
+        first, second: float64 (seeds, N, k), `multihop.eval.metrics.statistics` of the same N examples.
         key: names the draws: equal keys draw equally.
     """
     stacked = np.concatenate([first, second])

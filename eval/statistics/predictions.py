@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import read_json_object, sha256_file
-from common.json_lines import Row
+from multihop.common.files import read_json_object, sha256_file
+from multihop.common.json_lines import Row
 
 Trial = tuple[Path, Row]
 """A run directory and a row of its results.jsonl."""

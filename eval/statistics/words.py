@@ -2,7 +2,7 @@
 
 import math
 
-from eval.statistics.difference import SIGNIFICANT, Difference
+from multihop.eval.statistics.difference import SIGNIFICANT, Difference
 
 _AS_THEY_ARE = ("perplexity", "BLEU")
 """Metrics that are not from 0 to 1, of which a point would be a hundredth."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eval.tasks.task import Example, Task, find_package_files, split_of
+from multihop.eval.tasks.task import Example, Task, find_package_files, split_of
 
 LABELS = ("business", "entertainment", "politics", "sports", "tech")
 

@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from eval.tasks.table_files import text_lines
-from eval.tasks.task import Example
+from multihop.eval.tasks.table_files import text_lines
+from multihop.eval.tasks.task import Example
 
 Scheme = Literal["IOB1", "IOB2", "IOBES", "none"]
 Sentence = tuple[tuple[str, ...], tuple[str, ...], int]

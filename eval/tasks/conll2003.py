@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from eval.tasks.columns import read_columns, tagged_examples
-from eval.tasks.table_files import official_folder
-from eval.tasks.task import Task, find_package_files
+from multihop.eval.tasks.columns import read_columns, tagged_examples
+from multihop.eval.tasks.table_files import official_folder
+from multihop.eval.tasks.task import Task, find_package_files
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 

@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2018): nine tasks of single sentences and pairs, from the benchmark's own TSV files.
 
-Test sets have no labels; their predictions are written by `eval.leaderboard`.
+Test sets have no labels; their predictions are written by `multihop.eval.leaderboard`.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from eval.tasks.table_files import Rows, class_index, columns_of, finite_number, official_folder, text_lines, tsv_rows
-from eval.tasks.task import Example, Task, unit_hash
+from multihop.eval.tasks.table_files import (
+    Rows,
+    class_index,
+    columns_of,
+    finite_number,
+    official_folder,
+    text_lines,
+    tsv_rows,
+)
+from multihop.eval.tasks.task import Example, Task, unit_hash
 
 _TRAIN, _DEV = "train.tsv", "dev.tsv"
 _MSR_TRAIN, _MSR_TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"

@@ -1,6 +1,6 @@
 """heldout-perplexity: a causal model's perplexity on the run's own held-out documents, without fine-tuning."""
 
-from eval.tasks.task import Task
+from multihop.eval.tasks.task import Task
 
 
 def find(data_dir: str | None) -> None:

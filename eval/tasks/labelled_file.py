@@ -21,11 +21,11 @@ import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from common.config import Section
-from common.user_file import read_given_text
-from eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
-from eval.tasks.pair_files import OwnPairs, read_pairs
-from eval.tasks.table_files import (
+from multihop.common.config import Section
+from multihop.common.user_file import read_given_text
+from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
+from multihop.eval.tasks.pair_files import OwnPairs, read_pairs
+from multihop.eval.tasks.table_files import (
     Rows,
     class_index,
     columns_of,
@@ -35,7 +35,7 @@ from eval.tasks.table_files import (
     text_lines,
     tsv_rows,
 )
-from eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.task import Example, Task, split_of
 
 _Format = Literal["csv", "tsv", "jsonl", "conll"]
 # YAML reads 0 as a number.

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from common.config import Section
-from common.files import read_json_object
-from eval.tasks.table_files import class_index, columns_of, csv_rows, official_folder
-from eval.tasks.task import Example, Task
+from multihop.common.config import Section
+from multihop.common.files import read_json_object
+from multihop.eval.tasks.table_files import class_index, columns_of, csv_rows, official_folder
+from multihop.eval.tasks.task import Example, Task
 
 NAMES: tuple[str, ...] = ("swag", "race", "race-middle", "race-high")
 

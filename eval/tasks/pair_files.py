@@ -5,9 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config import Section
-from eval.tasks.table_files import json_rows, text_lines, tsv_rows
-from eval.tasks.task import Example
+from multihop.common.config import Section
+from multihop.eval.tasks.table_files import json_rows, text_lines, tsv_rows
+from multihop.eval.tasks.task import Example
 
 
 class _Sides(Section):

@@ -4,9 +4,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from common.files import read_json_object
-from eval.tasks.table_files import official_folder
-from eval.tasks.task import Example, Task
+from multihop.common.files import read_json_object
+from multihop.eval.tasks.table_files import official_folder
+from multihop.eval.tasks.task import Example, Task
 
 Name = Literal["squad1", "squad2"]
 

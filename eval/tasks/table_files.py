@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from common.files import open_regular
+from multihop.common.files import open_regular
 
 Rows = Iterator[tuple[int, list[str]]]
 """The number of a row's first line, from 1, and its fields."""

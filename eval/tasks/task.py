@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from common.files import sha256_json
+from multihop.common.files import sha256_json
 
 Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot", "translation"]
 
@@ -43,7 +43,7 @@ class Task:
     name: str
     kind: Kind
     metric: str
-    """The name, in `eval.metrics`, of the metric by which trials are compared."""
+    """The name, in `multihop.eval.metrics`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
     """One sentence: the authors, the origin and the licence of the data."""

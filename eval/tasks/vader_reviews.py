@@ -5,8 +5,8 @@ import tarfile
 import zlib
 from pathlib import Path
 
-from eval.tasks.table_files import official_folder
-from eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.table_files import official_folder
+from multihop.eval.tasks.task import Example, Task, split_of
 
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.translation.bleu import bleu_of_sums
+from multihop.eval.translation.bleu import bleu_of_sums
 
 _LAST_WORDS = (10, 20, 30, 40)
 CLASSES = ("1-10", "11-20", "21-30", "31-40", "41+")

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.rules.pairs import clean_side
-from eval.inference.beam_search import Search
-from eval.inference.trained_model import TrainedModel
-from eval.inference.translate import translate
-from eval.tasks.task import Task
-from eval.translation.bleu import scores, statistics
+from multihop.data_prep.rules.pairs import clean_side
+from multihop.eval.inference.beam_search import Search
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.translate import translate
+from multihop.eval.tasks.task import Task
+from multihop.eval.translation.bleu import scores, statistics
 
 
 def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,9 +5,9 @@ The candidate is chosen by the likelihood of itself and the rest of the sentence
 
 from pathlib import Path
 
-from eval.tasks.task import Example
-from eval.zero_shot.detokenize import detokenize
-from eval.zero_shot.text_files import read_text
+from multihop.eval.tasks.task import Example
+from multihop.eval.zero_shot.detokenize import detokenize
+from multihop.eval.zero_shot.text_files import read_text
 
 BLANK = "XXXXX"
 _CONTEXT_SENTENCES = 20

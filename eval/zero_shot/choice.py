@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.tasks.task import Example
-from eval.zero_shot.encoding import encode_continuations
-from eval.zero_shot.result import ZeroShotResult, accuracy_result
-from eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.tasks.task import Example
+from multihop.eval.zero_shot.encoding import encode_continuations
+from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 
 def evaluate_choices(

@@ -5,8 +5,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.zero_shot.scoring import Continuation
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.zero_shot.scoring import Continuation
 
 
 def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

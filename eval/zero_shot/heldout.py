@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.shards import Documents
-from eval.zero_shot.scoring import predict
-from eval.zero_shot.windows import windows
-from pretrain.run.reference_losses import unigram_loss
+from multihop.data_prep.dataset.shards import Documents
+from multihop.eval.zero_shot.scoring import predict
+from multihop.eval.zero_shot.windows import windows
+from multihop.pretrain.run.reference_losses import unigram_loss
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 
 def cross_entropy(model: "Model", documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.zero_shot.detokenize import detokenize
-from eval.zero_shot.encoding import encode_continuations, encode_each
-from eval.zero_shot.result import ZeroShotResult, accuracy_result
-from eval.zero_shot.scoring import BATCH_TOKENS, Continuation, log_likelihoods
-from eval.zero_shot.text_files import read_objects, read_text
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.zero_shot.detokenize import detokenize
+from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
+from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, Continuation, log_likelihoods
+from multihop.eval.zero_shot.text_files import read_objects, read_text
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 Protocol = Literal["plain", "no stop words"]
 """plain: the passage as it stands, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.zero_shot.encoding import encode_continuations, encode_each
-from eval.zero_shot.result import ZeroShotResult, accuracy_result
-from eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods, pseudo_log_likelihoods
-from eval.zero_shot.text_files import read_objects
-from pretrain.models.families import FAMILIES
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
+from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods, pseudo_log_likelihoods
+from multihop.eval.zero_shot.text_files import read_objects
+from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 Masking = Literal["token", "rest of word"]
 """What a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those after it

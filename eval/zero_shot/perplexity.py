@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.zero_shot.detokenize import detokenize
-from eval.zero_shot.encoding import encode_each
-from eval.zero_shot.result import ZeroShotResult
-from eval.zero_shot.scoring import BATCH_TOKENS, predict
-from eval.zero_shot.text_files import read_text
-from eval.zero_shot.windows import windows
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.zero_shot.detokenize import detokenize
+from multihop.eval.zero_shot.encoding import encode_each
+from multihop.eval.zero_shot.result import ZeroShotResult
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, predict
+from multihop.eval.zero_shot.text_files import read_text
+from multihop.eval.zero_shot.windows import windows
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 Convention = Literal["wikitext", "ptb", "text"]
 """How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.models.families import FAMILIES
-from pretrain.objectives.batch import Inputs, layout
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.batch import Inputs, layout
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 Ids = NDArray[np.int64]
 
@@ -170,7 +170,7 @@ def predict(model: "Model", queries: Iterable[Query], batch_tokens: int = BATCH_
 def _predict(model: "Model", batch: list[Query]) -> list[Prediction]:
     import torch
 
-    from pretrain.engine.inputs import on_device
+    from multihop.pretrain.engine.inputs import on_device
 
     lengths = [len(query.ids) for query in batch]
     starts = np.cumsum([0, *lengths[:-1]])

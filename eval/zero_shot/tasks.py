@@ -6,20 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import sha256_file, sha256_json
-from data_prep.tokenizers.tokenizer import Tokenizer
-from eval.tasks.multiple_choice import read as read_choices
-from eval.tasks.table_files import official_folder
-from eval.tasks.task import Task
-from eval.zero_shot.cbt import read_cbt
-from eval.zero_shot.choice import evaluate_choices
-from eval.zero_shot.lambada import evaluate_lambada, read_lambada
-from eval.zero_shot.minimal_pairs import evaluate_pairs, read_pairs
-from eval.zero_shot.perplexity import evaluate_perplexity, read_perplexity_text
-from eval.zero_shot.result import ZeroShotResult
+from multihop.common.files import sha256_file, sha256_json
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.tasks.multiple_choice import read as read_choices
+from multihop.eval.tasks.table_files import official_folder
+from multihop.eval.tasks.task import Task
+from multihop.eval.zero_shot.cbt import read_cbt
+from multihop.eval.zero_shot.choice import evaluate_choices
+from multihop.eval.zero_shot.lambada import evaluate_lambada, read_lambada
+from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs, read_pairs
+from multihop.eval.zero_shot.perplexity import evaluate_perplexity, read_perplexity_text
+from multihop.eval.zero_shot.result import ZeroShotResult
 
 if TYPE_CHECKING:
-    from pretrain.models.common.model import Model
+    from multihop.pretrain.models.common.model import Model
 
 Evaluate = Callable[["Model", Tokenizer, dict[str, int], Any, int], ZeroShotResult]
 """(model, tokenizer, special ids, what was read, maximum length in tokens) -> result"""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.files import open_regular
+from multihop.common.files import open_regular
 
 
 def read_text(path: Path) -> str:

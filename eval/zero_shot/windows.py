@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eval.zero_shot.scoring import Ids, Query
+from multihop.eval.zero_shot.scoring import Ids, Query
 
 
 def windows(tokens: Ids, seq_len: int, stride: int) -> Iterator[Query]:

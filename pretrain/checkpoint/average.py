@@ -7,9 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.verify import list_steps, verify
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.verify import list_steps, verify
 
 
 def newest_committed(checkpoints: str, count: int) -> list[str]:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 import torch.distributed as dist
 
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import Check, check_headers, file_checks, list_steps
-from pretrain.engine.ranks import Ranks
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import Check, check_headers, file_checks, list_steps
+from multihop.pretrain.engine.ranks import Ranks
 
 _THREADS = 8
 _ROUND_S = 5.0

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from common.storage import Source
-from pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
-from pretrain.checkpoint.manifest import CheckpointManifest
-from pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
+from multihop.common.storage import Source
+from multihop.pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
 
 Open = Callable[[int], AbstractContextManager[Source]]
 """The file with this index in the manifest."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.files import read_json_object
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
-from pretrain.models.huggingface_weights import names_of
+from multihop.common.files import read_json_object
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.huggingface_weights import names_of
 
 CONFIG = "config.json"
 _MAX_SIZE, _MAX_LAYERS = 2**31, 10_000

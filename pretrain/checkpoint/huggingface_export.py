@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.files import replacing, write_atomically
-from pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
-from pretrain.checkpoint.huggingface_files import WEIGHTS
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.verify import verify
-from pretrain.models.build import outline_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.huggingface_weights import to_huggingface
+from multihop.common.files import replacing, write_atomically
+from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
+from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.verify import verify
+from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.huggingface_weights import to_huggingface
 
 
 def export_model(

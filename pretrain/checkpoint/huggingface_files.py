@@ -5,8 +5,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from common.files import open_regular
-from pretrain.checkpoint.huggingface_config import read_json
+from multihop.common.files import open_regular
+from multihop.pretrain.checkpoint.huggingface_config import read_json
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.files import sha256_file, sha256_json
-from pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
-from pretrain.checkpoint.huggingface_files import open_weights, weight_files
-from pretrain.models.build import outline_model
-from pretrain.models.common.huggingface_names import Names
-from pretrain.models.common.sinusoids import sinusoids
-from pretrain.models.config import ModelConfig
-from pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
+from multihop.common.files import sha256_file, sha256_json
+from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
+from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
+from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.common.huggingface_names import Names
+from multihop.pretrain.models.common.sinusoids import sinusoids
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
 
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")

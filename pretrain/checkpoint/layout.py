@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pretrain.checkpoint.tensor_file import ITEM_BYTES
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 Slices = Sequence[tuple[int, int, int]]
 """Of one file: (index of the parameter among the sorted names, first element, number of elements)."""

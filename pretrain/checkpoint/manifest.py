@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.files import canonical_json, json_object, sha256_json
-from common.storage import open_folder
-from pretrain.checkpoint.layout import Layout, Stripe
-from pretrain.checkpoint.tensor_file import ITEM_BYTES
+from multihop.common.files import canonical_json, json_object, sha256_json
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.layout import Layout, Stripe
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 MANIFEST = "manifest.json"
 _MOST_BYTES = 4 * 2**20

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.bucket import no_conditions
-from common.files import canonical_json, json_object, open_regular
-from common.storage import open_folder
+from multihop.common.bucket import no_conditions
+from multihop.common.files import canonical_json, json_object, open_regular
+from multihop.common.storage import open_folder
 
 _IDENTITY = "identity"
 """In a run's folder: the run's id."""

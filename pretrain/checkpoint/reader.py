@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.storage import Source, open_folder
-from pretrain.checkpoint.headers import read_headers
-from pretrain.checkpoint.layout import Locate
-from pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
-from pretrain.checkpoint.tensor_file import ITEM_BYTES
+from multihop.common.storage import Source, open_folder
+from multihop.pretrain.checkpoint.headers import read_headers
+from multihop.pretrain.checkpoint.layout import Locate
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 _THREADS = 8
 _OPEN_FILES = 256

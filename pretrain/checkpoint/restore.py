@@ -7,9 +7,9 @@ from itertools import islice
 
 from torch import Tensor
 
-from pretrain.checkpoint.manifest import CheckpointManifest
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.engine.engine import Engine
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.engine.engine import Engine
 
 _READS_AT_ONCE = 16
 """A bucket answers many requests in the time of one; what is read ahead takes memory."""

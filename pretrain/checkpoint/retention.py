@@ -7,8 +7,8 @@ and other things that are not folders are never touched.
 import re
 from collections.abc import Callable
 
-from common.storage import Folder, Kind, open_folder
-from pretrain.checkpoint.manifest import (
+from multihop.common.storage import Folder, Kind, open_folder
+from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointManifest,
     folder_of_step,
@@ -16,7 +16,7 @@ from pretrain.checkpoint.manifest import (
     read_checkpoint_manifest,
     step_of_folder,
 )
-from pretrain.checkpoint.owner import read_owner
+from multihop.pretrain.checkpoint.owner import read_owner
 
 _NAMED = re.compile(
     r"\.?(?:rank-[0-9]{4,}|manifest\.json)\.([0-9A-Za-z_]+)(?:-[0-9A-Za-z_-]+)?\.(?:safetensors|done|tmp)(?:\..+\.tmp)?"

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.layout import file_order
-from pretrain.checkpoint.tensor_file import header_of
+from multihop.pretrain.checkpoint.layout import file_order
+from multihop.pretrain.checkpoint.tensor_file import header_of
 
 
 class Snapshot:

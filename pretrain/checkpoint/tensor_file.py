@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from common.files import json_object
-from common.storage import Source
+from multihop.common.files import json_object
+from multihop.common.storage import Source
 
 ITEM_BYTES = 4
 _LENGTH = struct.Struct("<Q")

@@ -10,9 +10,9 @@ from functools import partial
 
 from torch import Tensor
 
-from common.storage import Source, open_folder
-from pretrain.checkpoint.layout import Layout
-from pretrain.checkpoint.manifest import (
+from multihop.common.storage import Source, open_folder
+from multihop.pretrain.checkpoint.layout import Layout
+from multihop.pretrain.checkpoint.manifest import (
     CheckpointFile,
     CheckpointManifest,
     folder_of_step,
@@ -20,8 +20,8 @@ from pretrain.checkpoint.manifest import (
     read_checkpoint_manifest,
     step_of_folder,
 )
-from pretrain.checkpoint.reader import UNREADABLE, CheckpointReader
-from pretrain.checkpoint.tensor_file import header_of
+from multihop.pretrain.checkpoint.reader import UNREADABLE, CheckpointReader
+from multihop.pretrain.checkpoint.tensor_file import header_of
 
 _THREADS = 8
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from common.files import canonical_json
-from common.s3 import reason_of
-from common.storage import Folder, open_folder
-from pretrain.checkpoint.layout import Slices, in_order, stripes_of
-from pretrain.checkpoint.manifest import (
+from multihop.common.files import canonical_json
+from multihop.common.s3 import reason_of
+from multihop.common.storage import Folder, open_folder
+from multihop.pretrain.checkpoint.layout import Slices, in_order, stripes_of
+from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointFile,
     CheckpointManifest,
@@ -24,8 +24,8 @@ from pretrain.checkpoint.manifest import (
     folder_of_step,
     read_checkpoint_manifest,
 )
-from pretrain.checkpoint.retention import remove_old, run_of
-from pretrain.checkpoint.snapshot import Snapshot
+from multihop.pretrain.checkpoint.retention import remove_old, run_of
+from multihop.pretrain.checkpoint.snapshot import Snapshot
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 _BUCKET_POLLS = 5

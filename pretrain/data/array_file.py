@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import canonical_json, make_folder, open_regular, read_json_object, sha256_file, write_atomically
+from multihop.common.files import (
+    canonical_json,
+    make_folder,
+    open_regular,
+    read_json_object,
+    sha256_file,
+    write_atomically,
+)
 
 
 def ensure_array(path: Path, make: Callable[[], NDArray[Any]], full: bool = False) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import UInt64, key_of, random_bits
-from data_prep.dataset.manifest import read_token_counts
-from data_prep.dataset.shards import Documents, TokenDataset, open_dataset
-from pretrain.config import TrainingConfig
-from pretrain.data.index import SampleIndex, look_up, open_index, source_weights, sources_of
-from pretrain.data.mixture import Int64
-from pretrain.data.order import StepSamples, samples_at, samples_of_step
-from pretrain.data.permutation import permute
-from pretrain.data.phases import micro_steps, samples_before, samples_in_phase, share_of_rank
-from pretrain.data.shard_requests import await_shard, request
-from pretrain.data.shard_schedule import ShardSchedule
-from pretrain.data.token_batches import TokenBatches
-from pretrain.objectives import objective_of
-from pretrain.objectives.batch import Batch
+from multihop.common.keyed import UInt64, key_of, random_bits
+from multihop.data_prep.dataset.manifest import read_token_counts
+from multihop.data_prep.dataset.shards import Documents, TokenDataset, open_dataset
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.index import SampleIndex, look_up, open_index, source_weights, sources_of
+from multihop.pretrain.data.mixture import Int64
+from multihop.pretrain.data.order import StepSamples, samples_at, samples_of_step
+from multihop.pretrain.data.permutation import permute
+from multihop.pretrain.data.phases import micro_steps, samples_before, samples_in_phase, share_of_rank
+from multihop.pretrain.data.shard_requests import await_shard, request
+from multihop.pretrain.data.shard_schedule import ShardSchedule
+from multihop.pretrain.data.token_batches import TokenBatches
+from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class BatchMaker:
         micro_batch_sizes: list[int],
         arriving: Path | None = None,
     ) -> "BatchMaker":
-        """Memory-map the prepared data and the indexes that `pretrain.data.index.build_indexes` wrote.
+        """Memory-map the prepared data and the indexes that `multihop.pretrain.data.index.build_indexes` wrote.
 
         Args:
             arriving: as the field; None: all shards are there.

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from data_prep.dataset.shards import Documents, TokenDataset
-from pretrain.config import ObjectiveConfig, TrainingConfig
-from pretrain.data.array_file import ensure_array, open_array
-from pretrain.objectives import objective_of
+from multihop.common.keyed import key_of
+from multihop.data_prep.dataset.shards import Documents, TokenDataset
+from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
+from multihop.pretrain.data.array_file import ensure_array, open_array
+from multihop.pretrain.objectives import objective_of
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from multiprocessing.synchronize import Semaphore
 from threading import Thread
 from typing import Any
 
-from pretrain.data.batches import BatchMaker, RankStep
-from pretrain.data.phases import is_skipped
+from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.phases import is_skipped
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from pretrain.data.permutation import permute
+from multihop.common.keyed import key_of
+from multihop.pretrain.data.permutation import permute
 
 Int64 = NDArray[np.int64]
 MIXTURE_BLOCK = 2**16

@@ -11,10 +11,10 @@ With weights, each source has an index and a stream of that kind of its own. The
 decides anew for each block. The r-th of a source's q positions in block b is position `b * q + r` of its own stream,
 so that a source completes an epoch before it begins the next.
 
-With `data.shuffle_shards`, `pretrain.data.shard_windows` takes the place of the permutation of all samples.
+With `data.shuffle_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all samples.
 
 With `batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
-`pretrain.data.token_batches` tells which pairs they are.
+`multihop.pretrain.data.token_batches` tells which pairs they are.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.keyed import key_of
-from pretrain.config import PhaseConfig
-from pretrain.data.mixture import Int64, draw, quotas, upcoming
-from pretrain.data.permutation import permute
-from pretrain.data.phases import batch_size_of, locate, samples_in_phase
-from pretrain.data.shard_windows import ShardWindows
+from multihop.common.keyed import key_of
+from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.data.mixture import Int64, draw, quotas, upcoming
+from multihop.pretrain.data.permutation import permute
+from multihop.pretrain.data.phases import batch_size_of, locate, samples_in_phase
+from multihop.pretrain.data.shard_windows import ShardWindows
 
 
 @dataclass(frozen=True)

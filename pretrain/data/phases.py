@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from pretrain.config import PhaseConfig
+from multihop.pretrain.config import PhaseConfig
 
 
 def total_steps(phases: Sequence[PhaseConfig]) -> int:
@@ -30,7 +30,7 @@ def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
 def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:
     """The number of samples of a phase's step `step_in_phase`, over all ranks.
 
-    With `batch_tokens` it is 1, the step's batch of pairs: see `pretrain.data.token_batches`.
+    With `batch_tokens` it is 1, the step's batch of pairs: see `multihop.pretrain.data.token_batches`.
     """
     if phase.batch_tokens is not None:
         return 1

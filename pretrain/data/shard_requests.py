@@ -1,8 +1,9 @@
 """Shards that come while training goes on: what ranks need is written down, and fetched by who started them.
 
-Where nodes share only an object store and samples are shuffled by windows of shards (`pretrain.data.shard_windows`), a
-node has only the shards that the ranks' steps need, and those of the next windows. `WANTED` in the run directory names
-them. Each process that makes batches writes it when its steps need others: all write the same, some steps apart.
+Where nodes share only an object store and samples are shuffled by windows of shards (see
+`multihop.pretrain.data.shard_windows`), a node has only the shards that the ranks' steps need, and those of the next
+windows. `WANTED` in the run directory names them. Each process that makes batches writes it when its steps need others:
+all write the same, some steps apart.
 """
 
 import json
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.files import read_json_object, write_atomically
+from multihop.common.files import read_json_object, write_atomically
 
 WANTED = "shards-wanted.json"
 _POLL_S = 0.05

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pretrain.config import TrainingConfig
-from pretrain.data.index import SampleIndex, source_weights
-from pretrain.data.order import positions_of_step, shards_at
-from pretrain.data.phases import locate
-from pretrain.data.shard_windows import IndexShards, ShardWindows, shards_of_index
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.index import SampleIndex, source_weights
+from multihop.pretrain.data.order import positions_of_step, shards_at
+from multihop.pretrain.data.phases import locate
+from multihop.pretrain.data.shard_windows import IndexShards, ShardWindows, shards_of_index
 
 
 @dataclass(frozen=True)

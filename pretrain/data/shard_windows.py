@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from pretrain.config import ObjectiveConfig
-from pretrain.data.index import SampleIndex
-from pretrain.data.permutation import permute
-from pretrain.objectives import objective_of
+from multihop.common.keyed import key_of
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.data.index import SampleIndex
+from multihop.pretrain.data.permutation import permute
+from multihop.pretrain.objectives import objective_of
 
 Int64 = NDArray[np.int64]
 

@@ -8,9 +8,9 @@ within each class, which decides what a batch consists of, and the law of order 
 
 import numpy as np
 
-from common.keyed import key_of
-from pretrain.data.mixture import Int64
-from pretrain.data.permutation import permute
+from multihop.common.keyed import key_of
+from multihop.pretrain.data.mixture import Int64
+from multihop.pretrain.data.permutation import permute
 
 _SIMILAR = 8
 """The longest pair of a class is longer than the shortest by an eighth at most, where a class has pairs for a batch."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import key_of
-from data_prep.dataset.shards import Documents, TokenDataset
-from pretrain.data.array_file import ensure_array, open_array
-from pretrain.models.config import ModelConfig
+from multihop.common.keyed import key_of
+from multihop.data_prep.dataset.shards import Documents, TokenDataset
+from multihop.pretrain.data.array_file import ensure_array, open_array
+from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

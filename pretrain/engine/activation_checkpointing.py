@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from pretrain.models.build import Model
+from multihop.pretrain.models.build import Model
 
 _aten = torch.ops.aten
 _SAVED = {

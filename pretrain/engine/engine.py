@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.config import TrainingConfig
-from pretrain.engine.activation_checkpointing import checkpoint_activations, hide_gathers
-from pretrain.engine.deepspeed_config import fill_deepspeed_config
-from pretrain.engine.grad_norm import read_norm_once
-from pretrain.engine.inputs import on_device
-from pretrain.engine.ranks import Ranks
-from pretrain.engine.reduce_gradients import reduce_in_few_kernels
-from pretrain.models.build import Model
-from pretrain.models.families import FAMILIES
-from pretrain.objectives.batch import Batch
-from pretrain.optim.lamb import Lamb
-from pretrain.optim.norms import clip_grad_norm_
-from pretrain.optim.optimizers import MOMENTS, build_optimizer
-from pretrain.optim.slices import held_slices, owned_slices, whole_shape
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations, hide_gathers
+from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
+from multihop.pretrain.engine.grad_norm import read_norm_once
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.engine.reduce_gradients import reduce_in_few_kernels
+from multihop.pretrain.models.build import Model
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.norms import clip_grad_norm_
+from multihop.pretrain.optim.optimizers import MOMENTS, build_optimizer
+from multihop.pretrain.optim.slices import held_slices, owned_slices, whole_shape
 
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _REDUCE_BUCKET = 500_000_000

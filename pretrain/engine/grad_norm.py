@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.optim.norms import squared_norms
+from multihop.pretrain.optim.norms import squared_norms
 
 
 def read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], None]) -> None:

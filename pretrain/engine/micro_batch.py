@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config import MEMORY, part_deciding
-from common.files import read_json_object, sha256_json, write_atomically
-from data_prep.dataset.manifest import read_data_manifest
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.engine.activation_checkpointing import checkpoint_activations
-from pretrain.engine.inputs import on_device
-from pretrain.engine.ranks import Ranks
-from pretrain.models.build import Model, build_model, initialise
-from pretrain.objectives.batch import Batch
+from multihop.common.config import MEMORY, part_deciding
+from multihop.common.files import read_json_object, sha256_json, write_atomically
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import Model, build_model, initialise
+from multihop.pretrain.objectives.batch import Batch
 
 REMEMBERED = "micro_batch.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.models.build import Model
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import SelfAttention, select_tokens
-from pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.build import Model
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.blocks import SelfAttention, select_tokens
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
 
 SeeStates = Callable[[Tensor], None]
 """Takes the last hidden states (N, H) of all tokens of a micro-batch; of pairs those of the targets."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.engine.rendezvous import Listener, Store, invite, meeting_of, on_one_host
+from multihop.pretrain.engine.rendezvous import Listener, Store, invite, meeting_of, on_one_host
 
 _recent: deque[Tensor] = deque(maxlen=64)
 """Tensors of the latest collectives. If gloo's reference to one were the last, the thread that releases it would take

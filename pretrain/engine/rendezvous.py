@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pretrain.environment import SECRET
+from multihop.pretrain.environment import SECRET
 
 _LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 600.0

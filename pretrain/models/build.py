@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.keyed import key_of
-from pretrain.models.common.model import Model
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
-from pretrain.models.neighbours import add_neighbours
+from multihop.common.keyed import key_of
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.neighbours import add_neighbours
 
 _STD = 0.02
 """Of weights that are drawn, unless the family declares another."""
@@ -27,7 +27,7 @@ def outline_model(config: ModelConfig, vocab_size: int, source_vocab_size: int |
         source_vocab_size: where source and target of a translating family have vocabularies of their own, the
             source's size; `vocab_size` is then the target's.
     """
-    module = import_module(f"pretrain.models.{config.family}.model")
+    module = import_module(f"multihop.pretrain.models.{config.family}.model")
     model_class: Callable[..., Model] = getattr(module, FAMILIES[config.family].model_class)
     with torch.device("meta"):
         if source_vocab_size is None:

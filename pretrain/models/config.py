@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config import FINE_TUNING, MEANING, MEMORY, NOTHING, UPDATES, ZERO_SHOT, Section
-from pretrain.models.families import FAMILIES, PRESETS
+from multihop.common.config import FINE_TUNING, MEANING, MEMORY, NOTHING, UPDATES, ZERO_SHOT, Section
+from multihop.pretrain.models.families import FAMILIES, PRESETS
 
 _SIZES = MEANING | MEMORY | FINE_TUNING | ZERO_SHOT
 

@@ -4,14 +4,14 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-import pretrain.models
-from pretrain.models.family import Family
+import multihop.pretrain.models
+from multihop.pretrain.models.family import Family
 
 _SHARED = "common"
 
 
 def _declared(name: str) -> Family:
-    declaration = getattr(import_module(f"pretrain.models.{name}"), "FAMILY", None)
+    declaration = getattr(import_module(f"multihop.pretrain.models.{name}"), "FAMILY", None)
     if not isinstance(declaration, Family):
         raise TypeError(
             f"pretrain/models/{name}/__init__.py declares no FAMILY = Family(...); see pretrain/models/family.py"
@@ -21,7 +21,7 @@ def _declared(name: str) -> Family:
 
 FAMILIES: dict[str, Family] = {
     module.name: _declared(module.name)
-    for module in pkgutil.iter_modules(pretrain.models.__path__)
+    for module in pkgutil.iter_modules(multihop.pretrain.models.__path__)
     if module.ispkg and module.name != _SHARED
 }
 """By the value of `model.family`, in alphabetical order."""

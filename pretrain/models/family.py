@@ -10,7 +10,7 @@ class Family:
 
     display_name: str
     model_class: str
-    """The class in `pretrain/models/NAME/model.py`, a subclass of `pretrain.models.common.model.Model`."""
+    """The class in `pretrain/models/NAME/model.py`, a subclass of `multihop.pretrain.models.common.model.Model`."""
     causal: bool
     """Whether a token attends to itself and the tokens before it only."""
     pooling: Literal["pooler", "first", "last"]
@@ -20,7 +20,7 @@ class Family:
     auto_class: str | None
     """The class of transformers that loads an exported model with its pretraining heads; None: it has no such class."""
     translates: bool = False
-    """An encoder and a decoder, trained on pairs of texts: `pretrain.models.common.encoder_decoder.EncoderDecoder`."""
+    """An encoder and a decoder, trained on pairs of texts; see `multihop.pretrain.models.common.encoder_decoder`."""
     options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of the recipe's `model` section that not all families have, with the values that this one has, its default
     first; None: as published, and not written down."""

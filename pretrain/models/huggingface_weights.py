@@ -6,10 +6,10 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from pretrain.models.build import outline_model
-from pretrain.models.common.huggingface_names import Names
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
+from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.common.huggingface_names import Names
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
 
 _SOURCE_WORD = "source_word.weight"
 
@@ -27,7 +27,7 @@ def names_of(family: str, two_vocabularies: bool = False) -> Names:
         raise ValueError(
             f"transformers has no class for family {family}, so that it can be neither exported nor imported"
         )
-    names: Names = import_module(f"pretrain.models.{family}.huggingface").NAMES
+    names: Names = import_module(f"multihop.pretrain.models.{family}.huggingface").NAMES
     return names.with_two_vocabularies() if two_vocabularies else names
 
 

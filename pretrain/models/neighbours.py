@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import ModelConfig
 
 _LONGEST_PERIOD = 512.0
 """Of the sinusoids, in tokens; the shortest is 2. Periods are spaced evenly on a logarithmic scale, which makes the

@@ -5,12 +5,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import UInt64
-from data_prep.dataset.shards import Documents
-from data_prep.tokenizers.info import TokenizerInfo
-from pretrain.config import ObjectiveConfig
-from pretrain.objectives import clm, full_sentences, pairs, translation
-from pretrain.objectives.batch import Batch
+from multihop.common.keyed import UInt64
+from multihop.data_prep.dataset.shards import Documents
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives import clm, full_sentences, pairs, translation
+from multihop.pretrain.objectives.batch import Batch
 
 
 class Objective(Protocol):

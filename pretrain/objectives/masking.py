@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import UInt64, random_bits, uniform
-from data_prep.tokenizers.info import TokenizerInfo, word_start_flags
-from pretrain.config import ObjectiveConfig
+from multihop.common.keyed import UInt64, random_bits, uniform
+from multihop.data_prep.tokenizers.info import TokenizerInfo, word_start_flags
+from multihop.pretrain.config import ObjectiveConfig
 
 _SPAN_STOP = 0.2
 _LONGEST_SPAN = 10

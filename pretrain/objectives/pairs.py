@@ -11,12 +11,12 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import UInt64
-from data_prep.dataset.shards import Documents
-from data_prep.tokenizers.info import TokenizerInfo
-from pretrain.config import ObjectiveConfig
-from pretrain.objectives.batch import Batch, layout
-from pretrain.objectives.masking import mask
+from multihop.common.keyed import UInt64
+from multihop.data_prep.dataset.shards import Documents
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.masking import mask
 
 log = logging.getLogger("multihop")
 

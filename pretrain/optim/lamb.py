@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.optim.norms import squared_norms
-from pretrain.optim.slices import Slice
+from multihop.pretrain.optim.norms import squared_norms
+from multihop.pretrain.optim.slices import Slice
 
 # On a CPU, runs of this many elements stay in the cache during all operations, which is faster than whole buffers.
 # Shorter runs are slower, because of the number of calls. A GPU processes a whole buffer at once.

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretrain.config import OptimizerConfig
-from pretrain.models.build import decays
-from pretrain.optim.lamb import Lamb
-from pretrain.optim.slices import whole_shape
+from multihop.pretrain.config import OptimizerConfig
+from multihop.pretrain.models.build import decays
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.slices import whole_shape
 
 _ALIGNED = 8
 """Elements: 16 bytes of bf16, what a GPU loads at once."""

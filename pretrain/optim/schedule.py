@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from pretrain.config import PhaseConfig
-from pretrain.data.phases import batch_size_of, locate
+from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.data.phases import batch_size_of, locate
 
 
 def learning_rate(phases: Sequence[PhaseConfig], step: int) -> float:

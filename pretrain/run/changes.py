@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.config import DATA, MEANING, ORDER, PLACE, UPDATES, Section, decided_by, part_deciding
-from common.json_lines import read_rows
-from pretrain.config import TrainingConfig
+from multihop.common.config import DATA, MEANING, ORDER, PLACE, UPDATES, Section, decided_by, part_deciding
+from multihop.common.json_lines import read_rows
+from multihop.pretrain.config import TrainingConfig
 
 CHANGES = "changes.jsonl"
 """File in a run's folder with a row for each change that was allowed by name."""

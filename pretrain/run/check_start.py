@@ -4,12 +4,12 @@ initial values of weights that come from another model."""
 from collections.abc import Collection
 from pathlib import Path
 
-from common.json_lines import read_rows
-from common.storage import open_folder
-from pretrain.checkpoint.owner import read_owner
-from pretrain.config import TrainingConfig
-from pretrain.data.phases import total_steps
-from pretrain.models.config import ModelConfig
+from multihop.common.json_lines import read_rows
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.owner import read_owner
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.models.config import ModelConfig
 
 _STEP = "step-"
 

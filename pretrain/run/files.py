@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.files import read_json_object
-from pretrain.config import TrainingConfig
+from multihop.common.files import read_json_object
+from multihop.pretrain.config import TrainingConfig
 
 GAVE_UP = "gave-up.json"
 """Why a restart would fail too: {"code": the exit code, "message": one sentence}."""

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.files import sha256_file
-from common.storage import open_folder
-from data_prep.dataset.manifest import Manifest, read_data_manifest
-from pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import list_steps, newest_good
-from pretrain.models.config import ModelConfig
-from pretrain.run.files import checkpoints_of, read_config
+from multihop.common.files import sha256_file
+from multihop.common.storage import open_folder
+from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
+from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import list_steps, newest_good
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.run.files import checkpoints_of, read_config
 
 
 @dataclass(frozen=True)

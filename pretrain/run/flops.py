@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.models.common.relative_positions import distances
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import FAMILIES
-from pretrain.objectives.batch import Batch
+from multihop.pretrain.models.common.relative_positions import distances
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.batch import Batch
 
 _GATES = {"lstm": 4, "gru": 3}
 

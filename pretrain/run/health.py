@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.data.batches import BatchMaker
-from pretrain.engine.engine import Engine
-from pretrain.engine.observation import observed
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.relative_positions import spread
-from pretrain.objectives.batch import Batch
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.observation import observed
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.relative_positions import spread
+from multihop.pretrain.objectives.batch import Batch
 
 _PARTS = 16
 """One of so many equal parts of the held-out samples is looked at."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from pretrain.data.batches import BatchMaker
-from pretrain.engine.engine import Engine
-from pretrain.objectives.batch import Batch
-from pretrain.run.health import health
-from pretrain.run.reference_losses import uniform_loss, unigram_loss
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.run.health import health
+from multihop.pretrain.run.reference_losses import uniform_loss, unigram_loss
 
 _LANGUAGE_MODELS = ("mlm", "clm", "translation")
 """An objective predicts tokens in one of these ways."""

@@ -2,9 +2,9 @@
 
 sum the first step's counts over the ranks
 for every remaining step:
-    forward and backward each micro-batch             pretrain.engine.engine
-    start to sum the next step's counts               pretrain.data.loader, pretrain.engine.ranks
-    update with the step's learning rate              pretrain.optim.schedule
+    forward and backward each micro-batch             multihop.pretrain.engine.engine
+    start to sum the next step's counts               multihop.pretrain.data.loader, multihop.pretrain.engine.ranks
+    update with the step's learning rate              multihop.pretrain.optim.schedule
     log, evaluate, save or stop where it is due
 
 A device is waited for once a step, in the update, for the gradient's norm. The batch of the next step is taken, and its
@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from common.json_lines import Row
-from common.keyed import key_of
-from pretrain.checkpoint.train_state import TrainState
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker, RankStep
-from pretrain.data.loader import stream
-from pretrain.data.phases import is_skipped, total_steps
-from pretrain.engine.engine import Engine, StepResult, read_scalars
-from pretrain.optim.schedule import learning_rate
-from pretrain.run.flops import step_flops
-from pretrain.run.heldout import evaluate, means
-from pretrain.run.usage import usage
+from multihop.common.json_lines import Row
+from multihop.common.keyed import key_of
+from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.phases import is_skipped, total_steps
+from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
+from multihop.pretrain.optim.schedule import learning_rate
+from multihop.pretrain.run.flops import step_flops
+from multihop.pretrain.run.heldout import evaluate, means
+from multihop.pretrain.run.usage import usage
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import IO
 
 import torch
 
-from common.files import naming
-from common.hardware import datasheet_rate
-from common.json_lines import Row, append_row
-from pretrain.data.batches import BatchMaker
-from pretrain.engine.ranks import Ranks
-from pretrain.run.start_times import StartTimes
+from multihop.common.files import naming
+from multihop.common.hardware import datasheet_rate
+from multihop.common.json_lines import Row, append_row
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.run.start_times import StartTimes
 
 log = logging.getLogger("multihop")
 

@@ -1,5 +1,6 @@
-"""A process that has imported what a rank needs, and becomes ranks by forking: `python -m pretrain.run.spare RUN_DIR`.
+"""A process that has imported what a rank needs, and becomes ranks by forking.
 
+Its command is `python -m multihop.pretrain.run.spare RUN_DIR`.
 Importing torch and DeepSpeed takes 5 to 15 s, which a restart saves where such a process waits. It prints the name of
 its socket once it has imported everything, and ends with its standard input. Each connection asks for one rank (see
 `start_rank`), and is told the exit code; the rank is killed when the connection ends first.
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from common.exit_codes import DONE, FAILED
+from multihop.common.exit_codes import DONE, FAILED
 
 _LENGTH = struct.Struct("!I")
 _CODE = struct.Struct("!i")
@@ -95,7 +96,7 @@ def start_rank(name: str, run_dir: str, environment: Mapping[str, str]) -> Forke
 
 
 def main() -> int:
-    """The command `python -m pretrain.run.spare RUN_DIR`."""
+    """The command `python -m multihop.pretrain.run.spare RUN_DIR`."""
     # Devices are counted by NVML: the CUDA driver, once it is initialised, does not survive a fork. Ray hides them from
     # a process that reserves none, and DeepSpeed would choose the CPU.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -104,8 +105,8 @@ def main() -> int:
     os.dup2(2, 1)  # DeepSpeed prints
     import torch
 
-    from pretrain.engine.engine import import_deepspeed
-    from pretrain.run import worker
+    from multihop.pretrain.engine.engine import import_deepspeed
+    from multihop.pretrain.run import worker
 
     import_deepspeed()
     if torch.cuda.is_initialized():
@@ -191,7 +192,7 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 if __name__ == "__main__":
-    # Not sys.exit, as in pretrain.run.worker.
+    # Not sys.exit, as in multihop.pretrain.run.worker.
     code = main()
     logging.shutdown()
     os._exit(code)

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import torch
 
-from data_prep.dataset.manifest import Manifest, read_token_counts
-from pretrain.checkpoint.choose import newest_good_shared, verify_shared
-from pretrain.checkpoint.huggingface_config import read_source_vocab_size
-from pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.restore import check_fits, restore
-from pretrain.checkpoint.train_state import TrainState
-from pretrain.config import TrainingConfig
-from pretrain.data.word_vectors import open_word_vectors
-from pretrain.engine.engine import Engine, Fill
-from pretrain.engine.ranks import Ranks
-from pretrain.models.build import Model, first_weights, outline_model
-from pretrain.models.families import FAMILIES
-from pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
-from pretrain.run.check_start import check_init_keys
-from pretrain.run.files import checkpoints_of, read_config
-from pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
+from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
+from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.restore import check_fits, restore
+from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.word_vectors import open_word_vectors
+from multihop.pretrain.engine.engine import Engine, Fill
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import Model, first_weights, outline_model
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
+from multihop.pretrain.run.check_start import check_init_keys
+from multihop.pretrain.run.files import checkpoints_of, read_config
+from multihop.pretrain.run.reference_losses import unigram_log_probabilities
 
 log = logging.getLogger("multihop")
 

@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from pretrain.environment import TIMES
+from multihop.pretrain.environment import TIMES
 
 _PARTS = {"unnoticed": ("silent", "ended"), "waiting": ("ended", "asked"), "placing": ("asked", "placed")}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from common.files import open_regular, replacing
+from multihop.common.files import open_regular, replacing
 
 log = logging.getLogger("multihop")
 

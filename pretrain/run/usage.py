@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from common.json_lines import Row
+from multihop.common.json_lines import Row
 
 _BYTES = 1 if sys.platform == "darwin" else 1024
 """In the unit of ru_maxrss."""

@@ -1,7 +1,8 @@
-"""One rank of a training run as a process: `python -m pretrain.run.worker RUN_DIR`, under torchrun or a cluster.
+"""One rank of a training run as a process, under torchrun or a cluster.
 
+Its command is `python -m multihop.pretrain.run.worker RUN_DIR`.
 It needs neither Ray nor MLflow. It reads RUN_DIR/recipe.json and RUN_DIR/data, resumes from the newest checkpoint that
-verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `common.exit_codes`.
+verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `multihop.common.exit_codes`.
 """
 
 import json
@@ -11,22 +12,22 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from common.exit_codes import FAILED, USER_ERROR
-from common.files import DISK_FULL, make_folder, open_append, write_atomically
-from common.malloc import keep_all_freed_memory
-from pretrain.engine.ranks import join
-from pretrain.environment import SUPERVISED
-from pretrain.run.files import GAVE_UP
-from pretrain.run.start_times import StartTimes
-from pretrain.run.train_run import train_run
+from multihop.common.exit_codes import FAILED, USER_ERROR
+from multihop.common.files import DISK_FULL, make_folder, open_append, write_atomically
+from multihop.common.malloc import keep_all_freed_memory
+from multihop.pretrain.engine.ranks import join
+from multihop.pretrain.environment import SUPERVISED
+from multihop.pretrain.run.files import GAVE_UP
+from multihop.pretrain.run.start_times import StartTimes
+from multihop.pretrain.run.train_run import train_run
 
 log = logging.getLogger("multihop")
 
 
 def main() -> int:
-    """The command `python -m pretrain.run.worker RUN_DIR`."""
+    """The command `python -m multihop.pretrain.run.worker RUN_DIR`."""
     if len(sys.argv) != 2:
-        print("usage: python -m pretrain.run.worker RUN_DIR", file=sys.stderr)
+        print("usage: python -m multihop.pretrain.run.worker RUN_DIR", file=sys.stderr)
         return USER_ERROR
     keep_all_freed_memory()
     run_dir = Path(sys.argv[1])

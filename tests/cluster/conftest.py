@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ray.session import start_ray
+from multihop.cluster.ray.session import start_ray
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import ray
 
     here = Path(__file__).parent
-    folders = [here.parents[1], here.parent / "support", here / "ray", here / "runs"]
+    folders = [here.parents[1] / "src", here.parent / "support", here / "ray", here / "runs"]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     start_ray(num_cpus=2, runtime_env={"env_vars": environment})

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRETRAINING = """
 import time
-from cluster.console import progress_line
+from multihop.cluster.console import progress_line
 with progress_line("pretrain ") as line:
     for step in range(1, 6):
         line.update(step * 100, 2400, "loss 5.774  held-out 5.845  12,499 tokens/s  MFU 31%")
@@ -26,7 +26,7 @@ def on_terminal(code: str, columns: int) -> list[str]:
     """What a program writes to a terminal of this width, line by line, without control codes."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1"}
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=side, stdout=side, stderr=side, env=environment, close_fds=True

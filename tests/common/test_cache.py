@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cache import LIMIT, make_room, used
+from multihop.common.cache import LIMIT, make_room, used
 
 
 @pytest.fixture

@@ -5,8 +5,18 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from cluster.runs.recipe import Recipe
-from common.config import DATA, MEANING, NOTHING, ORDER, SPEED, Section, decided_by, declarations, part_deciding
+from multihop.cluster.runs.recipe import Recipe
+from multihop.common.config import (
+    DATA,
+    MEANING,
+    NOTHING,
+    ORDER,
+    SPEED,
+    Section,
+    decided_by,
+    declarations,
+    part_deciding,
+)
 
 
 class Inner(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.files import open_regular, read_json_object, sha256_file
+from multihop.common.files import open_regular, read_json_object, sha256_file
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.files import cut_torn_line
-from common.json_lines import RowFollower, append_row
+from multihop.common.files import cut_torn_line
+from multihop.common.json_lines import RowFollower, append_row
 
 
 def line(step: int) -> bytes:

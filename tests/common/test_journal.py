@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from s3_endpoint import S3
 
-from common import journal
-from common.journal import JournalReader, JournalWriter
-from common.storage import Folder, open_folder
+from multihop.common import journal
+from multihop.common.journal import JournalReader, JournalWriter
+from multihop.common.storage import Folder, open_folder
 
 NAMES = ("metrics.jsonl", "starts.jsonl")
 FATES = ("lost", "failed")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.json_lines import append_row, read_rows
+from multihop.common.json_lines import append_row, read_rows
 
 ROWS = [{"task": "a", "value": 0.5}, {"task": "b", "note": "line\nbreak £"}, {"task": "c", "value": None}]
 

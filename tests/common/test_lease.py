@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from s3_endpoint import S3
 
-from common import lease
-from common.lease import HeldError, leased
-from common.storage import open_folder
+from multihop.common import lease
+from multihop.common.lease import HeldError, leased
+from multihop.common.storage import open_folder
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from s3_endpoint import S3
 
-from common.mirror import LISTING, fetch, is_pushed, push
-from common.storage import open_folder
+from multihop.common.mirror import LISTING, fetch, is_pushed, push
+from multihop.common.storage import open_folder
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_copy_that_is_damaged_or_not_whole_is_refused(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/b", ".hidden", ""])
 def test_a_listing_cannot_lead_out_of_the_folder(name: str, tmp_path: Path) -> None:
-    from common.files import canonical_json, sha256_json
+    from multihop.common.files import canonical_json, sha256_json
 
     there = tmp_path / "there"
     there.mkdir()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.redaction import redacted, shown
+from multihop.common.redaction import redacted, shown
 
 WORDS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Z", "C"]), max_size=12)
 PASSWORDS = st.text("hunter2-._~%:!$", min_size=1, max_size=12).map(lambda text: f"XX{text}XX")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import (
+from multihop.data_prep.config import (
     C4,
     DataConfig,
     DecontaminateConfig,

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from common.files import sha256_json
-from data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from data_prep.dataset.manifest import Manifest, Shard, TokenCounts, Totals, data_fingerprint, manifest_sha256
-from data_prep.pipeline.identity import settings_of, sources_key
-from data_prep.tokenizers.info import TokenizerInfo
+from multihop.common.files import sha256_json
+from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
+from multihop.data_prep.dataset.manifest import Manifest, Shard, TokenCounts, Totals, data_fingerprint, manifest_sha256
+from multihop.data_prep.pipeline.identity import settings_of, sources_key
+from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 FIELDS = {"source": "en", "target": "es"}
 PAIRS = {"path": "a.jsonl", "fields": FIELDS}

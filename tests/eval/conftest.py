@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.shards import open_dataset
-from eval.config import TrialSettings
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.models.build import build_model, initialise
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.config import TrialSettings
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.config import ModelConfig
 
 # Imported code would stop the test: packages are read as files.
 _NEVER_IMPORT = "raise AssertionError('this package must not be imported')\n"

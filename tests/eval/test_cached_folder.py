@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.cached_folder import cached_folder
+from multihop.eval.cached_folder import cached_folder
 
 FILES = {"a.bin": b"\x00" * 40, "0/ids.npy": b"numbers", "task.json": b"{}"}
 

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import Tokenizer, load
-from eval.check_settings import check_settings
-from eval.config import EvalConfig, TrialSettings
-from eval.evaluated import of_run
-from eval.frames import Frame, frame_of
-from eval.input_cache import TaskInputs, task_inputs
-from eval.inputs import Encoded, encode
-from eval.known_tasks import load_task
-from eval.plan import plan_trials
-from eval.run_trial import run_trial
-from eval.tasks.columns import tagged_examples
-from eval.tasks.task import Example, Task
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
+from multihop.eval.check_settings import check_settings
+from multihop.eval.config import EvalConfig, TrialSettings
+from multihop.eval.evaluated import of_run
+from multihop.eval.frames import Frame, frame_of
+from multihop.eval.input_cache import TaskInputs, task_inputs
+from multihop.eval.inputs import Encoded, encode
+from multihop.eval.known_tasks import load_task
+from multihop.eval.plan import plan_trials
+from multihop.eval.run_trial import run_trial
+from multihop.eval.tasks.columns import tagged_examples
+from multihop.eval.tasks.task import Example, Task
+from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported_runs import RECIPE, read_report, reported_run
 
-from common.json_lines import append_row, read_rows
-from data_prep.dataset.shards import open_dataset
-from eval.comparison.run_files import read_run
-from eval.config import EvalConfig
-from eval.evaluated import of_run
-from eval.evaluation_plan import PLAN, RESULTS, make_plan, read_results, write_plan
-from eval.plan import plan_trials
-from eval.report import write_report
-from eval.run_trial import failed_row
-from eval.start_from import next_wave
-from eval.statistics.words import spread
-from eval.trial import Trial
-from pretrain.models.config import ModelConfig
+from multihop.common.json_lines import append_row, read_rows
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.comparison.run_files import read_run
+from multihop.eval.config import EvalConfig
+from multihop.eval.evaluated import of_run
+from multihop.eval.evaluation_plan import PLAN, RESULTS, make_plan, read_results, write_plan
+from multihop.eval.plan import plan_trials
+from multihop.eval.report import write_report
+from multihop.eval.run_trial import failed_row
+from multihop.eval.start_from import next_wave
+from multihop.eval.statistics.words import spread
+from multihop.eval.trial import Trial
+from multihop.pretrain.models.config import ModelConfig
 
 Cell = tuple[str, str | None, int, int, float]
 """A task, the weights, the version of the task's files, a seed and a learning rate: they identify a trial."""

@@ -11,26 +11,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import eval.features
-from common.json_lines import Row
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import load
-from eval.check_settings import check_settings
-from eval.config import EvalConfig, Features, TrialSettings
-from eval.evaluated import of_run
-from eval.features import FeatureReader, means
-from eval.frames import frame_of
-from eval.heads import TaskModel
-from eval.inputs import Encoded, encode
-from eval.known_tasks import load_task
-from eval.plan import plan_trials
-from eval.run_trial import run_trial
-from eval.supervised import finetune_labelled
-from eval.tasks.task import Task
-from eval.trial import trial_key
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
-from pretrain.models.config import ModelConfig
+from multihop.common.json_lines import Row
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.check_settings import check_settings
+from multihop.eval.config import EvalConfig, Features, TrialSettings
+from multihop.eval.evaluated import of_run
+from multihop.eval.features import FeatureReader, means
+from multihop.eval.frames import frame_of
+from multihop.eval.heads import TaskModel
+from multihop.eval.inputs import Encoded, encode
+from multihop.eval.known_tasks import load_task
+from multihop.eval.plan import plan_trials
+from multihop.eval.run_trial import run_trial
+from multihop.eval.supervised import finetune_labelled
+from multihop.eval.tasks.task import Task
+from multihop.eval.trial import trial_key
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 CPU = torch.device("cpu")

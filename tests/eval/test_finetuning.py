@@ -9,19 +9,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import load
-from eval.config import TrialSettings
-from eval.finetune import NonFiniteLossError, finetune, rate
-from eval.frames import frame_of
-from eval.heads import TaskModel
-from eval.inputs import Encoded, encode
-from eval.known_tasks import load_task
-from eval.supervised import FineTuned, TargetScale, finetune_labelled, predict, score_of
-from eval.tasks.task import Example, Task
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.config import TrialSettings
+from multihop.eval.finetune import NonFiniteLossError, finetune, rate
+from multihop.eval.frames import frame_of
+from multihop.eval.heads import TaskModel
+from multihop.eval.inputs import Encoded, encode
+from multihop.eval.known_tasks import load_task
+from multihop.eval.supervised import FineTuned, TargetScale, finetune_labelled, predict, score_of
+from multihop.eval.tasks.task import Example, Task
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.config import ModelConfig
 
 Sets = dict[str, Encoded]
 

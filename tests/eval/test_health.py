@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.health import diagnosis
-from pretrain.config import OptimizerConfig, PhaseConfig
-from pretrain.models.config import ModelConfig
+from multihop.eval.health import diagnosis
+from multihop.pretrain.config import OptimizerConfig, PhaseConfig
+from multihop.pretrain.models.config import ModelConfig
 
 Row = dict[str, Any]
 Numbers = tuple[float, float, float]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES
 from reference_tokenizers import gpt2_letters
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import Tokenizer, load, parse
-from data_prep.tokenizers.tokenizer_json import byte_bpe_json
-from eval.frames import Frame, frame_of
-from eval.inputs import Encoded, batches, batches_of_tokens, encode
-from eval.tasks.task import Example
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
+from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json
+from multihop.eval.frames import Frame, frame_of
+from multihop.eval.inputs import Encoded, batches, batches_of_tokens, encode
+from multihop.eval.tasks.task import Example
 
 TEXT = "The captain found a silver letter under the bridge."
 OTHER = "A quiet garden in winter, and a stone by the river that nobody had seen before."

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from common.json_lines import Row
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.export import export_tokenizer
-from eval.config import EvalConfig
-from eval.evaluated import Evaluated, of_huggingface, of_run
-from eval.known_tasks import check_tasks
-from eval.plan import plan_trials
-from eval.predictions import write_predictions
-from eval.run_trial import run_trial
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.models.config import ModelConfig
+from multihop.common.json_lines import Row
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.export import export_tokenizer
+from multihop.eval.config import EvalConfig
+from multihop.eval.evaluated import Evaluated, of_huggingface, of_run
+from multihop.eval.known_tasks import check_tasks
+from multihop.eval.plan import plan_trials
+from multihop.eval.predictions import write_predictions
+from multihop.eval.run_trial import run_trial
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 WORDS = ("river", "stone", "letter", "garden")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.metrics import accuracy, entity_scores, from_sums, pearson, score, spearman, statistics
-from eval.tasks.task import Kind, Task
+from multihop.eval.metrics import accuracy, entity_scores, from_sums, pearson, score, spearman, statistics
+from multihop.eval.tasks.task import Kind, Task
 
 
 def test_accuracy() -> None:

@@ -11,10 +11,10 @@ from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report, report_row, report_rows, reported_run
 
-from common.redaction import shown
-from data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
-from eval.report import as_pairs, headline, read_curves, write_report
-from eval.reporting.render import duration
+from multihop.common.redaction import shown
+from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
+from multihop.eval.report import as_pairs, headline, read_curves, write_report
+from multihop.eval.reporting.render import duration
 
 
 def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data: Path) -> None:

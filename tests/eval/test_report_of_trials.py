@@ -8,8 +8,8 @@ from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import RECIPE, predict, read_report, report_row, report_rows, reported_run
 
-from eval.report import write_report
-from eval.reporting.pictures import learning_curves
+from multihop.eval.report import write_report
+from multihop.eval.reporting.pictures import learning_curves
 
 
 def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:

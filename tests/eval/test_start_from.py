@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from common.json_lines import Row
-from data_prep.dataset.shards import open_dataset
-from eval.config import EvalConfig
-from eval.evaluated import of_run
-from eval.evaluation_plan import make_plan
-from eval.plan import plan_trials
-from eval.run_trial import failed_row, run_trial
-from eval.start_from import Wave, check_starts, next_wave, remove_unneeded
-from eval.trial import Trial, hyperparameters, trial_key, weights_file
-from pretrain.models.config import ModelConfig
+from multihop.common.json_lines import Row
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.config import EvalConfig
+from multihop.eval.evaluated import of_run
+from multihop.eval.evaluation_plan import make_plan
+from multihop.eval.plan import plan_trials
+from multihop.eval.run_trial import failed_row, run_trial
+from multihop.eval.start_from import Wave, check_starts, next_wave, remove_unneeded
+from multihop.eval.trial import Trial, hyperparameters, trial_key, weights_file
+from multihop.pretrain.models.config import ModelConfig
 
 DONE = Wave([], [])
 Plan = Callable[..., list[Trial]]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.config import EvalConfig, TaskConfig
-from eval.known_tasks import TASK_NAMES, check_tasks, load_task
-from eval.tasks.task import Example, at_most, split_of
+from multihop.eval.config import EvalConfig, TaskConfig
+from multihop.eval.known_tasks import TASK_NAMES, check_tasks, load_task
+from multihop.eval.tasks.task import Example, at_most, split_of
 
 
 def test_bbc_articles_are_read_once_each_with_the_folders_name_as_the_class(bbc: Path) -> None:
@@ -94,7 +94,7 @@ def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
 
 
 def test_checking_a_recipe_imports_no_torch() -> None:
-    code = "import sys, eval.known_tasks; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    code = "import sys, multihop.eval.known_tasks; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

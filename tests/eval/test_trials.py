@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.files import sha256_json
-from common.json_lines import Row, append_row, read_rows
-from data_prep.dataset.shards import open_dataset
-from eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
-from eval.evaluated import Evaluated, of_run
-from eval.known_tasks import load_task
-from eval.plan import plan_trials
-from eval.run_trial import failed_row, run_trial
-from eval.trial import Trial, trial_key
-from pretrain.models.config import ModelConfig
+from multihop.common.files import sha256_json
+from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
+from multihop.eval.evaluated import Evaluated, of_run
+from multihop.eval.known_tasks import load_task
+from multihop.eval.plan import plan_trials
+from multihop.eval.run_trial import failed_row, run_trial
+from multihop.eval.trial import Trial, trial_key
+from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.statistics.words import show, spread
-from eval.verdict import Verdict, task_results, verdicts
+from multihop.eval.statistics.words import show, spread
+from multihop.eval.verdict import Verdict, task_results, verdicts
 
 NOWHERE = Path("/nonexistent")
 

@@ -38,7 +38,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def examine(hosts: Hosts, folder: Path) -> tuple[int, dict[str, Any]]:
     """The exit code and the report of the command on the head."""
-    command = [sys.executable, "-m", "cluster.cli.main", "doctor", "--runs", str(folder / "runs"), "--json"]
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "doctor", "--runs", str(folder / "runs"), "--json"]
     with open(folder / "report.json", "w") as output:
         done = subprocess.run(
             ["ip", "netns", "exec", hosts.names[0], *command],

@@ -32,7 +32,7 @@ def test_it_is_submitted_again(hosts: Hosts, texts: Path, tmp_path: Path, time_:
     def submit() -> "subprocess.Popen[bytes]":
         place = ["--runs", str(tmp_path / "runs"), "--address", "http://127.0.0.1:8265", "--stage", "train"]
         changes = ["cluster.workers=[1, 2]", *SAME_BUT_FOR_ROUNDING]
-        command = [sys.executable, "-m", "cluster.cli.main", "submit", str(tmp_path / "recipe.yaml")]
+        command = [sys.executable, "-m", "multihop.cluster.cli.main", "submit", str(tmp_path / "recipe.yaml")]
         return hosts.start(0, [*command, *changes, *place], output, **environment)
 
     def goes_on(following: "subprocess.Popen[bytes]", starts: list[int]) -> int:
@@ -48,7 +48,9 @@ def test_it_is_submitted_again(hosts: Hosts, texts: Path, tmp_path: Path, time_:
         start_ray(host)
     following = submit()
     goes_on(following, [2])
-    (driver,) = [each for each in hosts.processes(0) if {"cluster.cli.main", "train"} < set(each.cmdline()[:4])]
+    (driver,) = [
+        each for each in hosts.processes(0) if {"multihop.cluster.cli.main", "train"} < set(each.cmdline()[:4])
+    ]
     driver.kill()
     assert following.wait(timeout=120) == 1, output.read_text()
 

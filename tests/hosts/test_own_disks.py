@@ -52,7 +52,7 @@ def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Pa
         started = tmp_path / f"ray-start-{host}.txt"
         hosts.start_ray(host, started, cpus=1, one_core=True, XDG_CACHE_HOME=caches, **access)
 
-    command = [sys.executable, "-m", "cluster.cli.main", "train", str(tmp_path / "recipe.yaml"), *RECIPE]
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "train", str(tmp_path / "recipe.yaml"), *RECIPE]
     place = ["--runs", "s3://home/runs", "--address", f"{hosts.addresses[0]}:6379"]
 
     def train() -> subprocess.Popen[bytes]:

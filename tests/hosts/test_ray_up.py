@@ -50,7 +50,7 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
     (checkout / "constraints.txt").touch()
 
     def here(*command: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token", **changes}
+        environment = {"HOME": str(home), "PYTHONPATH": str(ROOT / "src"), "RAY_AUTH_MODE": "token", **changes}
         there = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return subprocess.run(
             ["ip", "netns", "exec", hosts.names[HERE], *command],
@@ -65,7 +65,7 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
     up = here("ray", "up", "--yes", "--no-config-cache", "cluster.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
     forward = hosts.start(HERE, [*ssh.command(HEAD)[4:], "-N", "-L", "8265:127.0.0.1:8265"], tmp_path / "forward.txt")
-    multihop = (sys.executable, "-m", "cluster.cli.main")
+    multihop = (sys.executable, "-m", "multihop.cluster.cli.main")
     try:
         assert "1 alive" in ssh.run(HEAD, _COUNT)
         make_workplace(checkout, texts, "small", 20)

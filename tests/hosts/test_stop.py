@@ -12,7 +12,7 @@ from host_runs import RAY
 from network_hosts import Hosts
 from workplace import json_lines, losses, make_workplace
 
-from cluster.ray.jobs import JOB
+from multihop.cluster.ray.jobs import JOB
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 LEFT_S = 30
@@ -59,7 +59,7 @@ def of_the_job(hosts: Hosts) -> list[str]:
 def test_nothing_is_left(hosts: Hosts, workplace: Path) -> None:
     run, output = workplace / "runs" / "small", workplace / "output.txt"
     memory, temporary = set(Path("/dev/shm").iterdir()), workplace / "temporary"
-    multihop, there = [sys.executable, "-m", "cluster.cli.main"], ["--address", "http://127.0.0.1:8265"]
+    multihop, there = [sys.executable, "-m", "multihop.cluster.cli.main"], ["--address", "http://127.0.0.1:8265"]
     assert hosts.start(0, [*multihop, "jobs", *there], workplace / "jobs.txt", **RAY).wait(timeout=60) == 0
     rays = {path.name for path in temporary.iterdir()}  # the dashboard has a folder there
     submit = ["submit", str(workplace / "recipe.yaml"), "--runs", str(workplace / "runs"), *there]

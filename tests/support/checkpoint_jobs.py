@@ -2,8 +2,8 @@
 
 import os
 
-from pretrain.checkpoint.choose import newest_good_shared, verify_shared
-from pretrain.engine.ranks import Ranks
+from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from multihop.pretrain.engine.ranks import Ranks
 
 
 def choose(ranks: Ranks, checkpoints: str) -> tuple[int | None, list[str]]:

@@ -19,9 +19,9 @@ from rank_jobs import run_worker
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701 (documented, and nowhere else)
 
-from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import Ranks
-from pretrain.run import train_run
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.run import train_run
 
 _READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select"}
 

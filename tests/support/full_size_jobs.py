@@ -5,18 +5,18 @@ from typing import Any
 
 from rank_jobs import batch_of, some_batches
 
-from common.keyed import key_of
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.restore import restore
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.config import TrainingConfig
-from pretrain.data.phases import share_of_rank
-from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import Ranks
-from pretrain.models.build import first_weights, outline_model
-from pretrain.objectives.batch import Batch
-from pretrain.optim.lamb import Lamb
+from multihop.common.keyed import key_of
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.restore import restore
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.phases import share_of_rank
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import first_weights, outline_model
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.optim.lamb import Lamb
 
 
 def go_on(

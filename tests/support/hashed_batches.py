@@ -6,8 +6,8 @@ import typing
 import numpy as np
 from kinds_of_families import TRAINED_WITH
 
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import RankStep
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import RankStep
 
 Weights = tuple[float, ...] | None
 

@@ -45,7 +45,15 @@ def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *override
 def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
     """`multihop train` on the first host."""
     place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
-    command = [sys.executable, "-m", "cluster.cli.main", "train", str(folder / "recipe.yaml"), *overrides, *place]
+    command = [
+        sys.executable,
+        "-m",
+        "multihop.cluster.cli.main",
+        "train",
+        str(folder / "recipe.yaml"),
+        *overrides,
+        *place,
+    ]
     return hosts.start(0, command, folder / "output.txt", **RAY)
 
 

@@ -12,12 +12,12 @@ from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model
-from pretrain.models.common.model import Model
-from pretrain.models.config import ModelConfig
-from pretrain.models.huggingface_weights import names_of
-from pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.huggingface_weights import names_of
+from multihop.pretrain.objectives.batch import layout
 
 ENCODERS = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 VOCABULARY = 211

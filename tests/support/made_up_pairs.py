@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 TOKENS = TokenizerConfig(vocab_size=120, special_tokens="t5", threads=1)

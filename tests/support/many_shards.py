@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline import shard_plan
-from data_prep.pipeline.prepare import prepare
-from data_prep.stages import documents
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline import shard_plan
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.stages import documents
 
 
 def prepare_many_shards(data: DataConfig, tokenizer: TokenizerConfig, out: Path, shard_bytes: int = 1_000) -> Manifest:

@@ -50,7 +50,7 @@ class Hosts:
     @staticmethod
     def environment(**more: str) -> dict[str, str]:
         """Of a command on a host."""
-        return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+        return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **more}
 
     def give_disk(self, host: int) -> Path:
         """From now on the host's commands have another, empty /tmp: no file of the others' is there. Where it lies."""

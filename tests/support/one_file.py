@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import Source
-from data_prep.reading import inputs
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import Part, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import Part, list_files
 
 
 def rows(count: int) -> bytes:

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model
-from pretrain.models.common.encoder_decoder import EncoderDecoder
-from pretrain.models.config import ModelConfig
-from pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import layout
 
 VOCABULARY = 60
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "max_positions": 40, "dropout": 0.0}

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.files import write_atomically
+from multihop.common.files import write_atomically
 
 PASSWORD = "correct-horse-of-the-database"
 SMALL_MB = 80

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset.find import find_verified
-from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.verify import VERIFIED
-from data_prep.pipeline.identity import recall_inputs
-from data_prep.reading.sources import list_files
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset.find import find_verified
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.dataset.verify import VERIFIED
+from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.reading.sources import list_files
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from cluster.runs.prepared import provide, work_of
-from common.mapping import ReportProgress, no_report
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline.identity import recall_inputs
-from data_prep.reading.sources import list_files
+from multihop.cluster.runs.prepared import provide, work_of
+from multihop.common.mapping import ReportProgress, no_report
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.reading.sources import list_files
 
 
 def provided(

@@ -6,25 +6,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.keyed import key_of
-from data_prep.dataset.shards import open_dataset
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.data.phases import share_of_rank
-from pretrain.engine.engine import Engine
-from pretrain.engine.micro_batch import micro_batch_sizes
-from pretrain.engine.ranks import Ranks
-from pretrain.models.build import build_model, first_weights, outline_model
-from pretrain.models.common.softmax_gradient import softmax_gradient_
-from pretrain.objectives.batch import Batch, Inputs, layout
-from pretrain.optim.lamb import Lamb
-from pretrain.optim.schedule import learning_rate
-from pretrain.run.files import read_config
-from pretrain.run.heldout import evaluate
-from pretrain.run.start_engine import start_engine
-from pretrain.run.start_times import StartTimes
-from pretrain.run.train_run import train_run
+from multihop.common.keyed import key_of
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.phases import share_of_rank
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.micro_batch import micro_batch_sizes
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import build_model, first_weights, outline_model
+from multihop.pretrain.models.common.softmax_gradient import softmax_gradient_
+from multihop.pretrain.objectives.batch import Batch, Inputs, layout
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.schedule import learning_rate
+from multihop.pretrain.run.files import read_config
+from multihop.pretrain.run.heldout import evaluate
+from multihop.pretrain.run.start_engine import start_engine
+from multihop.pretrain.run.start_times import StartTimes
+from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
 

@@ -91,7 +91,7 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int, secret: str)
     }
     import torch
 
-    from pretrain.engine.ranks import join
+    from multihop.pretrain.engine.ranks import join
 
     torch.set_num_threads(1)
     ranks = join()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_prep.stages.content import content_hash
-from data_prep.stages.documents import SCHEMA
-from data_prep.stages.outputs import write_batches
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import SCHEMA
+from multihop.data_prep.stages.outputs import write_batches
 
 
 def write_read_split(path: Path, texts: list[str], documents_a_batch: int = 50) -> str:

@@ -11,29 +11,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.ray.map import Resources
-from cluster.runs.recipe import Recipe
-from cluster.runs.trials import trial_resources
-from common.files import sha256_json
-from data_prep.dataset.manifest import read_token_counts
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.identity import settings_of
-from eval.evaluated import of_run
-from eval.plan import plan_trials
-from eval.trial import trial_key
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.data.phases import is_skipped, total_steps
-from pretrain.data.word_vectors import build_word_vectors, open_word_vectors
-from pretrain.engine.activation_checkpointing import checkpoint_activations
-from pretrain.engine.deepspeed_config import fill_deepspeed_config
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, first_weights
-from pretrain.objectives.batch import Batch
-from pretrain.optim.optimizers import build_optimizer
-from pretrain.optim.schedule import learning_rate
-from pretrain.run.files import checkpoints_of
-from pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.cluster.ray.map import Resources
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.trials import trial_resources
+from multihop.common.files import sha256_json
+from multihop.data_prep.dataset.manifest import read_token_counts
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.identity import settings_of
+from multihop.eval.evaluated import of_run
+from multihop.eval.plan import plan_trials
+from multihop.eval.trial import trial_key
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.phases import is_skipped, total_steps
+from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
+from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.optim.optimizers import build_optimizer
+from multihop.pretrain.optim.schedule import learning_rate
+from multihop.pretrain.run.files import checkpoints_of
+from multihop.pretrain.run.reference_losses import unigram_log_probabilities
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from rank_jobs import VOCABULARY, batch_of, some_batches
 from torch import Tensor
 
-from pretrain.config import OptimizerConfig, TrainingConfig
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, decays, initialise
+from multihop.pretrain.config import OptimizerConfig, TrainingConfig
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, decays, initialise
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from common.files import canonical_json, sha256_json
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.common.files import canonical_json, sha256_json
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
 RUN = "0123456789abcdef" * 2

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.dataset.shards import Documents, shard_schema, write_shard
-from data_prep.tokenizers.info import TokenizerInfo, pack_flags
+from multihop.data_prep.dataset.shards import Documents, shard_schema, write_shard
+from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 
 BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 GPT2 = {"end": 0, "unk": 1}

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from data_prep.dataset.manifest import read_data_manifest
-from pretrain.checkpoint.manifest import CheckpointManifest
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.models.build import build_model, initialise
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.config import ModelConfig
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")

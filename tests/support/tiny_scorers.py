@@ -8,12 +8,12 @@ import torch
 from reference_tokenizers import gpt2_letters
 from torch import Tensor
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import Tokenizer, load, parse
-from data_prep.tokenizers.tokenizer_json import byte_bpe_json
-from pretrain.models.build import build_model, initialise
-from pretrain.models.common.model import Model
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
+from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.config import ModelConfig
 
 WORDS = ("the", "her", "of", "captain", "river", "stone", "garden", "letter", "winter", "silver")
 """Each of these with a space before it is one token of the causal model; everything else is bytes."""

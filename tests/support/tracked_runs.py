@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.tracking.store import connect, store_uri
-from cluster.tracking.tracker import Tracker, open_run
+from multihop.cluster.tracking.store import connect, store_uri
+from multihop.cluster.tracking.tracker import Tracker, open_run
 
 RECIPE = {"name": "a", "phases": [{"seq_len": 64, "lr": 1e-3}], "model": {"layers": 2}, "long": "x" * 9000}
 START = 1_700_000_000.0

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import newest_step
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import newest_step
 
 Torchrun = subprocess.Popen[bytes]
 STEPS = 8
@@ -47,7 +47,7 @@ def start(run_dir: Path, data: Path, ranks: int, **changes: Any) -> Torchrun:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with open(run_dir / "torchrun.log", "ab") as log:
         return subprocess.Popen(
-            [*command, "-m", "pretrain.run.worker", str(run_dir)],
+            [*command, "-m", "multihop.pretrain.run.worker", str(run_dir)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -135,5 +135,5 @@ def run_of_rank(process: psutil.Process) -> str:
         command, forked = process.cmdline(), process.name().startswith("rank ")
     except psutil.NoSuchProcess:
         return ""
-    is_rank = "pretrain.run.worker" in command or ("pretrain.run.spare" in command and forked)
+    is_rank = "multihop.pretrain.run.worker" in command or ("multihop.pretrain.run.spare" in command and forked)
     return command[-1] if is_rank else ""

@@ -37,9 +37,9 @@ def begin(workplace: Path, *arguments: str) -> Command:
     """`multihop ARGUMENTS` in the folder, with its output in output.txt."""
     with open(workplace / "output.txt", "w") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli.main", *arguments],
+            [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
             cwd=workplace,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -16,27 +16,28 @@ MARK = "multihop found: "
 _VERSIONS = ("ray", "torch", "deepspeed", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 
 
-def code_files(root: Path) -> list[Path]:
-    """The files of the packages in a checkout or in site-packages, sorted by their paths."""
-    found = (path for package in PACKAGES for path in (root / package).rglob("*"))
-    return sorted(path for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+def code_files(package: Path) -> list[Path]:
+    """The files of the package `multihop` in a directory, sorted by path."""
+    found = (path for name in PACKAGES for path in (package / name).rglob("*"))
+    code = (path for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+    return sorted([package / "__init__.py", *code])
 
 
-def code_hash(root: Path) -> str | None:
-    """The SHA-256 of paths and contents; None where a package is missing."""
-    if not all((root / package / "__init__.py").is_file() for package in PACKAGES):
+def code_hash(package: Path) -> str | None:
+    """The SHA-256 of paths and contents; None if a part of the package is missing."""
+    if not all((package / name / "__init__.py").is_file() for name in (".", *PACKAGES)):
         return None
     digest = hashlib.sha256()
-    for path in code_files(root):
+    for path in code_files(package):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
 def installed() -> str | None:
-    """The code hash of what `import cluster` would import here; None where it is not installed."""
-    spec = find_spec("cluster")
-    return None if spec is None or spec.origin is None else code_hash(Path(spec.origin).parents[1])
+    """The code hash of what `import multihop` would import here; None if it is not installed."""
+    spec = find_spec("multihop")
+    return None if spec is None or spec.origin is None else code_hash(Path(spec.origin).parent)
 
 
 def versions() -> dict[str, str | None]:

@@ -1,6 +1,6 @@
 """ALBERT (Lan et al. 2020)."""
 
-from pretrain.models.family import Family, sizes
+from multihop.pretrain.models.family import Family, sizes
 
 FAMILY = Family(
     display_name="ALBERT",

@@ -3,13 +3,13 @@
 from torch import Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.models.common.model import Model
-from pretrain.models.common.vocabulary import vocabulary_loss
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.config import ModelConfig
 
 EPS = 1e-12
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.models.common.blocked_attention import blocked_attention
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.models.common.variable_length import Bounds, attend_by_lengths
+from multihop.pretrain.models.common.blocked_attention import blocked_attention
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.common.variable_length import Bounds, attend_by_lengths
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be."""

@@ -6,10 +6,10 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.models.common.attention import Sequences, attend
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.common.relative_positions import distances
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.attention import Sequences, attend
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.common.relative_positions import distances
+from multihop.pretrain.models.config import ModelConfig
 
 Activation = Callable[[Tensor], Tensor]
 gelu: Activation = F.gelu

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.few_queries import attend_from_few
-from pretrain.models.common.rectangles import Places, Rectangle, places_of
-from pretrain.models.common.variable_length import attend_by_lengths
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.few_queries import attend_from_few
+from multihop.pretrain.models.common.rectangles import Places, Rectangle, places_of
+from multihop.pretrain.models.common.variable_length import attend_by_lengths
+from multihop.pretrain.models.config import ModelConfig
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be,"""

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.models.common.model import Model
-from pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.common.vocabulary import vocabulary_loss
 
 
 class DecoderState(ABC):

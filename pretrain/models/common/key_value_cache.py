@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.models.common.relative_positions import spread
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.relative_positions import spread
+from multihop.pretrain.models.config import ModelConfig
 
 
 class KeyValueCache:

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.config import ModelConfig
 
 
 class Model(nn.Module):

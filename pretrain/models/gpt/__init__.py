@@ -1,6 +1,6 @@
 """GPT (Radford et al. 2018)."""
 
-from pretrain.models.family import Family, sizes
+from multihop.pretrain.models.family import Family, sizes
 
 FAMILY = Family(
     display_name="GPT",

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019)."""
 
-from pretrain.models.family import Family, sizes
+from multihop.pretrain.models.family import Family, sizes
 
 FAMILY = Family(
     display_name="RoBERTa",

@@ -1,6 +1,6 @@
 """The recurrent encoder-decoder (Sutskever et al. 2014), with attention (Bahdanau et al. 2015; Luong et al. 2015)."""
 
-from pretrain.models.family import Family, sizes
+from multihop.pretrain.models.family import Family, sizes
 
 FAMILY = Family(
     display_name="seq2seq",

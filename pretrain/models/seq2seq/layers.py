@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.cross_attention import PaddedSource, pad_source
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.config import ModelConfig
-from pretrain.models.seq2seq.attention import Attention, Score
-from pretrain.models.seq2seq.recurrence import (
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.cross_attention import PaddedSource, pad_source
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.seq2seq.attention import Attention, Score
+from multihop.pretrain.models.seq2seq.recurrence import (
     GATES,
     STATES,
     Cell,
@@ -23,7 +23,7 @@ from pretrain.models.seq2seq.recurrence import (
     recur,
     recur_fused,
 )
-from pretrain.models.seq2seq.steps import Steps
+from multihop.pretrain.models.seq2seq.steps import Steps
 
 
 class Direction(nn.Module):

@@ -8,15 +8,15 @@ The output matrix is the target's embedding (Press and Wolf 2017), as in the tra
 
 from torch import Tensor, arange, cat, nn, zeros
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import embed
-from pretrain.models.common.cross_attention import PaddedSource
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from pretrain.models.config import ModelConfig
-from pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
-from pretrain.models.seq2seq.recurrence import STATES, State
-from pretrain.models.seq2seq.steps import Steps, steps_of
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.blocks import embed
+from multihop.pretrain.models.common.cross_attention import PaddedSource
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
+from multihop.pretrain.models.seq2seq.recurrence import STATES, State
+from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
 
 
 class Seq2Seq(EncoderDecoder):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pretrain.models.seq2seq.steps import Steps
+from multihop.pretrain.models.seq2seq.steps import Steps
 
 Cell = Literal["lstm", "gru"]
 GATES = {"lstm": 4, "gru": 3}

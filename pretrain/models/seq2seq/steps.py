@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.attention import Sequences
 
 
 @dataclass(frozen=True)

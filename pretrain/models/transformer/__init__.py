@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017)."""
 
-from pretrain.models.family import Family, sizes
+from multihop.pretrain.models.family import Family, sizes
 
 FAMILY = Family(
     display_name="Transformer",

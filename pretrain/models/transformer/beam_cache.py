@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from pretrain.models.common.cross_attention import keep_rows
-from pretrain.models.common.few_queries import attend_from_few
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.common.cross_attention import keep_rows
+from multihop.pretrain.models.common.few_queries import attend_from_few
+from multihop.pretrain.models.config import ModelConfig
 
 _TOKENS_AT_FIRST = 32
 """For how many tokens of all hypotheses there is room at the beginning."""

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import FeedForward, SelfAttention, relu
-from pretrain.models.common.cross_attention import CrossAttention, PaddedSource, Pairs
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.config import ModelConfig
-from pretrain.models.transformer.beam_cache import BeamCache
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.blocks import FeedForward, SelfAttention, relu
+from multihop.pretrain.models.common.cross_attention import CrossAttention, PaddedSource, Pairs
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.transformer.beam_cache import BeamCache
 
 EPS = 1e-5
 

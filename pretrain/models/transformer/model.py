@@ -4,15 +4,15 @@ import math
 
 from torch import Tensor, nn, zeros
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.common.blocks import embed
-from pretrain.models.common.cross_attention import PaddedSource, Pairs
-from pretrain.models.common.dropout import Dropout
-from pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from pretrain.models.common.sinusoids import sinusoids
-from pretrain.models.config import ModelConfig
-from pretrain.models.transformer.beam_cache import BeamCache
-from pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.common.blocks import embed
+from multihop.pretrain.models.common.cross_attention import PaddedSource, Pairs
+from multihop.pretrain.models.common.dropout import Dropout
+from multihop.pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.common.sinusoids import sinusoids
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.transformer.beam_cache import BeamCache
+from multihop.pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
 
 
 class Transformer(EncoderDecoder):

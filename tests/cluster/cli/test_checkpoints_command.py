@@ -9,11 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from cluster.cli.main import app
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import load_weights
-from pretrain.checkpoint.writer import CheckpointWriter
-from pretrain.run.find_checkpoint import run_of
+from multihop.cluster.cli.main import app
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.run.find_checkpoint import run_of
 
 
 def save(checkpoints: Path, step: int, value: float = 1.0) -> Path:

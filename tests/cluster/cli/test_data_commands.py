@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli.data import show_verdict
-from cluster.cli.main import app
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import read_data_manifest, write_manifest
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.statistics import QUANTILES, gather
-from data_prep.pipeline.prepare import prepare
+from multihop.cluster.cli.data import show_verdict
+from multihop.cluster.cli.main import app
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import read_data_manifest, write_manifest
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.statistics import QUANTILES, gather
+from multihop.data_prep.pipeline.prepare import prepare
 
 
 @pytest.fixture(scope="module")

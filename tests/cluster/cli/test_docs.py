@@ -13,10 +13,10 @@ import typer
 import yaml
 from pydantic_core import PydanticUndefined
 
-from cluster.cli.main import app
-from cluster.runs.recipe import Recipe, load_recipe
-from pretrain.config import PhaseConfig
-from pretrain.optim.schedule import factor
+from multihop.cluster.cli.main import app
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.optim.schedule import factor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from tiny_runs import CAUSAL, MASKED, SIZES, make_run
 from typer.testing import CliRunner, Result
 
-from cluster.cli.main import app
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import load_weights
-from pretrain.models.build import build_model
-from pretrain.models.config import ModelConfig
-from pretrain.objectives.batch import layout
+from multihop.cluster.cli.main import app
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import layout
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -11,18 +11,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.cli.main import app
+from multihop.cluster.cli.main import app
 
 ROOT = Path(__file__).parents[3]
 IMPORTS_TORCH = """
 import atexit, sys
-from cluster.cli.main import main
+from multihop.cluster.cli.main import main
 atexit.register(lambda: print("torch" in sys.modules))
 main()
 """
 HEAVY = """
 import sys
-from cluster.cli.main import app
+from multihop.cluster.cli.main import app
 print({"torch", "ray", "mlflow", "pydantic", "rich"} & sys.modules.keys())
 """
 MISTAKEN = [
@@ -80,7 +80,7 @@ def test_a_missing_recipe_or_run_is_reported_before_torch_is_imported(arguments:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS_TORCH, *arguments],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )

@@ -15,10 +15,10 @@ from made_up_pairs import pair
 from tiny_runs import CAUSAL, MASKED, make_run
 from typer.testing import CliRunner
 
-from cluster.cli.export import export_checkpoint
-from cluster.cli.main import app
-from eval.inference.generate import encode_prompt, generate_tokens
-from eval.inference.trained_model import load_model
+from multihop.cluster.cli.export import export_checkpoint
+from multihop.cluster.cli.main import app
+from multihop.eval.inference.generate import encode_prompt, generate_tokens
+from multihop.eval.inference.trained_model import load_model
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -165,13 +165,23 @@ def test_input_that_a_shell_has_consumed_is_not_read_again(pairs_data: Path, tmp
     texts.write_text(first + second)
     with texts.open("rb", buffering=0) as file:
         file.seek(len(first.encode()))
-        command = [sys.executable, "-m", "cluster.cli.main", "translate", str(run)]
+        command = [sys.executable, "-m", "multihop.cluster.cli.main", "translate", str(run)]
         made = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
     assert made.stdout == answer("translate", run, given=second)
 
 
 def test_closed_standard_input_is_reported_in_one_sentence(run_of: RunOf) -> None:
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cluster.cli.main", "embed", run_of("gpt2")]
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&-',
+        "sh",
+        sys.executable,
+        "-m",
+        "multihop.cluster.cli.main",
+        "embed",
+        run_of("gpt2"),
+    ]
     made = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert made.returncode == 2
     assert made.stderr.splitlines()[-1].startswith("multihop: standard input is closed; pass one text per line")

@@ -14,15 +14,15 @@ from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
 from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
 from typer.testing import CliRunner
 
-from cluster.cli.main import app
-from cluster.runs.recipe import load_recipe
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.identity import sources_key
-from data_prep.pipeline.prepare import prepare
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.info import TOKENIZER
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
+from multihop.cluster.cli.main import app
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.identity import sources_key
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.info import TOKENIZER
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
 
 OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
 PHASES = [
@@ -213,7 +213,7 @@ def test_a_run_keeps_the_indexes_and_is_compared_with_the_recipe(
 def test_it_starts_nothing_heavy(prepared: tuple[Path, Path]) -> None:
     path, runs = prepared
     code = (
-        "import sys\nfrom cluster.cli.main import app\n"
+        "import sys\nfrom multihop.cluster.cli.main import app\n"
         "app(sys.argv[1:], standalone_mode=False)\n"
         "print([name for name in ('torch', 'ray', 'mlflow', 'deepspeed') if name in sys.modules], file=sys.stderr)"
     )

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 
 
-def files_of(folder: Path) -> set[str]:
-    """Those of the packages, without byte code."""
-    found = (path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix() for path in found if path.suffix != ".pyc"}
+def files_of(package: Path) -> set[str]:
+    """The files of `multihop` in a directory, without byte code."""
+    found = (path for name in PACKAGES for path in (package / name).rglob("*") if path.is_file())
+    return {path.relative_to(package).as_posix() for path in found if path.suffix != ".pyc"}
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", source / "src", symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source / "wheel")]
@@ -37,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_every_file_of_the_packages(installed: Path) -> None:
-    assert files_of(installed) == files_of(ROOT)
+    assert files_of(installed / "multihop") == files_of(ROOT / "src" / "multihop")
 
 
 def test_a_recipe_needs_no_file_of_the_checkout(installed: Path, texts: Path, tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_recipe_needs_no_file_of_the_checkout(installed: Path, texts: Path, tm
         "phases": [{"steps": 10}],
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    code = "import cluster.cli.main as cli; print(cli.__file__); cli.main()"
+    code = "import multihop.cluster.cli.main as cli; print(cli.__file__); cli.main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "prep", "recipe.yaml", "--dry-run"],
         cwd=tmp_path,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli.failures import told_in_a_sentence
-from cluster.cli.main import app
+from multihop.cluster.cli.failures import told_in_a_sentence
+from multihop.cluster.cli.main import app
 
 RECIPE: dict[str, Any] = {
     "name": "mine",

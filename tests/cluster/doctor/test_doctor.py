@@ -19,9 +19,9 @@ import psutil
 import pytest
 from workplace import ROOT, make_workplace
 
-from cluster.doctor.order import order_of
-from cluster.doctor.rehearsal import rehearse
-from cluster.runs.recipe import load_recipe
+from multihop.cluster.doctor.order import order_of
+from multihop.cluster.doctor.rehearsal import rehearse
+from multihop.cluster.runs.recipe import load_recipe
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
@@ -65,9 +65,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.1.0\n"
     )
     with tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
-        environment = {**os.environ, **token, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT / "src")}
         has_full_disk = small_disk(disk, stack)
-        faulty = environment | {"PYTHONPATH": f"{fake}{os.pathsep}{ROOT}", "TMPDIR": str(disk)}
+        faulty = environment | {"PYTHONPATH": f"{fake}{os.pathsep}{ROOT / 'src'}", "TMPDIR": str(disk)}
         head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--dashboard-host=127.0.0.1"]
         head += [f"--dashboard-port={dashboard}"]
         nodes: list[subprocess.Popen[bytes]] = []
@@ -118,9 +119,9 @@ def wait_for_nodes(address: str, count: int) -> None:
 
 def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -183,8 +184,8 @@ def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts
 
     order.write_text(json.dumps(order_of(recipe, str(runs), False).as_json()))
     examining = subprocess.Popen(
-        [sys.executable, "-m", "cluster.doctor.examine", str(order)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "multihop.cluster.doctor.examine", str(order)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -10,7 +10,7 @@ from cluster_facts import healthy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.doctor.findings import CLOCK_S, SLOW_DEVICE, differing, findings, slow
+from multihop.cluster.doctor.findings import CLOCK_S, SLOW_DEVICE, differing, findings, slow
 
 Report = dict[str, Any]
 LARGEST = "67108864"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from workplace import make_workplace
 
-from cluster.doctor.rehearsal import rehearse
-from cluster.runs.recipe import load_recipe
-from cluster.runs.stages import run_stages
+from multihop.cluster.doctor.rehearsal import rehearse
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.cluster.runs.stages import run_stages
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from cluster.doctor import store
+from multihop.cluster.doctor import store
 
 
 def test_removal_while_nodes_write_leaves_nothing(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.jobs import errands
-from cluster.jobs.errands.pack_results import MARK
-from cluster.jobs.errands.print_log import OFFSET_PREFIX
-from cluster.jobs.fetched import unpack_results
+from multihop.cluster.jobs import errands
+from multihop.cluster.jobs.errands.pack_results import MARK
+from multihop.cluster.jobs.errands.print_log import OFFSET_PREFIX
+from multihop.cluster.jobs.fetched import unpack_results
 
 FOLDER = Path(errands.__file__).parent
 VARIABLE = "SOME_JOB_OF_A_TEST"

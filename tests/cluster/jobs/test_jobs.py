@@ -21,8 +21,8 @@ import pytest
 from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
-from cluster.ray.copy_of_run import node_folder
-from common.json_lines import append_row
+from multihop.cluster.ray.copy_of_run import node_folder
+from multihop.common.json_lines import append_row
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
@@ -30,14 +30,14 @@ PLANTED = secrets.token_hex(16)
 """Value of a variable of the node, which nothing may repeat."""
 DESCRIBED = """
 import json, sys
-from cluster.ray.jobs import Jobs
+from multihop.cluster.ray.jobs import Jobs
 print(json.dumps([job.__dict__ for job in Jobs(sys.argv[1]).all()]))
 """
 FOLLOWED = """
 import json, sys
 from pathlib import Path
-from cluster.jobs.follow import follow
-from cluster.ray.jobs import Jobs
+from multihop.cluster.jobs.follow import follow
+from multihop.cluster.ray.jobs import Jobs
 address, near, archive, script = sys.argv[1:]
 Jobs(address).submit("breaks", f'python -c "{script}"', Path(archive), {})
 parts = []
@@ -47,7 +47,7 @@ print(json.dumps([job and job.status, "".join(parts), Jobs(address).output("brea
 SUBMITTED_TWICE = """
 import json, sys
 from pathlib import Path
-from cluster.ray.jobs import Jobs
+from multihop.cluster.ray.jobs import Jobs
 jobs, archive = Jobs(sys.argv[1]), Path(sys.argv[2])
 print(json.dumps([jobs.submit("answered-late", "true", archive, {}) for _ in range(2)]))
 """
@@ -75,7 +75,14 @@ def address(s3_server: S3) -> Iterator[str]:
         options += [f"--port={free_port()}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         head = subprocess.Popen(
             [BIN / "ray", "start", "--head", *options],
-            env={**os.environ, **token, **store, "PATH": path, "PYTHONPATH": str(ROOT), "STORE_SECRET": PLANTED},
+            env={
+                **os.environ,
+                **token,
+                **store,
+                "PATH": path,
+                "PYTHONPATH": str(ROOT / "src"),
+                "STORE_SECRET": PLANTED,
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -105,9 +112,9 @@ def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
 
 def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -119,7 +126,7 @@ def in_a_child(code: str, *arguments: str) -> Any:
     """What `code` prints as JSON: Ray reads RAY_AUTH_MODE when it is imported, as another test may have done before."""
     child = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,
         timeout=300,
         check=True,
@@ -245,14 +252,13 @@ def command_of(process: psutil.Process) -> list[str]:
 
 def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
-    for package in ("cluster", "common", "data_prep", "eval", "pretrain"):
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    line = copy / "cluster" / "runs" / "stages.py"
+    shutil.copytree(ROOT / "src" / "multihop", copy / "multihop", ignore=shutil.ignore_patterns("__pycache__"))
+    line = copy / "multihop" / "cluster" / "runs" / "stages.py"
     line.write_text(line.read_text() + '\nconsole.print("this is the code that was sent")\n')
     make_workplace(tmp_path, texts, "sent", 10)
     submit = ["submit", "recipe.yaml", "--runs", str(tmp_path / "runs"), "--stage", "prep", "--address", address]
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli.main", *submit],
+        [sys.executable, "-m", "multihop.cluster.cli.main", *submit],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(copy)},
         capture_output=True,

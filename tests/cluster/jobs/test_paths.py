@@ -6,7 +6,7 @@ import pytest
 import yaml
 from workplace import make_workplace
 
-from cluster.jobs.paths import load_for_cluster
+from multihop.cluster.jobs.paths import load_for_cluster
 
 SHARED = "data.sources[0].path=/shared/texts"
 FILTER = "data.filters={c4: {bad_words: bad.txt}}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ray.growth import Growth
+from multihop.cluster.ray.growth import Growth
 
 
 def row(step: int, time: float) -> dict[str, Any]:

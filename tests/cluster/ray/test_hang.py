@@ -7,8 +7,8 @@ import pytest
 from worker_runs import finish
 from workplace import begin, ended, json_lines, losses, make_workplace, ranks_of, wait_for
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import newest_step, verify
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import newest_step, verify
 
 # The short one, without Ray, is in tests/pretrain/run/test_training.py.
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]

@@ -13,11 +13,11 @@ from ray.cluster_utils import Cluster
 from s3_endpoint import S3
 from workplace import begin, ended, json_lines, losses, make_workplace, multihop, wait_for
 
-from cluster.runs.recipe import load_recipe
-from common.cache import LIMIT
-from common.mirror import push
-from common.storage import open_folder
-from data_prep.pipeline.identity import sources_key
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.common.cache import LIMIT
+from multihop.common.mirror import push
+from multihop.common.storage import open_folder
+from multihop.data_prep.pipeline.identity import sources_key
 
 # The short one is in tests/cluster/jobs.
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]

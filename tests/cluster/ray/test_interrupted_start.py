@@ -26,9 +26,9 @@ def begin(folder: Path) -> "subprocess.Popen[str]":
     It would train for hours: a signal that comes late because Ray started sooner than expected does not find it ended.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli.main", "train", "recipe.yaml"],
+        [sys.executable, "-m", "multihop.cluster.cli.main", "train", "recipe.yaml"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.ray.failures import WorkerDiedError
-from cluster.ray.map import map_on_ray
-from common.files import replacing
+from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray.map import map_on_ray
+from multihop.common.files import replacing
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
@@ -106,7 +106,7 @@ def ended_early(function: Callable[[Any], None], items: list[Any], begun: Callab
 def test_tasks_that_nobody_waits_for_remove_their_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.ray.map._ENDS_S", 60.0)  # on a busy machine an interruption may arrive late
+    monkeypatch.setattr("multihop.cluster.ray.map._ENDS_S", 60.0)  # on a busy machine an interruption may arrive late
     ended_early(write_slowly, [(tmp_path, "a"), (tmp_path, "b")], lambda: len(list(tmp_path.glob(".*.tmp"))) == 2)
     wait_for(lambda: not list(tmp_path.iterdir()))  # Ray may call a task cancelled before its worker is interrupted
 

@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.experimental import internal_kv
 
-from cluster.ray.nodes import Nodes
+from multihop.cluster.ray.nodes import Nodes
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ ROOM = 2 * 2**30
 """Bytes that are free before Ray kills a task."""
 CHILD = f"""
 import json, sys, time
-from cluster.ray.map import map_on_ray
-from cluster.ray.session import ray_session
+from multihop.cluster.ray.map import map_on_ray
+from multihop.cluster.ray.session import ray_session
 
 def need(blocks):
     kept = []

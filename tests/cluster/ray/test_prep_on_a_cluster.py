@@ -13,18 +13,18 @@ import ray
 from provided import provided
 from ray.cluster_utils import Cluster
 
-from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig, Source, TokenizerConfig
-from data_prep.dataset.verify import VERIFIED, verify_dataset
-from data_prep.pipeline.prepare import prepare
+from multihop.data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.verify import VERIFIED, verify_dataset
+from multihop.data_prep.pipeline.prepare import prepare
 
-ROOT = str(Path(__file__).parents[3])
+ROOT = Path(__file__).parents[3]
 TOKENIZER = TokenizerConfig(vocab_size=100, threads=1)
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
     """A cluster whose head has one CPU."""
-    path = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
     yield cluster
@@ -54,7 +54,7 @@ def expected(data: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.fixture(autouse=True)
 def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
+    monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -9,13 +9,13 @@ import pytest
 from many_shards import prepare_many_shards
 from s3_endpoint import S3
 
-from cluster.ray.copy_of_run import RunHome, data_of
-from cluster.ray.shard_fetching import fetching_shards
-from common.cache import LIMIT
-from common.mirror import push
-from common.storage import open_folder
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from pretrain.data.shard_requests import request
+from multihop.cluster.ray.copy_of_run import RunHome, data_of
+from multihop.cluster.ray.shard_fetching import fetching_shards
+from multihop.common.cache import LIMIT
+from multihop.common.mirror import push
+from multihop.common.storage import open_folder
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.pretrain.data.shard_requests import request
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 import ray
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
 
-from cluster.ray.session import start_ray
-from cluster.ray.slow_start import TaskStartProbe, ranks_have_processes, why_ranks_wait, why_tasks_wait
+from multihop.cluster.ray.session import start_ray
+from multihop.cluster.ray.slow_start import TaskStartProbe, ranks_have_processes, why_ranks_wait, why_tasks_wait
 
 PYTHON = "/nowhere/python"
 

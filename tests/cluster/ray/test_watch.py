@@ -12,8 +12,8 @@ from workplace import ROOT
 pytestmark = [pytest.mark.long]
 WATCHES = """
 import time
-from cluster.ray.session import start_ray
-from cluster.ray.watch import watched
+from multihop.cluster.ray.session import start_ray
+from multihop.cluster.ray.watch import watched
 start_ray(num_cpus=1)
 with watched() as watch:
     time.sleep(3)
@@ -27,9 +27,8 @@ with watched() as watch:
 
 
 def test_after_a_pause_of_the_driver_no_node_counts_as_silent() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", WATCHES], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    child = subprocess.Popen([sys.executable, "-c", WATCHES], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert child.stdout is not None and child.stdout.readline() == "watches\n"
         child.send_signal(signal.SIGSTOP)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from workplace import Command, begin, ended, json_lines, losses, make_workplace, multihop, wait_for
 
-from data_prep.dataset.manifest import read_data_manifest
-from pretrain.checkpoint.verify import newest_step
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.pretrain.checkpoint.verify import newest_step
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 240

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made_up_runs import make_run, with_predictions
 
-from cluster.runs.compare import compare, find_runs, show_comparison
+from multihop.cluster.runs.compare import compare, find_runs, show_comparison
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from rank_pool import RankPool
 from recipe_effects import RecipeEffects
 from worker_runs import rows
 
-from cluster.runs.recipe import Recipe, load_recipe
-from common.config import declarations
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from pretrain.checkpoint.verify import list_steps
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.common.config import declarations
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.pretrain.checkpoint.verify import list_steps
 
 ROOT = Path(__file__).parents[3]
 STEPS = 24

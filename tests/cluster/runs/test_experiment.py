@@ -7,11 +7,11 @@ import pytest
 import yaml
 from workplace import begin, ended, make_workplace, multihop
 
-from cluster.runs.experiment import read_experiment
-from cluster.runs.recipe import load_recipe
-from common.json_lines import read_rows
-from eval.comparison.run_files import training_clock
-from pretrain.data.phases import samples_before, total_steps
+from multihop.cluster.runs.experiment import read_experiment
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.common.json_lines import read_rows
+from multihop.eval.comparison.run_files import training_clock
+from multihop.pretrain.data.phases import samples_before, total_steps
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = sorted((ROOT / "recipes" / "experiments").glob("*.yaml"))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import make_run
 
-from cluster.runs.compare import compare
-from cluster.runs.folder import held, opened, seems_held
-from cluster.runs.recipe import Recipe, load_recipe
-from cluster.runs.summary import read_summary
-from common.json_lines import append_row, read_rows
-from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.run.files import checkpoints_of, read_config
+from multihop.cluster.runs.compare import compare
+from multihop.cluster.runs.folder import held, opened, seems_held
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.cluster.runs.summary import read_summary
+from multihop.common.json_lines import append_row, read_rows
+from multihop.pretrain.checkpoint.owner import claim_checkpoints
+from multihop.pretrain.run.files import checkpoints_of, read_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -120,7 +120,7 @@ def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -
 
 
 def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
-    code = "import sys, pathlib, cluster.runs.folder as f\nwith f.held(pathlib.Path(sys.argv[1])): print('in')"
+    code = "import sys, pathlib, multihop.cluster.runs.folder as f\nwith f.held(pathlib.Path(sys.argv[1])): print('in')"
 
     def another() -> str:
         command = [sys.executable, "-c", code, str(tmp_path)]
@@ -139,7 +139,7 @@ def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: 
     with held(tmp_path):
         assert seems_held(tmp_path)
     assert not seems_held(tmp_path)
-    code = "import os; from pathlib import Path; from cluster.runs.folder import held\n"
+    code = "import os; from pathlib import Path; from multihop.cluster.runs.folder import held\n"
     code += f"with held(Path({str(tmp_path)!r})): os._exit(1)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert (tmp_path / ".holder").exists() and not seems_held(tmp_path), "its holder was killed"

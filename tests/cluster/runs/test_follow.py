@@ -10,8 +10,8 @@ import pytest
 import yaml
 from workplace import Command, begin, ended, json_lines, make_workplace, multihop, wait_for
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import newest_step
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import newest_step
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 STEPS = 80

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runs.home import Home
+from multihop.cluster.runs.home import Home
 
 
 @pytest.mark.timeout(120)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from provided import provided
 
-from cluster.runs import folder
-from cluster.runs.folder import held
-from cluster.runs.prepared import link
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.verify import VERIFIED, verify_dataset
-from data_prep.pipeline.prepare import prepare
+from multihop.cluster.runs import folder
+from multihop.cluster.runs.folder import held
+from multihop.cluster.runs.prepared import link
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.verify import VERIFIED, verify_dataset
+from multihop.data_prep.pipeline.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
@@ -31,7 +31,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_ray_prepares_the_same_bytes_as_one_process(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
+    monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
     told = []
     folder, manifest = provided(data, TOKENIZER, tmp_path / "ray", report=lambda *step: told.append(step))
     assert prepare(data, TOKENIZER, tmp_path / "here") == manifest

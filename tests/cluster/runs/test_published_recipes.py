@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runs.recipe import Recipe, load_recipe
-from eval.config import TaskConfig, settings_of
-from pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
-from pretrain.models.build import outline_model
-from pretrain.optim.schedule import learning_rate
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.eval.config import TaskConfig, settings_of
+from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
+from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
 OURS = {"demo", "demo-bert", "lamb", "reviews", "translation"}

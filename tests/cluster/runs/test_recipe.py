@@ -10,9 +10,9 @@ from typing import get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from cluster.runs.folder import opened
-from cluster.runs.recipe import Recipe, load_recipe
-from pretrain.run.changes import differences, flatten
+from multihop.cluster.runs.folder import opened
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.pretrain.run.changes import differences, flatten
 
 ROOT = Path(__file__).parents[3]
 
@@ -253,7 +253,7 @@ def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
 
 def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
     place = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
-    command = [sys.executable, "-m", "cluster.cli.main", "data", "verify", place]
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", place]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
     assert r"http://***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from cluster.runs.prepared import link, work_of
-from cluster.runs.recipe import Recipe, load_recipe
-from cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline.identity import make_work_folder, resolve_inputs
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import sources
+from multihop.cluster.runs.prepared import link, work_of
+from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline.identity import make_work_folder, resolve_inputs
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import sources
 
 ROOT = Path(__file__).parents[3]
 

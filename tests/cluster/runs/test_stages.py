@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster.runs.recipe import Recipe
-from cluster.runs.stages import run_stages
-from common.json_lines import append_row
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.stages import run_stages
+from multihop.common.json_lines import append_row
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
-from common.json_lines import read_rows
-from data_prep.dataset.shards import open_dataset
-from eval.config import EvalConfig
-from eval.evaluated import of_run
-from eval.evaluation_plan import read_results
-from eval.plan import plan_trials
-from eval.start_from import next_wave
-from eval.trial import Trial, trial_key
-from pretrain.models.config import ModelConfig
+from multihop.cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
+from multihop.common.json_lines import read_rows
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.config import EvalConfig
+from multihop.eval.evaluated import of_run
+from multihop.eval.evaluation_plan import read_results
+from multihop.eval.plan import plan_trials
+from multihop.eval.start_from import next_wave
+from multihop.eval.trial import Trial, trial_key
+from multihop.pretrain.models.config import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 

@@ -16,10 +16,10 @@ import yaml
 from worker_runs import assert_same_state
 from workplace import losses, ranks_of
 
-from common.json_lines import read_rows
-from eval.statistics.words import show
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import newest_step, verify
+from multihop.common.json_lines import read_rows
+from multihop.eval.statistics.words import show
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import newest_step, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 STEPS = 80
@@ -51,9 +51,9 @@ def start(workplace: Path, *arguments: str, **variables: str) -> "subprocess.Pop
     if not environment.exists():
         environment.symlink_to(sys.prefix)
     return subprocess.Popen(
-        [environment / "bin" / Path(sys.executable).name, "-m", "cluster.cli.main", *arguments],
+        [environment / "bin" / Path(sys.executable).name, "-m", "multihop.cluster.cli.main", *arguments],
         cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src"), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -240,7 +240,7 @@ def test_evaluating_what_is_not_trained_is_refused_before_anything_is_prepared(w
 
 
 def test_what_starts_a_rank_imports_no_torch() -> None:
-    code = "import sys, cluster.ray.rank; print('torch' in sys.modules)"
+    code = "import sys, multihop.cluster.ray.rank; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -12,9 +12,9 @@ from s3_endpoint import S3
 from tracked_runs import append, client_of, follow_once, row, start, trial, trials_of
 from tracking_server import DATABASE, S3_SECRET, USER_PASSWORD, Tracking
 
-from cluster.tracking.access import check_access
-from cluster.tracking.store import connect
-from cluster.tracking.tracker import is_behind
+from multihop.cluster.tracking.access import check_access
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.tracker import is_behind
 
 
 def objects(s3: S3, bucket: str) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 from tracked_runs import append, follow_once, history, row, start, trials_of
 from tracking_server import Tracking
 
-from cluster.tracking.store import connect
-from cluster.tracking.tracker import is_behind
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.tracker import is_behind
 
 ROOT = Path(__file__).parents[3]
 TRIALS = 5
@@ -29,14 +29,14 @@ tracker.close("done")
 BESIDE = """
 import sys
 from pathlib import Path
-from cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.beside import log_beside
 from tracked_runs import trial
 assert all(log_beside(Path(sys.argv[1]), sys.argv[2], [trial(f"k{n}", seed=n)]) for n in range(int(sys.argv[3])))
 """
 
 
 def driver(code: str, run_dir: Path, url: str) -> "subprocess.Popen[bytes]":
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen([sys.executable, "-c", code, str(run_dir), url, str(TRIALS)], env=environment)
 

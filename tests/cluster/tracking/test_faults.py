@@ -14,9 +14,9 @@ import steady_writer
 from tracked_runs import history, start
 from tracking_server import Tracking, wait_for
 
-from cluster.tracking.store import connect
-from cluster.tracking.tracker import Tracker, is_behind
-from common.json_lines import read_rows
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.tracker import Tracker, is_behind
+from multihop.common.json_lines import read_rows
 
 TIMES = 3
 Fault = Callable[[Tracking], AbstractContextManager[None]]

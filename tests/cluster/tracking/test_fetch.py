@@ -10,10 +10,10 @@ from made_up_runs import make_run
 from mlflow_server import free_port
 from tracked_runs import client_of, follow_once
 
-from cluster.runs.compare import compare, show_comparison
-from cluster.tracking.fetch import fetch_run
-from cluster.tracking.store import store_uri
-from cluster.tracking.tracker import open_run
+from multihop.cluster.runs.compare import compare, show_comparison
+from multihop.cluster.tracking.fetch import fetch_run
+from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.tracker import open_run
 
 RUNS: dict[str, Any] = {
     "one": (2, [(0, 9.0), (10, 7.0)], [(0, "random", 0.5), (1, "random", 0.7)]),

@@ -9,7 +9,7 @@ import pytest
 from mlflow_server import free_port, mlflow_server
 from tracked_runs import append, client_of, follow_once, history, row, start, trial, trials_of, wait_until_logged
 
-from cluster.tracking.tracker import is_behind
+from multihop.cluster.tracking.tracker import is_behind
 
 
 def test_an_unreachable_server_that_comes_up_dies_and_comes_back(
@@ -56,7 +56,7 @@ def test_an_unreachable_server_that_comes_up_dies_and_comes_back(
     assert json.loads((run_dir / "tracking.json").read_text())["token"] == noted["token"]
     assert not [path for path in run_dir.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert (run_dir / "tracking.json").stat().st_mode & 0o777 == 0o600
-    said = [record.message for record in caplog.records if record.name == "cluster.tracking.tracker"]
+    said = [record.message for record in caplog.records if record.name == "multihop.cluster.tracking.tracker"]
     assert [("is unreachable, retrying" in line, "up to date" in line) for line in said] == [
         (True, False),
         (False, True),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tracked_runs import RECIPE, client_of
 
-from cluster.tracking.store import store_uri
-from cluster.tracking.tracker import open_run
+from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.tracker import open_run
 
 
 def test_a_deleted_experiment_is_the_users_mistake(run_dir: Path) -> None:

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from cluster.tracking import timeout
-from cluster.tracking.access import check_access
-from cluster.tracking.reach import seconds_to_answer
-from cluster.tracking.store import connect
+from multihop.cluster.tracking import timeout
+from multihop.cluster.tracking.access import check_access
+from multihop.cluster.tracking.reach import seconds_to_answer
+from multihop.cluster.tracking.store import connect
 
 
 @pytest.fixture

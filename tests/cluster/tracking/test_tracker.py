@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tracked_runs import RECIPE, START, append, client_of, follow_once, history, row, start, trial, trials_of
 
-from cluster.tracking.tracker import is_behind, open_run
+from multihop.cluster.tracking.tracker import is_behind, open_run
 
 
 def test_rows_become_points_in_order_with_the_first_of_a_step(run_dir: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_damaged_note_ends_nothing_and_is_named(
     assert not is_behind(run_dir)
     assert second.run_id not in ("", first.run_id)
     assert history(client_of(run_dir), second.run_id, "loss") == [(1, 5.0)]
-    (warning,) = [record.message for record in caplog.records if record.name == "cluster.tracking.tracker"]
+    (warning,) = [record.message for record in caplog.records if record.name == "multihop.cluster.tracking.tracker"]
     assert "a/tracking.json" in warning and "a new MLflow run is created" in warning
 
 

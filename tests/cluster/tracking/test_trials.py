@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tracked_runs import append, client_of, history, row, start, trial, trials_of
 
-from cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.beside import log_beside
 
 
 def test_trials_are_nested_runs_logged_once(run_dir: Path) -> None:

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from mlflow_server import free_port
 
-from cluster.tracking.store import connect, store_uri
-from cluster.tracking.ui import serve
+from multihop.cluster.tracking.store import connect, store_uri
+from multihop.cluster.tracking.ui import serve
 
 
 def test_it_serves_the_ui_and_ends_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     connect(store_uri(tmp_path)).create_experiment("mine")
     port = free_port()
-    code = f"from pathlib import Path; from cluster.tracking.ui import serve; serve(Path({str(tmp_path)!r}), {port})"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    code = "from pathlib import Path; from multihop.cluster.tracking.ui import serve; "
+    code += f"serve(Path({str(tmp_path)!r}), {port})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
@@ -64,10 +65,10 @@ def test_a_server_has_its_own_ui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_stores_password_is_neither_printed_nor_on_the_command_line(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     environment["MLFLOW_TRACKING_URI"] = "postgresql://user:hunter2@127.0.0.1:9/db"
     code = (
-        "from pathlib import Path; from cluster.tracking.ui import serve; "
+        "from pathlib import Path; from multihop.cluster.tracking.ui import serve; "
         f"serve(Path({str(tmp_path)!r}), {free_port()})"
     )
     process = subprocess.Popen(

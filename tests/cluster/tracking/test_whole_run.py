@@ -12,9 +12,9 @@ from postgres import PASSWORD
 from tracked_runs import append, follow_once, history, row, start
 from tracking_server import DATABASE, Tracking, wait_for
 
-from cluster.tracking.store import connect
-from cluster.tracking.tracker import is_behind, read_state
-from common.json_lines import read_rows
+from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.tracker import is_behind, read_state
+from multihop.common.json_lines import read_rows
 
 pytestmark = [pytest.mark.long, pytest.mark.ranks, pytest.mark.timeout(1800)]
 STEPS = 3000
@@ -35,9 +35,9 @@ def test_a_run_whose_mlflow_is_away_for_minutes(tracking: Tracking, texts: Path,
         "tracking": {"uri": tracking.server.url},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[3] / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    multihop = [sys.executable, "-m", "cluster.cli.main"]
+    multihop = [sys.executable, "-m", "multihop.cluster.cli.main"]
     run = subprocess.Popen([*multihop, "run", "recipe.yaml"], cwd=tmp_path, env=environment)
 
     def logged() -> int:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.files import canonical_json, sha256_file, sha256_json
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import MANIFEST, data_fingerprint, read_data_manifest, read_token_counts
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.verify import verify_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.tokenizers.info import word_start_flags
+from multihop.common.files import canonical_json, sha256_file, sha256_json
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import MANIFEST, data_fingerprint, read_data_manifest, read_token_counts
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.verify import verify_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.tokenizers.info import word_start_flags
 
 Change = Callable[[dict[str, Any]], Any]
 

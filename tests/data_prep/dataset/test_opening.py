@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import bytes_of
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import Documents, open_dataset
-from data_prep.dataset.verify import verify_dataset
-from data_prep.pipeline.prepare import prepare
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import Documents, open_dataset
+from multihop.data_prep.dataset.verify import verify_dataset
+from multihop.data_prep.pipeline.prepare import prepare
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import already_prepared, bytes_of
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.find import find_verified, find_whole
-from data_prep.dataset.manifest import MANIFEST, read_data_manifest, write_manifest
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.verify import VERIFIED, is_verified, verify_dataset, verify_files
-from data_prep.pipeline.prepare import prepare
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.find import find_verified, find_whole
+from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest, write_manifest
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.verify import VERIFIED, is_verified, verify_dataset, verify_files
+from multihop.data_prep.pipeline.prepare import prepare
 
 Recipe = tuple[DataConfig, TokenizerConfig]
 

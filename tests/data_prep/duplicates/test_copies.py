@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.duplicates.copies import FindCopies, SortHashes, find_copies, hash_ranges, rows_by_split, sort_hashes
-from data_prep.pipeline.sample import FindCandidates, find_candidates, largest_id, merge
-from data_prep.stages.documents import SCHEMA, Kept
-from data_prep.stages.outputs import write_batches
+from multihop.data_prep.duplicates.copies import (
+    FindCopies,
+    SortHashes,
+    find_copies,
+    hash_ranges,
+    rows_by_split,
+    sort_hashes,
+)
+from multihop.data_prep.pipeline.sample import FindCandidates, find_candidates, largest_id, merge
+from multihop.data_prep.stages.documents import SCHEMA, Kept
+from multihop.data_prep.stages.outputs import write_batches
 
 Document = tuple[int, int, int]
 """The two words of its hash, and its bytes."""

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.stages.content import content_hash, first_copies, held_out
+from multihop.data_prep.stages.content import content_hash, first_copies, held_out
 
 WORDS = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1), max_size=60)
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_splits import write_read_split
 
-from data_prep.config import C4, CleanConfig, DecontaminateConfig
-from data_prep.duplicates.decontaminate import (
+from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
+from multihop.data_prep.duplicates.decontaminate import (
     DecontaminateSplit,
     EvaluationNgrams,
     FindCommon,
@@ -30,11 +30,11 @@ from data_prep.duplicates.decontaminate import (
     find_common,
     find_overlaps,
 )
-from data_prep.rules import c4
-from data_prep.rules.clean import clean
-from data_prep.stages.content import content_hash
-from data_prep.stages.documents import SCHEMA, read_documents
-from data_prep.stages.outputs import Output
+from multihop.data_prep.rules import c4
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import SCHEMA, read_documents
+from multihop.data_prep.stages.outputs import Output
 
 NO_ROWS = np.empty(0, np.int64)
 SPAN = np.dtype([("start", "<u4"), ("stop", "<u4")])

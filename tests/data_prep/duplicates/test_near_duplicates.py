@@ -16,14 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_splits import write_read_split
 
-from data_prep.config import NearDuplicatesConfig
-from data_prep.duplicates import near as near_duplicates
-from data_prep.duplicates import signed_splits
-from data_prep.duplicates.minhash import accepted_probability, candidate_probability
-from data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, dropped_rows, find_clusters
-from data_prep.duplicates.signed_splits import SignSplit, bands_of, rows_left, sign_split
-from data_prep.stages.content import content_hash
-from data_prep.stages.outputs import Output
+from multihop.data_prep.config import NearDuplicatesConfig
+from multihop.data_prep.duplicates import near as near_duplicates
+from multihop.data_prep.duplicates import signed_splits
+from multihop.data_prep.duplicates.minhash import accepted_probability, candidate_probability
+from multihop.data_prep.duplicates.near import (
+    CandidatePairs,
+    FindClusters,
+    candidate_pairs,
+    divide,
+    dropped_rows,
+    find_clusters,
+)
+from multihop.data_prep.duplicates.signed_splits import SignSplit, bands_of, rows_left, sign_split
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.outputs import Output
 
 NO_ROWS = np.empty(0, np.int64)
 CONFIG = NearDuplicatesConfig()

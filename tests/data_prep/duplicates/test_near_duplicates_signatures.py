@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.duplicates import minhash, shingles
-from data_prep.duplicates.minhash import (
+from multihop.data_prep.duplicates import minhash, shingles
+from multihop.data_prep.duplicates.minhash import (
     accepted_probability,
     band_hashes,
     candidate_probability,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.duplicates import shingles
-from data_prep.duplicates.shingles import MAX_WORD_BYTES, ngrams, read_words
+from multihop.data_prep.duplicates import shingles
+from multihop.data_prep.duplicates.shingles import MAX_WORD_BYTES, ngrams, read_words
 
 NO_BLANKS = ["THAI", "LAO", "MYANMAR", "KHMER", "CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "HIRAGANA", "KATAKANA"]
 NO_BLANKS += ["IDEOGRAPHIC " + rest for rest in ("ITERATION MARK", "CLOSING MARK", "NUMBER ZERO")]

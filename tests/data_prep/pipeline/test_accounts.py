@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.dataset import manifest as manifests
-from data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
-from data_prep.pipeline.accounts import NAMED_PER_FILE, account
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading.sources import InputFile, Part
-from data_prep.stages.outputs import Output
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.dataset import manifest as manifests
+from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
+from multihop.data_prep.pipeline.accounts import NAMED_PER_FILE, account
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading.sources import InputFile, Part
+from multihop.data_prep.stages.outputs import Output
 
 
 def read_of(names: list[str], facts: Callable[[int], dict[str, Any]]) -> tuple[list[list[Part]], list[Output]]:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.shards import Documents, open_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.tokenizers.tokenizer import load
+from multihop.data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.dataset.shards import Documents, open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.tokenizers.tokenizer import load
 
 EDGE = " ".join(["x"] * 110)
 """Cut away with the evaluation text beside it: more than 200 characters, the same everywhere."""

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair
 
-from data_prep.dataset.shards import Documents, count_target_tokens, shard_schema, write_shard
-from data_prep.pipeline.encode_pairs import encode_pairs
-from data_prep.rules.pairs import clean_side, join_sides
-from data_prep.stages.documents import SCHEMA
-from data_prep.tokenizers.sentence_piece import SentencePiece
-from data_prep.tokenizers.training import train
+from multihop.data_prep.dataset.shards import Documents, count_target_tokens, shard_schema, write_shard
+from multihop.data_prep.pipeline.encode_pairs import encode_pairs
+from multihop.data_prep.rules.pairs import clean_side, join_sides
+from multihop.data_prep.stages.documents import SCHEMA
+from multihop.data_prep.tokenizers.sentence_piece import SentencePiece
+from multihop.data_prep.tokenizers.training import train
 
 # A soft hyphen and a zero-width space have no token: SentencePiece's normalisation removes them.
 SIDES = st.text(st.sampled_from("abdefgiklmnou .\u00e9\u4e2d\u00ad\u200b"), max_size=20).map(clean_side)

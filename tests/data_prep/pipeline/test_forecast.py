@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline.forecast import Forecast, forecast
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading.sources import list_files
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.pipeline.forecast import Forecast, forecast
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading.sources import list_files
 
 
 def look(data: DataConfig, tok: TokenizerConfig, out_dirs: list[Path], work: Path) -> Forecast:
@@ -38,7 +38,7 @@ def test_it_writes_nothing_and_tells_what_is_done(tmp_path, data, tok):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, document, monkeypatch, packed):
-    monkeypatch.setattr("data_prep.pipeline.forecast._LOOKED_AT", 20_000)
+    monkeypatch.setattr("multihop.data_prep.pipeline.forecast._LOOKED_AT", 20_000)
     rows = [{"id": number, "text": document(number)} for number in range(1_000)]
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")

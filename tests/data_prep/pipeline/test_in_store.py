@@ -12,13 +12,13 @@ from made_up_pairs import TOKENS, pair
 from made_up_pairs import recipe as pairs_recipe
 from s3_endpoint import S3
 
-from common.cache import LIMIT
-from common.storage import open_folder
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.verify import VERIFIED
-from data_prep.pipeline.prepare import prepare
-from data_prep.stages.in_store import StoredStages
+from multihop.common.cache import LIMIT
+from multihop.common.storage import open_folder
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.dataset.verify import VERIFIED
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.stages.in_store import StoredStages
 
 TOKENIZER = TokenizerConfig(vocab_size=150, threads=1)
 

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from prepared_data import already_prepared, bytes_of
 
-from common.mapping import map_in_process
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import read_data_manifest
-from data_prep.dataset.shards import Documents, open_dataset
-from data_prep.dataset.verify import verify_dataset
-from data_prep.pipeline import encode, shard_plan
-from data_prep.pipeline import prepare as pipeline
-from data_prep.pipeline.identity import resolve_inputs, sources_key
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading.sources import list_files
-from data_prep.rules.clean import clean
-from data_prep.rules.sentences import split_sentences
-from data_prep.stages.content import content_hash
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.training import train
+from multihop.common.mapping import map_in_process
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.data_prep.dataset.shards import Documents, open_dataset
+from multihop.data_prep.dataset.verify import verify_dataset
+from multihop.data_prep.pipeline import encode, shard_plan
+from multihop.data_prep.pipeline import prepare as pipeline
+from multihop.data_prep.pipeline.identity import resolve_inputs, sources_key
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.sentences import split_sentences
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.training import train
 
 
 def rows(documents: Documents) -> dict[int, tuple[int, list[int], list[int]]]:
@@ -85,7 +85,7 @@ def test_sentence_ends_climb_to_the_length_and_tokens_are_views(tmp_path, data, 
 
 
 def test_the_order_of_the_work_changes_no_byte(tmp_path, data, tok, monkeypatch):
-    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
+    monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
 
     def shuffled(seed):
         def run(function, items):
@@ -114,7 +114,7 @@ def test_what_is_done_is_not_done_again(tmp_path, data, tok):
 
 
 def test_only_what_hangs_on_a_changed_file_is_done_again(tmp_path, data, tok, corpus, document, monkeypatch):
-    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
+    monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (3_000,))
     old = prepare(data, tok, tmp_path / "out")
     read = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/work/read").iterdir()}
     (corpus / "b.jsonl").write_text(json.dumps({"text": document(999)}) + "\n")
@@ -181,7 +181,7 @@ def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok,
 
 
 def test_several_shards_are_seen_as_one(tmp_path, data, tok, monkeypatch):
-    monkeypatch.setattr("data_prep.stages.documents.BATCH_BYTES", 800)
+    monkeypatch.setattr("multihop.data_prep.stages.documents.BATCH_BYTES", 800)
     one = prepare(data, tok, tmp_path / "one")
     monkeypatch.setattr(shard_plan, "SHARD_BYTES", 2_000)
     many = prepare(data, tok, tmp_path / "many")

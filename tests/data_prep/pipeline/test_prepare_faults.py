@@ -16,22 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import already_prepared, bytes_of
 
-from common.files import canonical_json, replacing
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import SetAside, read_data_manifest
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.verify import VERIFIED, verify_dataset
-from data_prep.pipeline.encode import assemble_shard
-from data_prep.pipeline.prepare import prepare
-from data_prep.stages import documents
+from multihop.common.files import canonical_json, replacing
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.verify import VERIFIED, verify_dataset
+from multihop.data_prep.pipeline.encode import assemble_shard
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.stages import documents
 
 # Prepares what CONFIG.json says into OUT; at the rename of that number something happens: "kill" is what the kernel
 # does, before it, "full" is a disk that is full from then on, "list" prints every rename.
 CHILD = """
 import json, os, resource, signal, sys
 from pathlib import Path
-from data_prep.config import DataConfig, TokenizerConfig
-from data_prep.pipeline.prepare import prepare
+from multihop.data_prep.config import DataConfig, TokenizerConfig
+from multihop.data_prep.pipeline.prepare import prepare
 
 config, out, fault, number = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 rename, renamed = os.replace, 0
@@ -55,7 +55,7 @@ prepare(DataConfig.model_validate(data), TokenizerConfig.model_validate(tok), ou
 
 def in_a_child(config: Path, out: Path, fault: str, number: int = 0) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[3]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", CHILD, str(config), str(out), fault, str(number)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
 
@@ -298,7 +298,7 @@ def test_bad_files_and_documents_are_set_aside_named_and_counted(tmp_path, data,
 
 
 def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
-    monkeypatch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (500,))
+    monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (500,))
     lines = (corpus / "b.jsonl").read_text().splitlines()
     bad = list(range(5, 65, 2))
     for place in bad:

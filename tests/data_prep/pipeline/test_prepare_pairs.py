@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 from prepared_data import already_prepared, bytes_of
 
-from data_prep.config import DataConfig
-from data_prep.dataset.manifest import Manifest, read_data_manifest, read_token_counts
-from data_prep.dataset.shards import Documents, open_dataset
-from data_prep.dataset.statistics import gather
-from data_prep.dataset.verify import dataset_files, verify_dataset
-from data_prep.pipeline.forecast import forecast
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading.sources import list_files
-from data_prep.rules.pairs import join_sides
-from data_prep.stages.content import content_hash
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.existing import check_objective
-from data_prep.tokenizers.training import train
+from multihop.data_prep.config import DataConfig
+from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest, read_token_counts
+from multihop.data_prep.dataset.shards import Documents, open_dataset
+from multihop.data_prep.dataset.statistics import gather
+from multihop.data_prep.dataset.verify import dataset_files, verify_dataset
+from multihop.data_prep.pipeline.forecast import forecast
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.rules.pairs import join_sides
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.existing import check_objective
+from multihop.data_prep.tokenizers.training import train
 
 PAIRS = [pair(number) for number in range(150)]
 SEPARATE = TOKENS.model_copy(update={"separate": True, "vocab_size": 90})
@@ -117,7 +117,7 @@ def test_no_byte_depends_on_splits_order_format_or_workers(
         (folder / name).write_text("".join(each[side] + "\n" for each in PAIRS))
     plain = bytes_of_all(prepare(recipe(folder / "a.jsonl"), tok, folder / "0"), folder / "0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_prep.reading.sources.group_into_splits.__defaults__", (split_bytes,))
+        patch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (split_bytes,))
         prepare(recipe(folder / "a.jsonl"), tok, folder / "1", shuffled(seed))
         assert bytes_of(folder / "1") == bytes_of(folder / "0")
         columns = prepare(recipe(folder / "a.tsv", fields=None), tok, folder / "2", shuffled(seed))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from prepared_data import already_prepared
 
-from data_prep.config import CleanConfig, DataConfig, FilterConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.stages.content import content_hash
+from multihop.data_prep.config import CleanConfig, DataConfig, FilterConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.stages.content import content_hash
 
 
 def ids_in(folder: Path) -> set[int]:

@@ -19,13 +19,13 @@ import pytest
 from one_file import fails, one_part, rows
 from prepared_data import already_prepared
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import inputs
-from data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import list_files
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import list_files
 
 
 def zstd(data: bytes) -> bytes:
@@ -92,10 +92,10 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
 def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
     table = pa.table({"text": [document(number) for number in range(1_000, 1_200)]})
     pq.write_table(table, corpus / "c.parquet", row_group_size=20, compression="none", use_dictionary=False)
-    monkeypatch.setattr("data_prep.reading.sources._SPLITS", 10**6)
+    monkeypatch.setattr("multihop.data_prep.reading.sources._SPLITS", 10**6)
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
     assert prepare(data, tok, tmp_path / "whole").counts["read"] == {"kept": 320}
     damaged = bytearray((corpus / "c.parquet").read_bytes())
@@ -111,7 +111,7 @@ def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
 def test_a_file_that_is_unreadable_for_one_source_is_read_for_another(
     tmp_path: Path, tok: TokenizerConfig, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
     for name, columns in (("a", {"text": 1_000}), ("b", {"text": 2_000, "summary": 3_000})):
         table = pa.table({each: [document(first + n) for n in range(200)] for each, first in columns.items()})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20, compression="none", use_dictionary=False)
@@ -124,7 +124,7 @@ def test_a_file_that_is_unreadable_for_one_source_is_read_for_another(
 def test_documents_before_a_break_are_taken_back_and_the_rest_of_the_split_is_read(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.stages.documents.BATCH_BYTES", 10_000)
+    monkeypatch.setattr("multihop.data_prep.stages.documents.BATCH_BYTES", 10_000)
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
     wanted = prepare(data, tok, tmp_path / "without")
     (corpus / "aa.jsonl.gz").write_bytes(gzip.compress(b"{\n" * 3 + rows(2_000))[:-9])
@@ -137,10 +137,10 @@ def test_documents_before_a_break_are_taken_back_and_the_rest_of_the_split_is_re
 DAMAGES = """
 import random, sys
 from pathlib import Path
-from data_prep.config import Source
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import Part, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import Part, list_files
 
 path, rng, broken = Path(sys.argv[1]), random.Random(0), 0
 good = path.read_bytes()
@@ -174,11 +174,11 @@ def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> Non
 
 ENDS_AT_ONCE = """
 import io, sys, time
-from data_prep.config import Source
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.opening import OpenedFile
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import Part, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import Part, list_files
 
 class LetGoSlowly(bytearray):
     def __del__(self):
@@ -325,11 +325,11 @@ def test_what_may_not_be_read_is_set_aside_until_it_may(readable: Path) -> None:
     (readable / "closed").chmod(0)
     program = """
 import os, sys
-from data_prep.reading import inputs
-from data_prep.config import Source
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import group_into_splits, list_files
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import group_into_splits, list_files
 if os.geteuid() == 0:  # root may read everything
     "".encode("utf-8-sig")  # the codec is imported by who may
     os.setgroups([])

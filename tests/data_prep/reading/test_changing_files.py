@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from one_file import fails, one_part, rows
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import inputs
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import InputFile, Part, list_files
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import InputFile, Part, list_files
 
 
 def changed_while_read(path: Path, change: Callable[[], object]) -> list[str | Bad]:
@@ -123,7 +123,7 @@ def test_what_was_set_aside_for_now_is_read_the_next_time(
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
 
     def prepared(hashed: Callable[[list[InputFile]], dict[str, str]]) -> Manifest:
-        monkeypatch.setattr("data_prep.reading.inputs.hash_files", hashed)
+        monkeypatch.setattr("multihop.data_prep.reading.inputs.hash_files", hashed)
         return prepare(data, tok, tmp_path / "out")
 
     whole, text, hash_files = corpus / "a.jsonl", (corpus / "a.jsonl").read_text(), inputs.hash_files

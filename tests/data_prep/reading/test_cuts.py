@@ -12,13 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import Source
-from data_prep.reading import readers
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.lines import blocks, lines
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import LEAST_SPLIT, MOST_SPLIT, InputFile, group_into_splits, list_files, split_bytes_of
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading import readers
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.lines import blocks, lines
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import (
+    LEAST_SPLIT,
+    MOST_SPLIT,
+    InputFile,
+    group_into_splits,
+    list_files,
+    split_bytes_of,
+)
 
 
 def read(path: Path, split_bytes: int | None = None, **source: Any) -> list[str | Bad]:

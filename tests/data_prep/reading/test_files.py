@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import Source
-from data_prep.reading import readers
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import InputFile, Part, group_into_splits, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading import readers
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import InputFile, Part, group_into_splits, list_files
 
 ROWS = [{"text": "one"}, {"text": "zwei €"}, {"text": "three"}]
 TEXTS = [row["text"] for row in ROWS]

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 READ = """
 import sys
-from data_prep.config import Source
-from data_prep.reading.failures import UnreadableFileError
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import group_into_splits, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import group_into_splits, list_files
 import pyarrow.parquet
 
 def peak():  # getrusage's begins with that of the process that started this one

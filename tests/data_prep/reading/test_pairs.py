@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from made_up_pairs import FIELDS, pair
 from one_file import fails
 
-from data_prep.config import Source
-from data_prep.reading import inputs
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import Part, group_into_splits, list_files
+from multihop.data_prep.config import Source
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import Part, group_into_splits, list_files
 
 PAIRS = [pair(number) for number in range(40)]
 COLUMNS = {"en": [source for source, _ in PAIRS], "es": [target for _, target in PAIRS]}

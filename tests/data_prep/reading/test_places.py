@@ -18,14 +18,14 @@ from prepared_data import already_prepared
 from pyarrow.fs import S3FileSystem
 from web_server import Web, serving
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import http as http_files
-from data_prep.reading import inputs
-from data_prep.reading.failures import ReadFailed, UnreadableFileError
-from data_prep.reading.locations import filesystem_of
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import InputFile, group_into_splits, list_files
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import http as http_files
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.failures import ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.locations import filesystem_of
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import InputFile, group_into_splits, list_files
 
 TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
 
@@ -156,7 +156,7 @@ def test_an_object_that_is_replaced_or_removed_while_it_is_read_is_set_aside_for
 def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
     s3: Any, s3_places: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.s3._RETRIES", 2)
+    monkeypatch.setattr("multihop.common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")  # another file system, which asks twice only
     files = list_files([Source(path=f"{s3_places}/**")])
     files = inputs.identified(files, inputs.hash_files(files))
@@ -172,9 +172,9 @@ def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
 def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
     s3: Any, s3_places: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("common.s3._RETRIES", 2)
+    monkeypatch.setattr("multihop.common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
-    monkeypatch.setattr("data_prep.reading.opening.block_bytes", lambda path: 1_000)
+    monkeypatch.setattr("multihop.data_prep.reading.opening.block_bytes", lambda path: 1_000)
     ((part,),) = group_into_splits(list_files([Source(path=f"{s3_places}/{name}")]))
     reading = read_part(part)
     assert next(reading) == TEXTS[0]

@@ -13,13 +13,13 @@ import pytest
 from prepared_data import already_prepared
 from web_server import Web, serving
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import http as http_files
-from data_prep.reading import inputs
-from data_prep.reading.failures import ReadFailed, UnreadableFileError
-from data_prep.reading.readers import read_part
-from data_prep.reading.sources import InputFile, group_into_splits, list_files
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import http as http_files
+from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading.failures import ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.sources import InputFile, group_into_splits, list_files
 
 TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
 OTHERS = [text.replace("word", "WORD") for text in TEXTS]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import CleanConfig
-from data_prep.rules import clean as clean_module
-from data_prep.rules.clean import clean, depends_on
+from multihop.data_prep.config import CleanConfig
+from multihop.data_prep.rules import clean as clean_module
+from multihop.data_prep.rules.clean import clean, depends_on
 
 # What each step of cleaning looks for, so that texts which need several of them are common.
 CONTROLS = "\t\r\x00\x0b\x0c\x1c\x1f\x7f\x80\x85\x9f\u200b\u2028\u2029\ufeff"

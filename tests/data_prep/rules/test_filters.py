@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_prep.config import FilterConfig
-from data_prep.rules import languages
-from data_prep.rules.clean import clean
-from data_prep.rules.filters import Dropped, depends_on, make_filter, reasons
+from multihop.data_prep.config import FilterConfig
+from multihop.data_prep.rules import languages
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.filters import Dropped, depends_on, make_filter, reasons
 
 PROSE = (
     "The harbour was quiet that morning, and nobody had seen the boats leave with the tide. A boy of ten or so sat on "

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import C4
-from data_prep.rules import c4
-from data_prep.rules.clean import clean
-from data_prep.rules.rule import Document
+from multihop.data_prep.config import C4
+from multihop.data_prep.rules import c4
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.rule import Document
 
 OFF = C4(
     citations=False,

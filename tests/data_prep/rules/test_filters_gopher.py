@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import GopherQuality, GopherRepetition
-from data_prep.rules import gopher, repetition
-from data_prep.rules import rule as rules
-from data_prep.rules.clean import clean
-from data_prep.rules.repetition import RepeatedNgrams
-from data_prep.rules.rule import Document
+from multihop.data_prep.config import GopherQuality, GopherRepetition
+from multihop.data_prep.rules import gopher, repetition
+from multihop.data_prep.rules import rule as rules
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.repetition import RepeatedNgrams
+from multihop.data_prep.rules.rule import Document
 
 STOP_WORDS = GopherQuality().stop_words
 TOKENS = ["the", "The,", "to", "a", "bb", "ccc.", "of", "extraordinarily", "12", "#", "...", "wait…", "été"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.rules.languages import CHARACTERS, identify, labels
+from multihop.data_prep.rules.languages import CHARACTERS, identify, labels
 
 SENTENCES = {
     "en": "The train was late again, so we walked home through the rain and talked about the summer.",

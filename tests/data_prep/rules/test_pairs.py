@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import FilterConfig, PairFilters
-from data_prep.rules.filters import depends_on
-from data_prep.rules.pairs import clean_side, join_sides, make_pair_filter, sides_of
+from multihop.data_prep.config import FilterConfig, PairFilters
+from multihop.data_prep.rules.filters import depends_on
+from multihop.data_prep.rules.pairs import clean_side, join_sides, make_pair_filter, sides_of
 
 BLANKS = st.sampled_from([" ", "\t", "\n", "\r\n", "\u00a0", "\u2028", "\x85", "\x1c", "\u3000", "\x00", "\ufeff"])
 

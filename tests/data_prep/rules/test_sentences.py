@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_prep.config import Source
-from data_prep.rules import sentences
-from data_prep.rules.clean import clean
-from data_prep.rules.sentences import sentence_spans, split_sentences
+from multihop.data_prep.config import Source
+from multihop.data_prep.rules import sentences
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.sentences import sentence_spans, split_sentences
 
 LANGUAGES = ["en", "de", "fr", "es", "ru", "hy", "ar", "hi", "am", "my", "ja", "zh", "th", "xx"]
 PIECES = [

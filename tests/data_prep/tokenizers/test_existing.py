@@ -16,19 +16,19 @@ from prepared_data import already_prepared
 from pydantic import ValidationError
 from reference_tokenizers import bert_ids, gpt2_ids, gpt2_letters
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.dataset.verify import verify_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.reading import sources
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.rules.clean import clean
-from data_prep.rules.sentences import split_sentences
-from data_prep.tokenizers.existing import adopt, check_objective
-from data_prep.tokenizers.info import word_start_flags
-from data_prep.tokenizers.tokenizer import Tokenizer, describe, load, parse
-from data_prep.tokenizers.training import train
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.dataset.verify import verify_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.reading import sources
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.rules.clean import clean
+from multihop.data_prep.rules.sentences import split_sentences
+from multihop.data_prep.tokenizers.existing import adopt, check_objective
+from multihop.data_prep.tokenizers.info import word_start_flags
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, describe, load, parse
+from multihop.data_prep.tokenizers.training import train
 
 BERT_TOKENS = [
     *["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "!", "'", "(", ")", ",", ".", "-", "[", "]", "#", "1"],

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from data_prep.config import Source, TokenizerConfig
-from data_prep.reading import sources
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.rules.sentences import split_sentences
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.existing import adopt
-from data_prep.tokenizers.export import build_tokenizer, export_tokenizer
-from data_prep.tokenizers.training import train
+from multihop.data_prep.config import Source, TokenizerConfig
+from multihop.data_prep.reading import sources
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.rules.sentences import split_sentences
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.export import build_tokenizer, export_tokenizer
+from multihop.data_prep.tokenizers.training import train
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -15,8 +15,8 @@ import published_tokenizers as published
 import pytest
 from nasty_texts import nasty_texts
 
-from data_prep.tokenizers.existing import has_matched_tokens
-from data_prep.tokenizers.tokenizer import Tokenizer, describe, parse
+from multihop.data_prep.tokenizers.existing import has_matched_tokens
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, describe, parse
 
 LAYOUTS = [
     *("gpt2", "roberta", "modernbert", "codegen", "gpt2+odd", "modernbert+odd"),
@@ -139,7 +139,7 @@ def test_ids_do_not_depend_on_threads_or_forks(content_of: Callable[[str], bytes
     (tmp_path / "tokenizer.json").write_bytes(content_of("modernbert"))
     program = """if True:
         import os, sys, threading
-        from data_prep.tokenizers.tokenizer import load
+        from multihop.data_prep.tokenizers.tokenizer import load
         tokenizer = load(sys.argv[1])
         texts = [f"word{n}  and {n}\\n    of {n * 7919}" for n in range(3000)]
         before = tokenizer.encode(texts)[0].tolist()

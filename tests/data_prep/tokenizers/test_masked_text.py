@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import TokenizerConfig
-from data_prep.tokenizers import tokenizer
-from data_prep.tokenizers.existing import adopt
-from data_prep.tokenizers.export import build_tokenizer
-from data_prep.tokenizers.masked_text import encode_masked
-from data_prep.tokenizers.training import train
+from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.tokenizers import tokenizer
+from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.export import build_tokenizer
+from multihop.data_prep.tokenizers.masked_text import encode_masked
+from multihop.data_prep.tokenizers.training import train
 
 tokenizers = pytest.importorskip("tokenizers")
 

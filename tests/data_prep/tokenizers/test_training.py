@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
-from data_prep.config import TokenizerConfig
-from data_prep.tokenizers import training as tokenizer_training
-from data_prep.tokenizers.info import word_start_flags
-from data_prep.tokenizers.tokenizer import describe, load
-from data_prep.tokenizers.training import train, training_memory
+from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.tokenizers import training as tokenizer_training
+from multihop.data_prep.tokenizers.info import word_start_flags
+from multihop.data_prep.tokenizers.tokenizer import describe, load
+from multihop.data_prep.tokenizers.training import train, training_memory
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizers import word_table
-from data_prep.tokenizers.word_table import WordTable
+from multihop.data_prep.tokenizers import word_table
+from multihop.data_prep.tokenizers.word_table import WordTable
 
 
 def spell(words: list[str]) -> Iterable[list[int]]:

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, SentencePieceTrainer
 
-from data_prep.config import Source, TokenizerConfig
-from data_prep.reading import sources
-from data_prep.reading.raw import Bad
-from data_prep.reading.readers import read_part
-from data_prep.rules.sentences import split_sentences
-from data_prep.tokenizers import word_table
-from data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
-from data_prep.tokenizers.training import train
+from multihop.data_prep.config import Source, TokenizerConfig
+from multihop.data_prep.reading import sources
+from multihop.data_prep.reading.raw import Bad
+from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.rules.sentences import split_sentences
+from multihop.data_prep.tokenizers import word_table
+from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
+from multihop.data_prep.tokenizers.training import train
 
 KINDS = ["unigram", "bpe"]
 ODD = ["naïve", "日本語", "-----", "...", "aaaa", "3.14", "(x)", "don't", "É", "🙂", "ガ", "Ж", "ﷺ"]
@@ -203,7 +203,7 @@ def test_words_are_forgotten_when_they_are_many(
 
 
 def test_rounded_scores_are_close(document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep.tokenizers import training as tokenizer_training
+    from multihop.data_prep.tokenizers import training as tokenizer_training
 
     texts, config = [document(n) for n in range(200)], TokenizerConfig(vocab_size=200, threads=1)
     rounded = SentencePieceProcessor(model_proto=train(texts, config))

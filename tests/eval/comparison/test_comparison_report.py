@@ -10,9 +10,9 @@ from evaluation_plans import write_plan_for
 from made_up_runs import make_run, with_predictions
 from markdown_it import MarkdownIt
 
-from common.json_lines import append_row, read_rows
-from eval.comparison.report import write_comparison
-from eval.comparison.run_files import read_runs, training_clock
+from multihop.common.json_lines import append_row, read_rows
+from multihop.eval.comparison.report import write_comparison
+from multihop.eval.comparison.run_files import read_runs, training_clock
 
 
 def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Path:

@@ -10,17 +10,17 @@ from huggingface import save
 from made_up_pairs import pair
 from pairs import SIZES, VARIANTS
 
-from data_prep.dataset.manifest import read_data_manifest
-from data_prep.tokenizers.tokenizer import load
-from eval.inference.attention_map import attending, attention_map
-from eval.inference.trained_model import TrainedModel
-from eval.inference.translate import Translation, translate
-from eval.reporting.attention_picture import draw_map
-from eval.reporting.figures import as_png
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.models.build import build_model
-from pretrain.models.common.encoder_decoder import EncoderDecoder
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.inference.attention_map import attending, attention_map
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.translate import Translation, translate
+from multihop.eval.reporting.attention_picture import draw_map
+from multihop.eval.reporting.figures import as_png
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.config import ModelConfig
 
 ATTENDING = [variant for variant in VARIANTS if variant.get("attention") != "none"]
 NAMES = ["-".join(map(str, variant.values())) for variant in ATTENDING]

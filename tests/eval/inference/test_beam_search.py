@@ -7,11 +7,11 @@ import pytest
 import torch
 from huggingface import save
 
-from eval.inference.beam_search import Search, beam_search
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.models.build import build_model
-from pretrain.models.common.encoder_decoder import EncoderDecoder
-from pretrain.models.config import ModelConfig
+from multihop.eval.inference.beam_search import Search, beam_search
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.config import ModelConfig
 
 VOCABULARY = 61
 SPECIALS = {"pad": 0, "end": 1, "unk": 2}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from data_prep.dataset.manifest import read_data_manifest
-from data_prep.tokenizers.tokenizer import load
-from eval.evaluated import of_parent, of_run
-from eval.inference.examples import Examples, check_examples, make_examples
-from eval.inference.fill import fill
-from eval.inference.trained_model import TrainedModel
-from pretrain.models.build import build_model, initialise
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.manifest import read_data_manifest
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.evaluated import of_parent, of_run
+from multihop.eval.inference.examples import Examples, check_examples, make_examples
+from multihop.eval.inference.fill import fill
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 MASKED = ["The river [MASK] stone.", "[MASK] and [MASK]"]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.inference.largest import largest
+from multihop.eval.inference.largest import largest
 
 
 @given(

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import profile
 
-from eval.inference.packed_weights import PackedWeights
+from multihop.eval.inference.packed_weights import PackedWeights
 
 
 class Tied(nn.Module):

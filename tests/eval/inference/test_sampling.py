@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tiny_scorers import causal_scorer
 from torch import Tensor
 
-from eval.inference.generate import generate, stream
-from eval.inference.sampling import Sampling, sample
-from eval.inference.trained_model import TrainedModel
-from pretrain.models.config import ModelConfig
+from multihop.eval.inference.generate import generate, stream
+from multihop.eval.inference.sampling import Sampling, sample
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.models.config import ModelConfig
 
 SAMPLING = st.builds(
     Sampling,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from eval.spans.answers import Answer, Span, answer_questions, best_threshold, predicted_texts
-from eval.spans.predictions import N_BEST, NULL_ODDS, PREDICTIONS, n_best, official_files
-from eval.spans.windows import Window
-from eval.tasks.task import Example
+from multihop.eval.spans.answers import Answer, Span, answer_questions, best_threshold, predicted_texts
+from multihop.eval.spans.predictions import N_BEST, NULL_ODDS, PREDICTIONS, n_best, official_files
+from multihop.eval.spans.windows import Window
+from multihop.eval.tasks.task import Example
 
 _CONTEXT = "a0 b1 c2 d3 e4 f5 g6 h7"
 

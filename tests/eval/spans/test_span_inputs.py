@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import load
-from eval.config import TrialSettings
-from eval.frames import frame_of
-from eval.spans.inputs import SpanInputs, encoded, span_inputs
-from eval.spans.windows import Window, windows
-from eval.tasks.task import Example, Task
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.config import TrialSettings
+from multihop.eval.frames import frame_of
+from multihop.eval.spans.inputs import SpanInputs, encoded, span_inputs
+from multihop.eval.spans.windows import Window, windows
+from multihop.eval.tasks.task import Example, Task
 
 _WORDS = ("river", "stone", "letter", "garden", "Captain", "é")
 

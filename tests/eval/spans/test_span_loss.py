@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from eval.spans.loss import span_loss
+from multihop.eval.spans.loss import span_loss
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 2**32), st.sampled_from([1.0, 300.0]))

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.spans.squad_metrics import accepted_texts, normalise, score_texts
-from eval.tasks.squad import Name
-from eval.tasks.task import Example
+from multihop.eval.spans.squad_metrics import accepted_texts, normalise, score_texts
+from multihop.eval.tasks.squad import Name
+from multihop.eval.tasks.task import Example
 
 
 def _example(*answers: str) -> Example:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_tokenizers import gpt2_letters
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.tokenizers.tokenizer import Tokenizer, load, parse
-from data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
-from eval.spans.offsets import tokens_with_offsets
-from eval.spans.windows import Frame, Window, windows
-from eval.tasks.task import Example
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
+from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
+from multihop.eval.spans.offsets import tokens_with_offsets
+from multihop.eval.spans.windows import Frame, Window, windows
+from multihop.eval.tasks.task import Example
 
 _PIECES = [
     "[PAD]",

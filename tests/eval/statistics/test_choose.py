@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from eval.evaluation_plan import Results
-from eval.scores import median_scores
-from eval.statistics.choose import Start, choose
+from multihop.eval.evaluation_plan import Results
+from multihop.eval.scores import median_scores
+from multihop.eval.statistics.choose import Start, choose
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from eval.statistics import difference
-from eval.statistics.difference import difference_of_examples, difference_of_seeds, holm
-from eval.statistics.words import amount, basis, sentence
+from multihop.eval.statistics import difference
+from multihop.eval.statistics.difference import difference_of_examples, difference_of_seeds, holm
+from multihop.eval.statistics.words import amount, basis, sentence
 
 Float = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from eval.statistics import difference
-from eval.statistics.difference import SIGNIFICANT, difference_of_examples, holm
+from multihop.eval.statistics import difference
+from multihop.eval.statistics.difference import SIGNIFICANT, difference_of_examples, holm
 
 Float = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, float], Float]

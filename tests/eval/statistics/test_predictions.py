@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.predictions import write_predictions
-from eval.statistics.predictions import read_predictions, read_statistics
+from multihop.eval.predictions import write_predictions
+from multihop.eval.statistics.predictions import read_predictions, read_statistics
 
 
 def write(run_dir: Path, key: str, content: Any) -> dict[str, Any]:

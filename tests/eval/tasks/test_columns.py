@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
-from eval.tasks.columns import Scheme, as_iob2, read_columns
+from multihop.eval.tasks.columns import Scheme, as_iob2, read_columns
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.tasks import conll2003
+from multihop.eval.tasks import conll2003
 
 _IOB1 = (
     "-DOCSTART- -X- -X- O\n\nCaptain NNP I-NP I-PER\nSilver NNP I-NP I-PER\nHarbour NNP I-NP I-LOC\n"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.tasks import glue
-from eval.tasks.table_files import columns_of, tsv_rows
-from eval.tasks.task import Example, Task
+from multihop.eval.tasks import glue
+from multihop.eval.tasks.table_files import columns_of, tsv_rows
+from multihop.eval.tasks.task import Example, Task
 
 Lay = Callable[..., Path]
 _STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.tasks.labelled_file import find_own, read_own
-from eval.tasks.table_files import columns_of, csv_rows
-from eval.tasks.task import Example
+from multihop.eval.tasks.labelled_file import find_own, read_own
+from multihop.eval.tasks.table_files import columns_of, csv_rows
+from multihop.eval.tasks.task import Example
 
 _CLASSES: dict[str, Any] = {"kind": "classification", "train": "train.csv", "fields": {"text": "said", "label": "mood"}}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.leaderboard import predictions_file
+from multihop.eval.leaderboard import predictions_file
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eval.tasks import multiple_choice
-from eval.tasks.task import Example
+from multihop.eval.tasks import multiple_choice
+from multihop.eval.tasks.task import Example
 
 _HEADER = [
     "",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.known_tasks import load_task
-from eval.tasks.task import Task
+from multihop.eval.known_tasks import load_task
+from multihop.eval.tasks.task import Task
 
 PAIRS = [("one house", "una casa"), ("two «dogs»", "dos perros"), ("three\tcats", "tres gatos")]
 JSONL = "\n".join(json.dumps({"en": en, "es": es}) for en, es in PAIRS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eval.tasks import squad
-from eval.tasks.task import Example
+from multihop.eval.tasks import squad
+from multihop.eval.tasks.task import Example
 
 CONTEXT = "The naïve 🐙 lives near Harbour Street. It has 9 brains."
 

@@ -6,8 +6,8 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.metrics import from_sums
-from eval.translation.bleu import scores, statistics
+from multihop.eval.metrics import from_sums
+from multihop.eval.translation.bleu import scores, statistics
 
 WORDS = ("the", "a", "cat", "dog,", "sat", "on", "mat.", "«ja»", "3.5")
 SENTENCE = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)

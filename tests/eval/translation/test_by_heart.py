@@ -8,20 +8,20 @@ import pytest
 import torch
 from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.prepare import prepare
-from data_prep.rules.pairs import join_sides
-from data_prep.stages.content import content_hash
-from data_prep.tokenizers.tokenizer import load
-from eval.inference.trained_model import TrainedModel
-from eval.tasks.task import Example, Task
-from eval.translation.evaluate import evaluate_translation
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
-from pretrain.optim.schedule import learning_rate
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.rules.pairs import join_sides
+from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.tokenizers.tokenizer import load
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.tasks.task import Example, Task
+from multihop.eval.translation.evaluate import evaluate_translation
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.optim.schedule import learning_rate
 
 PAIRS = [pair(number) for number in range(240)]
 

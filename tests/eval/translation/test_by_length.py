@@ -5,9 +5,9 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.translation.bleu import statistics
-from eval.translation.by_length import CLASSES, bleu_by_length, sentences_by_length
-from eval.translation.evaluate import frequent_words
+from multihop.eval.translation.bleu import statistics
+from multihop.eval.translation.by_length import CLASSES, bleu_by_length, sentences_by_length
+from multihop.eval.translation.evaluate import frequent_words
 
 WORDS = st.sampled_from(("a", "cat", "dog", "sat", "on", "mat."))
 SENTENCES = st.tuples(st.integers(1, 60), *[st.lists(WORDS, min_size=1, max_size=9).map(" ".join)] * 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_scorers import Scorer, causal_scorer, scorer_of
 
-from pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import ModelConfig
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_scorers import Scorer
 
-from eval.tasks.task import Example
-from eval.zero_shot.cbt import read_cbt
-from eval.zero_shot.choice import evaluate_choices
+from multihop.eval.tasks.task import Example
+from multihop.eval.zero_shot.cbt import read_cbt
+from multihop.eval.zero_shot.choice import evaluate_choices
 
 EXAMPLES = [
     Example(("The captain found", "the river.", "her silver letter in the garden.", "a stone"), (1.0,)),

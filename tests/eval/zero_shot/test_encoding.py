@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer, causal_scorer, scorer_of
 
-from eval.zero_shot.encoding import encode_continuations
-from eval.zero_shot.scoring import log_likelihoods
-from pretrain.models.config import ModelConfig
+from multihop.eval.zero_shot.encoding import encode_continuations
+from multihop.eval.zero_shot.scoring import log_likelihoods
+from multihop.pretrain.models.config import ModelConfig
 
 _CONFIG = ModelConfig.model_validate({"family": "gpt2", "layers": 1, "hidden": 32, "heads": 2, "max_positions": 160})
 _TEXT = st.text(alphabet="theraind s.\u00e9", max_size=20)

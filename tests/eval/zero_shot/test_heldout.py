@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.dataset.shards import open_dataset
-from eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
-from pretrain.models.build import build_model, initialise
-from pretrain.models.common.model import Model
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.config import ModelConfig
 
 
 def _gpt2(config: ModelConfig, data: Path) -> Model:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_scorers import WORDS, Scorer
 
-from eval.zero_shot.lambada import Protocol, evaluate_lambada, read_lambada
+from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada, read_lambada
 
 _STOP_WORDS = ("the", "her", "of")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny_scorers import Scorer
 
-from eval.zero_shot.minimal_pairs import Masking, Pair, evaluate_pairs, read_pairs
-from eval.zero_shot.scoring import pseudo_log_likelihoods
+from multihop.eval.zero_shot.minimal_pairs import Masking, Pair, evaluate_pairs, read_pairs
+from multihop.eval.zero_shot.scoring import pseudo_log_likelihoods
 
 PAIRS = (
     Pair("The captain found her letter.", "The captain found her letters.", "morphology", "agreement", "a_one"),
@@ -84,7 +84,7 @@ def test_a_masked_model_prefers_the_sentence_of_higher_pseudo_likelihood(masked:
 
 def test_reading_the_files_imports_no_torch() -> None:
     code = (
-        "import sys, eval.zero_shot.cbt, eval.zero_shot.choice, eval.zero_shot.lambada, eval.zero_shot.minimal_pairs, "
-        "eval.zero_shot.perplexity; sys.exit('torch' in sys.modules)"
+        "import sys; from multihop.eval.zero_shot import cbt, choice, lambada, minimal_pairs, perplexity; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer
 
-from eval.zero_shot.perplexity import UNIT_WORDS, Convention, evaluate_perplexity, read_perplexity_text, text_of
-from eval.zero_shot.windows import windows
+from multihop.eval.zero_shot.perplexity import (
+    UNIT_WORDS,
+    Convention,
+    evaluate_perplexity,
+    read_perplexity_text,
+    text_of,
+)
+from multihop.eval.zero_shot.windows import windows
 
 WIKITEXT = """\x20
  = Silver Harbour = \n\x20

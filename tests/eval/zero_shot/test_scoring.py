@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_scorers import Scorer
 
-from eval.zero_shot.scoring import Continuation, log_likelihoods, pseudo_log_likelihoods
+from multihop.eval.zero_shot.scoring import Continuation, log_likelihoods, pseudo_log_likelihoods
 
 
 def _continuations(vocab_size: int) -> list[Continuation]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
-from pretrain.checkpoint.retention import sweep
-from pretrain.checkpoint.verify import load_weights, newest_good
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify import load_weights, newest_good
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 SHAPES = {"a": [200_000], "b": [7]}
 KEEP = 3

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from saved_tensors import RUN, START, as_given, flip, manifest_of, rank_file, rewrite_manifest, save, whole, write
 
-from common.files import canonical_json, sha256_json
-from common.storage import open_folder
-from pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.retention import sweep
-from pretrain.checkpoint.verify import list_steps, load_weights, newest_good, newest_step, verify
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.common.files import canonical_json, sha256_json
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify import list_steps, load_weights, newest_good, newest_step, verify
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -17,11 +17,11 @@ import pytest
 import torch
 from saved_tensors import RUN, START, flip, manifest_of, rank_file, save, whole
 
-from pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.checkpoint.retention import sweep
-from pretrain.checkpoint.verify import list_steps, newest_good, newest_step, verify
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify import list_steps, newest_good, newest_step, verify
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 
 def test_every_flipped_byte_is_found_and_the_older_checkpoint_is_taken(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.retention import sweep
-from pretrain.checkpoint.verify import list_steps, newest_good, newest_step, verify
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify import list_steps, newest_good, newest_step, verify
 
 CHILD = Path(__file__).with_name("saving_child.py")
 LONGEST_LIFE_S = 0.5

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from saved_tensors import as_version_3, rank_file, rewrite_manifest, save
 
-from common.files import canonical_json, sha256_json
-from pretrain.checkpoint.manifest import read_checkpoint_manifest
-from pretrain.checkpoint.verify import load_weights, newest_good, verify
+from multihop.common.files import canonical_json, sha256_json
+from multihop.pretrain.checkpoint.manifest import read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import load_weights, newest_good, verify
 
 STRIPES = {"norm.bias": [[0, 1, 9]], "word.weight": [[0, 1, 35]]}
 F0 = {"file": rank_file(0), "bytes": 1, "sha256": "0" * 64}

@@ -25,14 +25,14 @@ from huggingface import (
 )
 from kinds_of_families import TEXT_FAMILIES
 
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.checkpoint.huggingface_import import import_model
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, outline_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import PRESETS
-from pretrain.models.huggingface_weights import from_huggingface
-from pretrain.objectives.batch import layout
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, outline_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import PRESETS
+from multihop.pretrain.models.huggingface_weights import from_huggingface
+from multihop.pretrain.objectives.batch import layout
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

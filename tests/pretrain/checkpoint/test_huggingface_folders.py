@@ -23,13 +23,13 @@ from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
 from worker_runs import recipe
 
-from data_prep.dataset.manifest import read_data_manifest, read_token_counts
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.checkpoint.huggingface_import import content_hash, import_model
-from pretrain.models.build import build_model, initialise, outline_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.huggingface_weights import from_huggingface, to_huggingface
-from pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.data_prep.dataset.manifest import read_data_manifest, read_token_counts
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
+from multihop.pretrain.models.build import build_model, initialise, outline_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
+from multihop.pretrain.run.reference_losses import unigram_log_probabilities
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

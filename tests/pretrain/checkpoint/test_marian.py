@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_prep.tokenizers.export_marian import export_marian_tokenizers
-from data_prep.tokenizers.info import TokenizerInfo, pack_flags
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.checkpoint.huggingface_import import import_model
-from pretrain.models.build import build_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.huggingface_weights import from_huggingface
+from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
+from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.models.build import build_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.huggingface_weights import from_huggingface
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

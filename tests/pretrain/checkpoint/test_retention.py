@@ -10,13 +10,13 @@ import torch
 from s3_endpoint import S3
 from saved_tensors import RUN, START, as_given, manifest_of, rank_file, rewrite_manifest, save, whole
 
-from common.files import sha256_file
-from common.storage import open_folder
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.checkpoint.retention import sweep
-from pretrain.checkpoint.verify import list_steps, load_weights, newest_good, newest_step, verify
-from pretrain.checkpoint.writer import CheckpointWriter
+from multihop.common.files import sha256_file
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.owner import claim_checkpoints
+from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify import list_steps, load_weights, newest_good, newest_step, verify
+from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 NOW = f"{RUN[:8]}-0000bbbb"
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from common.storage import open_folder
-from pretrain.checkpoint.tensor_file import Extent, header_of, read_header
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.tensor_file import Extent, header_of, read_header
 
 
 def read(folder: Path, data: bytes) -> tuple[dict[str, Extent], int]:

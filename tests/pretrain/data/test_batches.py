@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_OBJECTIVES
 
-from common.keyed import key_of
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.prepare import prepare
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker, RankStep
-from pretrain.data.index import build_indexes, index_path, sources_of
-from pretrain.data.loader import stream
-from pretrain.data.phases import is_skipped, samples_before, total_steps
+from multihop.common.keyed import key_of
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.index import build_indexes, index_path, sources_of
+from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.phases import is_skipped, samples_before, total_steps
 
 OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
 WEIGHTS: list[Weights] = [None, (1.0, 1.0, 1.0), (0.1, 2.0, 7.5)]
@@ -274,13 +274,13 @@ def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data,
 _RANK = """
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
-from pretrain.data.batches import BatchMaker
-from pretrain.data.loader import stream
-from pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.loader import stream
+from multihop.pretrain.config import TrainingConfig
 
 if sys.argv[4] == "stuck":
     import time
-    from pretrain.data import loader
+    from multihop.pretrain.data import loader
     loader._START_TIMEOUT_S = 1.0
     os.register_at_fork(after_in_child=lambda: time.sleep(1000))
 config = TrainingConfig.model_validate_json(sys.argv[1])
@@ -335,5 +335,5 @@ def _is_running(pid: int) -> bool:
 
 
 def test_making_batches_imports_no_torch() -> None:
-    code = "import sys, pretrain.data.batches, pretrain.data.index; print('torch' in sys.modules)"
+    code = "import sys, multihop.pretrain.data.batches, multihop.pretrain.data.index; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

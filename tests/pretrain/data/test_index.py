@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.dataset.shards import open_dataset
-from pretrain.config import ObjectiveConfig
-from pretrain.data.index import build_index, index_path, open_index
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.data.index import build_index, index_path, open_index
 
 
 def header_of(shape: tuple[int, ...]) -> bytes:

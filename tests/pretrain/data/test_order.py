@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.keyed import key_of, mix, random_bits, uniform
-from pretrain.config import PhaseConfig, RampSegment
-from pretrain.data.mixture import MIXTURE_BLOCK, quotas
-from pretrain.data.order import StepSamples, samples_of_step
-from pretrain.data.permutation import permute
-from pretrain.data.phases import (
+from multihop.common.keyed import key_of, mix, random_bits, uniform
+from multihop.pretrain.config import PhaseConfig, RampSegment
+from multihop.pretrain.data.mixture import MIXTURE_BLOCK, quotas
+from multihop.pretrain.data.order import StepSamples, samples_of_step
+from multihop.pretrain.data.permutation import permute
+from multihop.pretrain.data.phases import (
     batch_size_of,
     is_skipped,
     locate,

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair, write_jsonl
 
-from data_prep.config import DataConfig
-from data_prep.dataset.shards import open_dataset
-from data_prep.pipeline.prepare import prepare
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker, RankStep
-from pretrain.data.index import build_indexes
+from multihop.data_prep.config import DataConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.data_prep.pipeline.prepare import prepare
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.index import build_indexes
 
 WEIGHTS = (1.0, 3.0)
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_shards import prepare_many_shards
 
-from data_prep.config import DataConfig, Source, TokenizerConfig
-from data_prep.dataset.shards import open_dataset
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.data.loader import stream
-from pretrain.data.mixture import MIXTURE_BLOCK, draw, quotas, upcoming
-from pretrain.data.order import samples_of_step
-from pretrain.data.phases import total_steps
-from pretrain.data.shard_requests import forget, request, requested
-from pretrain.data.shard_windows import ShardWindows
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.mixture import MIXTURE_BLOCK, draw, quotas, upcoming
+from multihop.pretrain.data.order import samples_of_step
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.data.shard_requests import forget, request, requested
+from multihop.pretrain.data.shard_windows import ShardWindows
 
 WINDOWED = ["mlm", "mlm+sop", "clm", "mlm isolated", "clm isolated"]
 PHASES = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pretrain.data.token_batches import TokenBatches
+from multihop.pretrain.data.token_batches import TokenBatches
 
 LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=300)
 

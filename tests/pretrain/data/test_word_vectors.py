@@ -9,11 +9,11 @@ import torch
 from kinds_of_families import TEXT_FAMILIES
 from numpy.typing import NDArray
 
-from data_prep.dataset.shards import open_dataset
-from pretrain.data import word_vectors as module
-from pretrain.data.word_vectors import build_word_vectors, open_word_vectors, word_vectors
-from pretrain.models.build import build_model, first_weights
-from pretrain.models.config import ModelConfig
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.data import word_vectors as module
+from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors, word_vectors
+from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.models.config import ModelConfig
 
 WIDTH = 12
 

@@ -12,7 +12,7 @@ from rank_jobs import begin_training, loss_scales, norm_of_equal_passes, train_o
 from rank_pool import RankPool
 from reference import PlainTraining, train_plainly
 
-from pretrain.engine.deepspeed_config import KEYS
+from multihop.pretrain.engine.deepspeed_config import KEYS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]

@@ -18,11 +18,11 @@ from rank_pool import RankPool
 from reference import lamb, norm
 from torch import Tensor
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.reader import CheckpointReader
-from pretrain.config import TrainingConfig
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, decays
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, decays
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]

@@ -13,7 +13,7 @@ from rank_jobs import found_micro_batches
 from rank_pool import RankPool
 from worker_runs import recipe
 
-from pretrain.engine.micro_batch import REMEMBERED, memory_line
+from multihop.pretrain.engine.micro_batch import REMEMBERED, memory_line
 
 
 def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int], float], list[int]]:

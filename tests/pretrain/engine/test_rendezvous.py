@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.engine.rendezvous import SECRET, Listener, Meeting, Store, invite, meeting_of
+from multihop.pretrain.engine.rendezvous import SECRET, Listener, Meeting, Store, invite, meeting_of
 
 PATIENCE = timedelta(seconds=20)
 
@@ -123,7 +123,7 @@ def test_it_does_what_torchs_own_store_does(operations: list[tuple]) -> None:
 RANK = """
 import sys
 from pathlib import Path
-from pretrain.engine.ranks import join
+from multihop.pretrain.engine.ranks import join
 ranks = join(Path(sys.argv[1]))
 print(ranks.all_reduce_sum({"ranks": 1.0}))
 ranks.shutdown()
@@ -131,7 +131,7 @@ ranks.shutdown()
 
 
 IMPOSTOR = f"""
-from pretrain.engine import ranks
+from multihop.pretrain.engine import ranks
 prove = ranks._prove
 ranks._prove = lambda ranks, store, secret: prove(ranks, store, b"another")
 {RANK}"""

@@ -17,14 +17,14 @@ from rank_jobs import run_worker
 from rank_pool import RankPool
 from worker_runs import STEPS, checkpoint, recipe
 
-from data_prep.dataset.shards import open_dataset
-from pretrain.checkpoint.verify import load_weights
-from pretrain.config import ObjectiveConfig, TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
-from pretrain.models.families import FAMILIES
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
 TRAINED_BY = [(name, objective) for name, family in TEXT_FAMILIES.items() for objective in family.objectives]
@@ -35,18 +35,18 @@ NEW_FAMILY = """
 import sys
 from pathlib import Path
 
-import pretrain.models
+import multihop.pretrain.models
 
-pretrain.models.__path__.append(sys.argv[1])
+multihop.pretrain.models.__path__.append(sys.argv[1])
 
 import torch
 
-from pretrain.checkpoint.huggingface_config import config_json
-from pretrain.config import TrainingConfig
-from pretrain.models.build import build_model, initialise
-from pretrain.models.huggingface_weights import from_huggingface, to_huggingface
-from pretrain.objectives.batch import layout
-from pretrain.run.flops import model_flops
+from multihop.pretrain.checkpoint.huggingface_config import config_json
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
+from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.run.flops import model_flops
 
 config = TrainingConfig.model_validate({"model": {"preset": "mine-medium", "layers": 1}, "phases": [{"steps": 1}]})
 assert config.objective.name == "clm"
@@ -108,7 +108,7 @@ def test_no_code_outside_of_the_models_names_a_family() -> None:
 
 
 def test_declarations_need_no_torch() -> None:
-    code = "import sys, pretrain.models.families; sys.exit('torch' in sys.modules)"
+    code = "import sys, multihop.pretrain.models.families; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -12,14 +12,14 @@ from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, first_weights, initialise
-from pretrain.models.common.attention import Sequences, attend
-from pretrain.models.common.dropout import Dropout, keep_mask, kept_share
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.models.common.vocabulary import vocabulary_loss
-from pretrain.models.config import ModelConfig
-from pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, first_weights, initialise
+from multihop.pretrain.models.common.attention import Sequences, attend
+from multihop.pretrain.models.common.dropout import Dropout, keep_mask, kept_share
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import layout
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ import torch
 from kinds_of_families import TEXT_FAMILIES
 from torch import Tensor
 
-from pretrain.engine.inputs import on_device
-from pretrain.engine.observation import observed
-from pretrain.models.build import build_model, first_weights
-from pretrain.models.common.attention import Sequences
-from pretrain.models.config import ModelConfig
-from pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.observation import observed
+from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import layout
 
 BIDIRECTIONAL = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 CPU = torch.device("cpu")

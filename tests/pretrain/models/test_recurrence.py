@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pairs import given_to_decoder, pairs_of, translator
 from torch import Tensor, nn
 
-from pretrain.models.common.attention import Sequences
-from pretrain.models.seq2seq.attention import Attention
-from pretrain.models.seq2seq.layers import Decoder, Direction
-from pretrain.models.seq2seq.recurrence import STATES, Weights, recur, recur_fused
-from pretrain.models.seq2seq.steps import Steps, steps_of
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.seq2seq.attention import Attention
+from multihop.pretrain.models.seq2seq.layers import Decoder, Direction
+from multihop.pretrain.models.seq2seq.recurrence import STATES, Weights, recur, recur_fused
+from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
 
 Lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 CELLS: Any = ("lstm", "gru")

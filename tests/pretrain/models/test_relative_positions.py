@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from worker_runs import STEPS, checkpoint, recipe, rows
 
-from pretrain.checkpoint.huggingface_config import config_json
-from pretrain.checkpoint.verify import load_weights
-from pretrain.config import TrainingConfig
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import build_model, initialise
-from pretrain.models.common.attention import Sequences, attend
-from pretrain.models.common.blocks import SelfAttention
-from pretrain.models.common.key_value_cache import KeyValueCache
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import PRESETS
-from pretrain.objectives.batch import layout
-from pretrain.run.flops import model_flops
+from multihop.pretrain.checkpoint.huggingface_config import config_json
+from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.common.attention import Sequences, attend
+from multihop.pretrain.models.common.blocks import SelfAttention
+from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import PRESETS
+from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.run.flops import model_flops
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
 CPU = torch.device("cpu")

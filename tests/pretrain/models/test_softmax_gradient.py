@@ -8,7 +8,7 @@ from rank_jobs import compiled_gradients
 from rank_pool import RankPool
 from torch.nn import functional as F
 
-from pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import vocabulary_loss
 
 
 @pytest.mark.ranks

@@ -23,13 +23,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.engine.activation_checkpointing import checkpoint_activations
-from pretrain.models.build import build_model, decays, first_weights, initialise, outline_model
-from pretrain.models.config import ModelConfig
-from pretrain.models.families import PRESETS
-from pretrain.models.transformer import beam_cache
-from pretrain.objectives.batch import Batch
-from pretrain.run.flops import step_flops
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
+from multihop.pretrain.models.build import build_model, decays, first_weights, initialise, outline_model
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import PRESETS
+from multihop.pretrain.models.transformer import beam_cache
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.run.flops import step_flops
 
 SOURCES, TARGETS = [5, 9, 1, 17, 9], [8, 2, 3, 12, 7]
 Lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=6)

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import FIRST, documents_of, tokenizer_of
 
-from common.keyed import random_bits
-from data_prep.dataset.shards import Documents
-from pretrain.config import ObjectiveConfig
-from pretrain.objectives import full_sentences
+from multihop.common.keyed import random_bits
+from multihop.data_prep.dataset.shards import Documents
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives import full_sentences
 
 Span = tuple[int, int, int]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_shards import BERT, tokenizer_of
 
-from common.keyed import random_bits
-from pretrain.config import ObjectiveConfig
-from pretrain.objectives.batch import layout
-from pretrain.objectives.masking import mask
+from multihop.common.keyed import random_bits
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.objectives.masking import mask
 
 VOCAB = 100
 MASKINGS = ["tokens", "words", "spans", "ngrams"]

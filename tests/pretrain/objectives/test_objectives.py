@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import FIRST, GPT2, documents_of, tokenizer_of
 
-from common.keyed import random_bits
-from data_prep.dataset.shards import Documents, open_dataset
-from pretrain.config import ObjectiveConfig
-from pretrain.objectives import clm, pairs
+from multihop.common.keyed import random_bits
+from multihop.data_prep.dataset.shards import Documents, open_dataset
+from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives import clm, pairs
 
 NSP = ObjectiveConfig(name="mlm+nsp")
 SOP = ObjectiveConfig(name="mlm+sop")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.optim.norms import clip_grad_norm_, squared_norms
+from multihop.pretrain.optim.norms import clip_grad_norm_, squared_norms
 
 
 @pytest.mark.parametrize("shape", [(30_522, 768), (50_257, 768)], ids=["bert-base", "gpt2"])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config import PhaseConfig
-from pretrain.data.phases import locate
-from pretrain.optim.schedule import factor, learning_rate
+from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.data.phases import locate
+from multihop.pretrain.optim.schedule import factor, learning_rate
 
 SCHEDULES = ["linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant"]
 

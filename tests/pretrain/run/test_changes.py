@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.config import TrainingConfig
-from pretrain.run.changes import binding_differences, check_allowed, completed, training_part
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.changes import binding_differences, check_allowed, completed, training_part
 
 RECIPE: dict[str, Any] = {
     "name": "some",

@@ -10,9 +10,9 @@ from rank_pool import RankPool
 from tiny_runs import SIZES, make_run
 from worker_runs import newest, recipe, rows
 
-from common.json_lines import append_row
-from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.run.check_start import check_checkpoints_exist
+from multihop.common.json_lines import append_row
+from multihop.pretrain.checkpoint.owner import claim_checkpoints
+from multihop.pretrain.run.check_start import check_checkpoints_exist
 
 STEPS = 4
 

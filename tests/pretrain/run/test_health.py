@@ -15,17 +15,17 @@ from rank_jobs import evaluate_rough_model
 from rank_pool import RankPool
 from torch import Tensor
 
-from data_prep.dataset.shards import open_dataset
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.engine.inputs import on_device
-from pretrain.engine.observation import observed
-from pretrain.models.build import build_model, first_weights
-from pretrain.models.common.attention import Sequences
-from pretrain.models.config import ModelConfig
-from pretrain.objectives.batch import layout
-from pretrain.run.health import attention_entropies, effective_rank, mean_cosine
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.observation import observed
+from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.run.health import attention_entropies, effective_rank, mean_cosine
 
 Pool = Callable[[int], RankPool]
 Seeds = st.integers(0, 2**32)

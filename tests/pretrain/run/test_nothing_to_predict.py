@@ -11,8 +11,8 @@ from rank_jobs import refusal_of_worker, run_worker
 from rank_pool import RankPool
 from worker_runs import checkpoint, losses, recipe, rows
 
-from common.json_lines import read_rows
-from data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.common.json_lines import read_rows
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 Pool = Callable[[int], RankPool]
@@ -22,7 +22,7 @@ STEPS = 24
 @pytest.fixture(scope="module")
 def long_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of sentences without spaces, of 60 characters."""
-    from data_prep.pipeline.prepare import prepare
+    from multihop.data_prep.pipeline.prepare import prepare
 
     folder, rng = tmp_path_factory.mktemp("long-words"), random.Random(1)
     characters = [chr(0x4E00 + number) for number in range(60)]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.checkpoint.owner import claim_checkpoints
-from pretrain.run.files import read_config
+from multihop.pretrain.checkpoint.owner import claim_checkpoints
+from multihop.pretrain.run.files import read_config
 
 
 def run_dir(folder: Path, name: str) -> Path:

@@ -13,8 +13,8 @@ from kinds_of_families import OBJECTIVES, TRAINED_WITH
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
 
-from pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import load_weights
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from worker_runs import STEPS, checkpoint, finish, log_of, losses, start
 
-from pretrain.checkpoint.manifest import folder_of_step
-from pretrain.checkpoint.verify import list_steps, newest_good, verify
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import list_steps, newest_good, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 

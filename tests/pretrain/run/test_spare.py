@@ -13,16 +13,16 @@ import psutil
 import pytest
 from worker_runs import STEPS, losses, recipe, wait_until
 
-from common.exit_codes import USER_ERROR
-from pretrain.environment import SECRET
-from pretrain.run.spare import ForkedRank, SpareGone, start_rank
+from multihop.common.exit_codes import USER_ERROR
+from multihop.pretrain.environment import SECRET
+from multihop.pretrain.run.spare import ForkedRank, SpareGone, start_rank
 
 pytestmark = pytest.mark.ranks
 Spare = tuple["subprocess.Popen[str]", str]
 
 
 def begin() -> Spare:
-    command = [sys.executable, "-P", "-m", "pretrain.run.spare", "a run"]
+    command = [sys.executable, "-P", "-m", "multihop.pretrain.run.spare", "a run"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
@@ -110,7 +110,7 @@ def test_a_rank_is_killed_on_request(spare: Spare, bert_data: Path, tmp_path: Pa
 def test_a_rank_ends_with_the_process_that_asked_for_it(spare: Spare, bert_data: Path, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, bert_data, steps=100_000)
     ask = (
-        "import sys, os; from pretrain.run.spare import start_rank\n"
+        "import sys, os; from multihop.pretrain.run.spare import start_rank\n"
         "start_rank(sys.argv[1], sys.argv[2], os.environ).wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", ask, spare[1], str(run_dir)], env=environment())

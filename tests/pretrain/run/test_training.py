@@ -22,8 +22,8 @@ from worker_runs import (
     wait_until,
 )
 
-from pretrain.checkpoint.manifest import read_checkpoint_manifest
-from pretrain.checkpoint.verify import newest_good, verify
+from multihop.pretrain.checkpoint.manifest import read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import newest_good, verify
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -134,7 +134,7 @@ def test_steps_are_traced_when_somebody_asks(bert_data: Path, tmp_path: Path) ->
 def test_neither_ray_nor_mlflow_nor_a_tokenizer_is_loaded(bert_data: Path, tmp_path: Path) -> None:
     absent = ("ray", "mlflow", "sentencepiece", "tokenizers", "typer", "rich")
     look = f"import sys; print(sorted(m for m in {absent} if m in sys.modules))"
-    command = [sys.executable, "-c", f"import pretrain.run.worker; {look}"]
+    command = [sys.executable, "-c", f"import multihop.pretrain.run.worker; {look}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
 
 

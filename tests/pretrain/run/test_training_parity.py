@@ -14,16 +14,16 @@ from rank_jobs import train_on_batches
 from rank_pool import RankPool
 from torch import Tensor
 
-from data_prep.dataset.shards import open_dataset
-from pretrain.checkpoint.huggingface_export import export_model
-from pretrain.config import TrainingConfig
-from pretrain.data.batches import BatchMaker
-from pretrain.data.index import build_indexes
-from pretrain.engine.inputs import on_device
-from pretrain.models.build import Model, build_model, initialise
-from pretrain.objectives.batch import Batch
-from pretrain.optim.optimizers import build_optimizer
-from pretrain.optim.schedule import learning_rate
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.checkpoint.huggingface_export import export_model
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.models.build import Model, build_model, initialise
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.optim.optimizers import build_optimizer
+from multihop.pretrain.optim.schedule import learning_rate
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

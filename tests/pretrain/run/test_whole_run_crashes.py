@@ -22,8 +22,8 @@ from worker_runs import (
     start,
 )
 
-from pretrain.checkpoint.manifest import read_checkpoint_manifest
-from pretrain.checkpoint.verify import list_steps, newest_good, verify
+from multihop.pretrain.checkpoint.manifest import read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import list_steps, newest_good, verify
 
 pytestmark = pytest.mark.ranks
 EVERY, KEEP = 2, 3

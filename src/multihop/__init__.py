@@ -1,0 +1,1 @@
+"""Pretraining of language models: text to shards, training, evaluation, comparison."""
