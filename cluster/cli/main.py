@@ -28,6 +28,7 @@ from multihop.cluster.cli.options import (
     Step,
     Verify,
 )
+from multihop.cluster.cli.recipe_commands import recipes_app
 from multihop.common.exit_codes import FAILED, STOPPED
 from multihop.common.redaction import shown
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
+app.add_typer(recipes_app, name="recipes")
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
