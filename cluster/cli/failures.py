@@ -27,6 +27,13 @@ _MISTAKES = {
 """Errors of paths that the user gave: what follows the path in the message."""
 
 
+_EXTRA_OF = {
+    **dict.fromkeys(("jinja2", "matplotlib", "seqeval", "sklearn"), "eval"),
+    **dict.fromkeys(("mlflow", "ray"), "cluster"),
+}
+"""The extra of this package that installs a module."""
+
+
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
     """Exit with a sentence where the user, the disk or a store that is away is the cause; other errors pass."""
@@ -34,6 +41,11 @@ def told_in_a_sentence() -> Iterator[None]:
         yield
     except ValueError as error:
         _exit(error, USER_ERROR)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _EXTRA_OF:
+            raise
+        _exit(f"this command needs {name}, which is missing; pip install 'multihop[{_EXTRA_OF[name]}]'", USER_ERROR)
     except ReadFailed as error:
         _exit(error, FAILED, "; rerun the same command to resume")
     except ConnectionError as error:

@@ -71,10 +71,10 @@ def _initialized(start: Callable[[], None]) -> Iterator[None]:
     ended = threading.Event()
 
     def live() -> None:
-        import ray
-
-        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns that it cannot set signal handlers in this thread
         try:
+            import ray
+
+            logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns that it cannot handle signals in this thread
             start()
         except BaseException as error:
             started.set_exception(error)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import make_run
+from without_extras import without_extras
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
@@ -59,3 +61,48 @@ def test_a_recipe_needs_no_file_of_the_checkout(installed: Path, texts: Path, tm
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed)) and "300 files" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(gpt2_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", gpt2_data, "gpt2")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("recipes",),
+        ("checkpoints", "list", "RUN"),
+        ("checkpoints", "verify", "RUN"),
+        ("checkpoints", "export", "RUN", "--out", "exported"),
+        ("data", "verify", "RUN"),
+        ("data", "stats", "RUN"),
+        ("generate", "RUN", "--prompt", "a"),
+        ("embed", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_these_commands_need_no_extra(arguments: tuple[str, ...], run: Path, tmp_path: Path) -> None:
+    command = [each.replace("RUN", str(run)) for each in arguments]
+    done = multihop(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_whose_extra_is_missing_says_which(tmp_path: Path) -> None:
+    done = multihop(tmp_path, "run", str(ROOT / "recipes" / "demo.yaml"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "is missing; pip install 'multihop[cluster]'" in done.stderr
+
+
+def multihop(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command where the packages of the extras cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, **without_extras(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from without_extras import without_extras
 from worker_runs import (
     STEPS,
     assert_same_state,
@@ -136,6 +137,14 @@ def test_neither_ray_nor_mlflow_nor_a_tokenizer_is_loaded(bert_data: Path, tmp_p
     look = f"import sys; print(sorted(m for m in {absent} if m in sys.modules))"
     command = [sys.executable, "-c", f"import multihop.pretrain.run.worker; {look}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
+
+
+def test_training_needs_no_extra(bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in without_extras(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    refused = subprocess.run([sys.executable, "-c", "import mlflow"], capture_output=True, text=True)
+    assert "No module named 'mlflow'" in refused.stderr
+    finish(tmp_path / "run", bert_data, 1, phases__0__steps=2)
 
 
 def test_another_run_begins_with_the_weights_of_the_first(in_one_go: Path, bert_data: Path, tmp_path: Path) -> None:
