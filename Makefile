@@ -34,7 +34,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/base.done: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "multihop needs Python 3.11 or 3.12, and neither was found; \

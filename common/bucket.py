@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.common.s3 import s3_endpoint
 
 _ATTEMPTS = 8
@@ -36,7 +37,7 @@ def create(path: str, region: str, data: bytes) -> bool:
     If a response is lost, the retried request finds the object of the first one and returns False: compare the content.
 
     Raises:
-        ValueError: the store does not support conditional writes.
+        UserError: the store does not support conditional writes.
     """
     for _ in range(_CONFLICTS):
         try:
@@ -48,7 +49,7 @@ def create(path: str, region: str, data: bytes) -> bool:
                 case "PreconditionFailed":
                     return False
                 case "NotImplemented":
-                    raise ValueError(no_conditions(f"s3://{path}")) from None
+                    raise UserError(no_conditions(f"s3://{path}")) from None
                 case "ConditionalRequestConflict":
                     time.sleep(0.2)
                 case _:
@@ -133,7 +134,7 @@ def _as_os_error(path: str) -> Iterator[dict[str, str]]:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise ValueError("writing checkpoints to s3:// needs boto3; pip install 'multihop[s3]'") from None
+        raise UserError("writing checkpoints to s3:// needs boto3; pip install 'multihop[s3]'") from None
     bucket, _, key = path.partition("/")
     try:
         yield {"Bucket": bucket, "Key": key}

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from multihop.common.errors import UserError
+
 LIMIT = "MULTIHOP_CACHE_GB"
 """Environment variable of a node: 10^9 bytes that prepared data may take in its cache; not set: no limit."""
 _USED = ".in-use"
@@ -60,7 +62,7 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
         files: of folders in use, that may be removed where this does not suffice, the first one first.
 
     Raises:
-        ValueError: that many bytes do not fit even then, or the variable is no number.
+        UserError: that many bytes do not fit even then, or the variable is no number.
     """
     given = os.environ.get(LIMIT)
     if given is None:
@@ -68,7 +70,7 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
     try:
         limit = int(float(given) * 1e9)
     except (ValueError, OverflowError):  # int(inf) overflows
-        raise ValueError(f"{LIMIT}={given} in this node's environment is not a number of gigabytes") from None
+        raise UserError(f"{LIMIT}={given} in this node's environment is not a number of gigabytes") from None
     there = sorted(((_used_at(folder), folder) for folder in folders), key=lambda item: item[0])
     taken = sum(_bytes(folder) for _, folder in there)
     for _, folder in there:
@@ -84,7 +86,7 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
             taken -= file.stat().st_size
             file.unlink()
     if taken + needed > limit:
-        raise ValueError(
+        raise UserError(
             f"{LIMIT}={given} in this node's environment leaves no room for {needed / 1e9:.1f} GB of prepared data "
             f"beside the {taken / 1e9:.1f} GB in use; raise it"
         )

@@ -12,6 +12,8 @@ from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from multihop.common.errors import UserError
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """`OSError.errno` when the disk is full or the user's quota is exceeded."""
 _BLOCK = 64 * 2**10
@@ -58,7 +60,7 @@ def read_json_object(
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file, which the message names, holds anything but such an object, is too large, or is not a
+        UserError: the file, which the message names, holds anything but such an object, is too large, or is not a
             regular file.
     """
     try:
@@ -67,7 +69,7 @@ def read_json_object(
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
+        raise UserError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
     return json_object(data, path, advice=advice, most_bytes=most_bytes)
 
 
@@ -77,11 +79,11 @@ def json_object(
     """`read_json_object` of a file's bytes, of which at most `most_bytes` + 1 need to be read.
 
     Raises:
-        ValueError: as `read_json_object`.
+        UserError: as `read_json_object`.
     """
 
-    def refused(why: str) -> ValueError:
-        return ValueError(f"{path} is not a JSON object ({why}); {advice}")
+    def refused(why: str) -> UserError:
+        return UserError(f"{path} is not a JSON object ({why}); {advice}")
 
     if len(data) > most_bytes:
         raise refused(f"it has more than {most_bytes:,} bytes")
@@ -106,7 +108,7 @@ def json_object(
 def _int64(digits: str) -> int:
     number = int(digits) if len(digits) <= 20 else 2**64
     if not -(2**63) <= number < 2**64:
-        raise ValueError("it has an integer of more than 64 bits")
+        raise UserError("it has an integer of more than 64 bits")
     return number
 
 
@@ -212,7 +214,7 @@ def open_append(path: Path) -> BinaryIO:
     """Open a file for appending, creating it if needed; its directory must exist.
 
     Raises:
-        ValueError: as `check_own`.
+        UserError: as `check_own`.
     """
     file = BufferedWriter(FileIO(path, "ab", opener=_open_own))
     if file.tell() == 0:  # possibly just created
@@ -224,10 +226,10 @@ def check_own(path: Path) -> None:
     """Refuse to write into anything but a regular file: in a directory from somebody else a link could lead anywhere.
 
     Raises:
-        ValueError: the path is a link, a FIFO, a directory or the like.
+        UserError: the path is a link, a FIFO, a directory or the like.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(
+        raise UserError(
             f"{path} is a link or not a regular file, and is not written to; remove it and rerun the same command"
         )
 
@@ -236,7 +238,7 @@ def cut_torn_line(path: Path) -> None:
     """Remove an incomplete last line left by a crash, so that the next append starts a new line.
 
     Raises:
-        ValueError: as `check_own`.
+        UserError: as `check_own`.
     """
     if not path.exists():
         return

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.common.files import end_of_lines, naming, open_append, open_regular
 from multihop.common.storage import Folder
 
@@ -164,7 +165,7 @@ class _Part:
     def of(cls, name: str) -> "_Part":
         found = _NAME.fullmatch(name)
         if found is None:
-            raise ValueError(f"{name} is not a part of a journal; remove it from the run's folder `journal`")
+            raise UserError(f"{name} is not a part of a journal; remove it from the run's folder `journal`")
         first = int(found["first"])
         return cls(int(found["start"]), first, int(found["last"] or first), found["file"])
 

@@ -39,7 +39,7 @@ def leased(place: Folder, lost: Callable[[], object]) -> Iterator[None]:
 
     Raises:
         HeldError: a living process holds it.
-        ValueError: the store does not support conditional writes.
+        UserError: the store does not support conditional writes.
     """
     number = _take(place)
     ended = threading.Event()

@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from multihop.common.errors import UserError
 from multihop.common.files import (
     canonical_json,
     json_object,
@@ -74,7 +75,7 @@ def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda nam
         wanted: whether a file of this name is needed; others are left out.
 
     Raises:
-        ValueError: there is none, or a file differs from its listing.
+        UserError: there is none, or a file differs from its listing.
         OSError: the store cannot be read, or the disk cannot be written to.
     """
     listing = _listing(there)
@@ -104,14 +105,14 @@ def _listing(there: Folder) -> dict[str, dict[str, Any]]:
     try:
         data = there.read_bytes(LISTING, _MOST_BYTES)
     except FileNotFoundError:
-        raise ValueError(f"{there.location} holds no whole copy ({LISTING} is missing)") from None
+        raise UserError(f"{there.location} holds no whole copy ({LISTING} is missing)") from None
     content = json_object(data, where, advice=f"remove {there.location}: it is copied again", most_bytes=_MOST_BYTES)
     files = content.get("files")
     if not isinstance(files, dict) or content.get("sha256") != sha256_json(files):
-        raise ValueError(f"{where} is damaged; remove {there.location}: it is copied again")
+        raise UserError(f"{where} is damaged; remove {there.location}: it is copied again")
     for name, entry in files.items():
         if not (_NAME.fullmatch(name) and _HASH.fullmatch(str(entry.get("sha256"))) and type(entry["bytes"]) is int):
-            raise ValueError(f"{where} has an entry that is not one of a copied folder: {name[:80]}")
+            raise UserError(f"{where} has an entry that is not one of a copied folder: {name[:80]}")
     return files
 
 
@@ -123,7 +124,7 @@ def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
                 digest.update(chunk)
                 file.write(chunk)
         if digest.hexdigest() != entry["sha256"]:
-            raise ValueError(
+            raise UserError(
                 f"{there.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
                 f"{there.location}: it is made or copied again"
             )

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from pyarrow import fs
 
+from multihop.common.errors import UserError
+
 _RETRIES = 12
 """How often a request is repeated, with waits that begin at 25 ms and double: about 100 s in all."""
 _FIRST_RETRIES = 6
@@ -15,7 +17,7 @@ _PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::St
 def s3_filesystem(bucket: str, key: str) -> fs.S3FileSystem:
     """The file system of an S3 bucket, with retries.
 
-    Raises ValueError, naming the recipe's `key`, when the bucket does not exist or cannot be reached.
+    Raises UserError, naming the recipe's `key`, when the bucket does not exist or cannot be reached.
     """
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
     return _bucket(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
@@ -43,12 +45,12 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
             region = fs.resolve_s3_region(name)
         found = connect(_FIRST_RETRIES).get_file_info(name)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{where} cannot be used ({reason_of(error)}); check {key}, AWS_ENDPOINT_URL, "
             "AWS_REGION and the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         ) from None
     if found.type == fs.FileType.NotFound:
-        raise ValueError(f"{where} does not exist; create it or correct the name")
+        raise UserError(f"{where} does not exist; create it or correct the name")
     return connect(_RETRIES)
 
 

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from pyarrow import fs
 
 from multihop.common import bucket
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, open_regular, replacing, sync
 from multihop.common.s3 import s3_filesystem
 
@@ -165,7 +166,7 @@ class Folder:
             of them, if an answer was lost: compare what is there.
 
         Raises:
-            ValueError: it is in a bucket whose store does not support conditional writes.
+            UserError: it is in a bucket whose store does not support conditional writes.
         """
         if not self.is_local:
             return bucket.create(f"{self.path}/{name}", self._region, data)
@@ -243,7 +244,7 @@ def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
         key: what the user calls the location, for messages.
 
     Raises:
-        ValueError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.
+        UserError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.
     """
     scheme, separator, rest = str(location).partition("://")
     if not separator:
@@ -253,13 +254,13 @@ def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
     bucket_name = path.split("/")[0]
     if "@" in bucket_name or (":" in bucket_name and "@" in rest):
         # The whole part before the last @ is hidden: a secret key may contain slashes.
-        raise ValueError(
+        raise UserError(
             f"{scheme}://…@{rest.rpartition('@')[2]} contains credentials, which would be saved with it; remove them "
             "and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if scheme != "s3" or not _BUCKET_NAME.fullmatch(bucket_name):
         shown = f"s3://{'…' if bucket_name else ''}" if scheme == "s3" else location
-        raise ValueError(f"{shown} is not a location that can be written to; give a folder or s3://BUCKET/PREFIX")
+        raise UserError(f"{shown} is not a location that can be written to; give a folder or s3://BUCKET/PREFIX")
     return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, key))
 
 

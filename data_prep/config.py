@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from multihop.common.config import DATA, MEANING, ORDER, Section
+from multihop.common.errors import UserError
 
 
 def _is_default(value: Any) -> bool:
@@ -26,11 +27,11 @@ class PairFields(Section):
     def _are_two_of_a_kind(self) -> "PairFields":
         given = f"source={self.source}, target={self.target}"
         if isinstance(self.source, int) != isinstance(self.target, int):
-            raise ValueError(f"{given}: expected two names of fields, or for .tsv files two numbers of columns")
+            raise UserError(f"{given}: expected two names of fields, or for .tsv files two numbers of columns")
         if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
-            raise ValueError(f"{given}: columns are counted from 1")
+            raise UserError(f"{given}: columns are counted from 1")
         if self.source == self.target:
-            raise ValueError(f"{given}: expected two different ones; a pair has two sides")
+            raise UserError(f"{given}: expected two different ones; a pair has two sides")
         return self
 
     @property
@@ -78,14 +79,14 @@ class Source(Section):
     @model_validator(mode="after")
     def _is_of_pairs_or_of_documents(self) -> "Source":
         if self.target_path is not None and self.fields is not None:
-            raise ValueError(
+            raise UserError(
                 f"target_path={self.target_path} is for two line files, and fields for files that hold both sides; "
                 "leave one of them out"
             )
         if self.target_path == self.path:
-            raise ValueError(f"target_path={self.target_path} is the file of path; give the file of the other side")
+            raise UserError(f"target_path={self.target_path} is the file of path; give the file of the other side")
         if self.fields is not None and not self.fields.are_columns and _is_tsv(self.path):
-            raise ValueError(
+            raise UserError(
                 f"fields has source={self.fields.source}, and {self.path} is a .tsv file; give numbers of columns, "
                 "for example {source: 1, target: 2}"
             )
@@ -96,7 +97,7 @@ class Source(Section):
                 ("language", "sides of pairs are not split into sentences; remove it"),
             ):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}={getattr(self, name)} is for documents, and the source has pairs: {why}")
+                    raise UserError(f"{name}={getattr(self, name)} is for documents, and the source has pairs: {why}")
         return self
 
 
@@ -258,7 +259,7 @@ class NearDuplicatesConfig(Section):
     @model_validator(mode="after")
     def _a_band_has_a_row(self) -> "NearDuplicatesConfig":
         if self.bands is not None and self.bands > self.permutations:
-            raise ValueError(
+            raise UserError(
                 f"data.near_duplicates.bands={self.bands} is more than permutations={self.permutations}; "
                 "a band takes one of them at least"
             )
@@ -304,7 +305,7 @@ class DataConfig(Section):
     def _all_have_weights_or_none(self) -> "DataConfig":
         without = [number for number, source in enumerate(self.sources) if source.weight is None]
         if without and len(without) < len(self.sources):
-            raise ValueError(
+            raise UserError(
                 f"data.sources[{without[0]}].weight is missing, and other sources have one; "
                 "give every source a weight, or none"
             )
@@ -320,24 +321,24 @@ class DataConfig(Section):
         kinds = [source.holds_pairs for source in self.sources]
         if len(set(kinds)) > 1:
             pairs, documents = kinds.index(True), kinds.index(False)
-            raise ValueError(
+            raise UserError(
                 f"data.sources[{pairs}] has pairs and data.sources[{documents}] has documents; give every source "
                 "fields={source: …, target: …} or target_path, or none"
             )
         given = [name for name in FilterConfig.model_fields if getattr(self.filters, name) is not None]
         if not self.holds_pairs and "pairs" in given:
-            raise ValueError(
+            raise UserError(
                 "data.filters.pairs is given, and data.sources have documents; remove it, or give the sources "
                 "fields={source: …, target: …} or target_path"
             )
         if self.holds_pairs:
             if others := [name for name in given if name != "pairs"]:
                 instead = "data.filters.pairs.languages" if others[0] == "language" else "data.filters.pairs"
-                raise ValueError(
+                raise UserError(
                     f"data.filters.{others[0]} is for documents, and data.sources have pairs; use {instead}"
                 )
             if self.decontaminate is not None and self.decontaminate.action != "drop":
-                raise ValueError(
+                raise UserError(
                     f"data.decontaminate.action={self.decontaminate.action} would cut one side of a pair; set drop"
                 )
         return self
@@ -372,9 +373,9 @@ class TokenizerConfig(Section):
         changed = [name for name in fields if name != "path" and getattr(self, name) != fields[name].default]
         if self.path is None:
             if not self.lowercase:
-                raise ValueError("tokenizer.lowercase=false is for an existing vocab.txt; give it as tokenizer.path")
+                raise UserError("tokenizer.lowercase=false is for an existing vocab.txt; give it as tokenizer.path")
         elif trained := [name for name in changed if name != "lowercase"]:
-            raise ValueError(
+            raise UserError(
                 f"tokenizer.{trained[0]} is a setting of training, and tokenizer.path={self.path} is trained already; "
                 "leave one of them out"
             )
@@ -382,11 +383,11 @@ class TokenizerConfig(Section):
 
 
 def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
-    """Raise ValueError where the tokenizer's settings do not suit the sources' pairs or documents."""
+    """Raise UserError where the tokenizer's settings do not suit the sources' pairs or documents."""
     if tok.separate and not data.holds_pairs:
-        raise ValueError("tokenizer.separate=true is for pairs, and data.sources have documents; remove it")
+        raise UserError("tokenizer.separate=true is for pairs, and data.sources have documents; remove it")
     if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":
-        raise ValueError(
+        raise UserError(
             f"tokenizer.special_tokens={tok.special_tokens} lacks tokens that pairs need; set "
             "tokenizer.special_tokens=t5"
         )

@@ -1,5 +1,6 @@
 """Settings that a model or a task's files do not allow. Nothing here imports torch."""
 
+from multihop.common.errors import UserError
 from multihop.eval.config import EvalConfig
 from multihop.eval.document_context import check_documents
 from multihop.eval.known_tasks import load_task, located
@@ -14,7 +15,7 @@ def check_settings(config: EvalConfig, layers: int) -> None:
         layers: of the model that is evaluated.
 
     Raises:
-        ValueError: one of the settings is impossible, or a task's files are missing or damaged.
+        UserError: one of the settings is impossible, or a task's files are missing or damaged.
     """
     for section in (config, *config.tasks):
         if section.features is not None:
@@ -26,6 +27,6 @@ def check_settings(config: EvalConfig, layers: int) -> None:
             if task.kind == "tagging":
                 check_documents(task)
             elif own:
-                raise ValueError(
+                raise UserError(
                     f"document_context=true is for tagging, and the kind of task {task.name} is {task.kind}; remove it"
                 )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from multihop.common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
+from multihop.common.errors import UserError
 
 Init = Literal["pretrained", "parent", "random"]
 """What a trial starts from: the evaluated weights, the initial weights of their training, or random ones."""
@@ -35,17 +36,17 @@ class Features(Section):
         """The hidden states of a model with so many layers, from 0.
 
         Raises:
-            ValueError: it lacks one of them, or one is named twice.
+            UserError: it lacks one of them, or one is named twice.
         """
         found = [layer + layers + 1 if layer < 0 else layer for layer in self.layers]
         for layer, index in zip(self.layers, found, strict=True):
             if not 0 <= index <= layers:
-                raise ValueError(
+                raise UserError(
                     f"features.layers={self.layers}: the model has {layers} layers and no hidden state {layer}; "
                     f"expected 0 (the embeddings) to {layers}, or {-layers - 1} to -1"
                 )
             if found.count(index) > 1:
-                raise ValueError(
+                raise UserError(
                     f"features.layers={self.layers} names hidden state {index} of {layers} twice; remove one"
                 )
         return found
@@ -184,7 +185,7 @@ class EvalConfig(Grid):
         names = [each.name if isinstance(each, TaskConfig) else each for each in values]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"{twice} is listed twice; remove one")
+            raise UserError(f"{twice} is listed twice; remove one")
         return values
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.task import Example, Task
 
 Tokens = NDArray[np.int32]
@@ -18,11 +19,11 @@ def check_documents(task: Task) -> None:
     """Refuse a task of tagging whose files mark no documents.
 
     Raises:
-        ValueError: there are no documents in one of its sets.
+        UserError: there are no documents in one of its sets.
     """
     for name, part in {"training": task.train, "development": task.dev, "test": task.test}.items():
         if part and not any(example.document for example in part):
-            raise ValueError(
+            raise UserError(
                 f"document_context=true: the {name} file of task {task.name} marks no documents; begin each document "
                 "with a line -DOCSTART- or # newdoc, or set document_context=false"
             )

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.export import EXPORTED_MODEL
@@ -70,7 +71,7 @@ def of_huggingface(folder: Path) -> Evaluated:
     """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
 
     Raises:
-        ValueError: it is not such a directory, or is a model or a tokenizer that differs from ours.
+        UserError: it is not such a directory, or is a model or a tokenizer that differs from ours.
     """
     from multihop.pretrain.checkpoint.huggingface_config import read_model_config
     from multihop.pretrain.checkpoint.huggingface_import import content_hash
@@ -79,18 +80,18 @@ def of_huggingface(folder: Path) -> Evaluated:
     model, vocab_size, _ = read_model_config(folder)
     tokenizer = next((folder / name for name in _TOKENIZER_FILES if (folder / name).exists()), None)
     if tokenizer is None:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
             "with its tokenizer"
         )
     if tokenizer.name == "spiece.model" and _lowercases(tokenizer):
-        raise ValueError(
+        raise UserError(
             f"{folder}: spiece.model is of a model that lower-cases texts and removes accents before "
             "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
         )
     info = open_tokenizer(str(tokenizer))[1]
     if info.vocab_size > vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{folder}: {tokenizer.name} has {info.vocab_size} tokens and the model {vocab_size}; copy "
             "both from one model"
         )
@@ -115,13 +116,13 @@ def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evalu
         sha256: content hash of these weights, `parent` in the manifest of a checkpoint of the run.
 
     Raises:
-        ValueError: They are no longer at `init_from`.
+        UserError: They are no longer at `init_from`.
     """
     from multihop.pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
     from multihop.pretrain.run.find_checkpoint import find_checkpoint_by_hash
 
     if sha256 is None:
-        raise ValueError(f"the run was not initialized from model.init_from={init_from}; set its original value")
+        raise UserError(f"the run was not initialized from model.init_from={init_from}; set its original value")
     folder = Path(init_from)
     found: tuple[str, int | None] | None = None
     if not is_huggingface(folder):
@@ -129,7 +130,7 @@ def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evalu
     elif content_hash(folder) == sha256:
         found = (str(folder), None)
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"model.init_from={init_from} no longer holds the run's initial weights (content hash "
             f"{sha256[:12]}…); restore them"
         )
@@ -144,7 +145,7 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
         pairs: of a model of pairs.
 
     Raises:
-        ValueError: the file is not a tokenizer that we read.
+        UserError: the file is not a tokenizer that we read.
     """
     from multihop.data_prep.tokenizers.existing import adopt
     from multihop.data_prep.tokenizers.tokenizer import describe, parse

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from multihop.common.config import Record
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import Row, read_rows
 from multihop.eval.config import EvalConfig
@@ -103,7 +104,7 @@ def read_plan(run_dir: Path) -> EvaluationPlan | None:
     """Read plan.json; None if there is none.
 
     Raises:
-        ValueError: The file is damaged, or of another version.
+        UserError: The file is damaged, or of another version.
     """
     advice = "remove it, and run `multihop eval` again: trials with a row are not repeated"
     try:
@@ -113,14 +114,14 @@ def read_plan(run_dir: Path) -> EvaluationPlan | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"{run_dir / PLAN} is not valid ({where}: {first['msg']}); {advice}") from None
+        raise UserError(f"{run_dir / PLAN} is not valid ({where}: {first['msg']}); {advice}") from None
 
 
 def read_results(run_dir: Path) -> Results:
     """Read the rows of results.jsonl that the plan of the last evaluation selects.
 
     Raises:
-        ValueError: As for `read_plan`.
+        UserError: As for `read_plan`.
     """
     plan = read_plan(run_dir)
     last = last_rows(read_rows(run_dir / RESULTS))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from multihop.common.errors import UserError
 from multihop.pretrain.models.families import FAMILIES
 
 DELIMITERS = 3
@@ -38,7 +39,7 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
         frozen: whether the model's weights stay as they are.
 
     Raises:
-        ValueError: the tokenizer is not one for this kind of model.
+        UserError: the tokenizer is not one for this kind of model.
     """
     declared = FAMILIES[family]
     if declared.causal and frozen:
@@ -48,7 +49,7 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
         unknown = special_ids.get("unk", vocab_size + 1)
         return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
     if "cls" not in special_ids:
-        raise ValueError(
+        raise UserError(
             f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "
             f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
         )

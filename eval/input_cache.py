@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.cached_folder import cached_folder
 from multihop.eval.config import TrialSettings
@@ -70,7 +71,7 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
     """The examples of each set that trials use, and of which `test` consists: "test", "half of dev" or "dev".
 
     Raises:
-        ValueError: there are none to train on, to choose by or to report.
+        UserError: there are none to train on, to choose by or to report.
     """
     test, reported_on = task.reported(settings.report_on)
     dev = [example for example in task.dev if reported_on != "half of dev" or not is_reported(example)]
@@ -82,7 +83,7 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
     }
     for name in ("train", "dev", "test"):
         if not sets[name]:
-            raise ValueError(f"task {task.name} has no {name} examples; add some, or set eval.report_on=dev")
+            raise UserError(f"task {task.name} has no {name} examples; add some, or set eval.report_on=dev")
     return sets, reported_on
 
 

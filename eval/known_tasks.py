@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from multihop.common.errors import UserError
 from multihop.eval.config import EvalConfig
 from multihop.eval.tasks import (
     bbc_topics,
@@ -57,7 +58,7 @@ def check_tasks(config: EvalConfig, family: str) -> None:
         family: of the model that is evaluated.
 
     Raises:
-        ValueError: a task is unknown, its files or a package it needs are missing, its pairs cannot be read, or it
+        UserError: a task is unknown, its files or a package it needs are missing, its pairs cannot be read, or it
             does not suit the model.
     """
     seen: set[str] = set()
@@ -65,7 +66,7 @@ def check_tasks(config: EvalConfig, family: str) -> None:
     for name in (task.name for task in config.tasks):
         shown = shown_name(name)
         if shown in seen or (_is_own(name) and shown in _TASKS):
-            raise ValueError(
+            raise UserError(
                 f"{name} in eval.tasks describes a task named {shown}, and there is another; rename the file"
             )
         seen.add(shown)
@@ -78,20 +79,20 @@ def check_tasks(config: EvalConfig, family: str) -> None:
             needs_causal = name == HELDOUT or (name in ZERO_SHOT_TASKS and ZERO_SHOT_TASKS[name].causal_only)
         if (own_kind == "translation") != declared.translates:
             kind, can = ("a translation", "cannot") if own_kind == "translation" else ("no translation", "can only")
-            raise ValueError(
+            raise UserError(
                 f"task {name} is {kind}, and model.family={family} {can} translate; remove it from eval.tasks"
             )
         if own_kind == "translation":
             bleu.check_installed()
             load_task(name, config.data_dir)
         if name == HELDOUT and config.checkpoint is not None:
-            raise ValueError(
+            raise UserError(
                 f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
                 "remove it from eval.tasks"
             )
         if needs_causal and not declared.causal:
             causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)
-            raise ValueError(
+            raise UserError(
                 f"task {name} needs a causal model (model.family={causal}), and model.family={family}; "
                 "remove it from eval.tasks"
             )
@@ -120,7 +121,7 @@ def load_task(name: str, data_dir: str | None) -> Task:
         name: of a task, or the path of the YAML file that describes one's own.
 
     Raises:
-        ValueError: the task is unknown, or its files are missing or not in their official format.
+        UserError: the task is unknown, or its files are missing or not in their official format.
     """
     return labelled_file.read_own(Path(name)) if _is_own(name) else _known(name)[1](data_dir)
 
@@ -131,7 +132,7 @@ def _is_own(name: str) -> bool:
 
 def _known(name: str) -> tuple[_Find, _Read]:
     if name not in _TASKS:
-        raise ValueError(
+        raise UserError(
             f"unknown task {name!r}; known are {', '.join(TASK_NAMES)}; your own is the path of a YAML file (.yaml)"
         )
     return _TASKS[name]

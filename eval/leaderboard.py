@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.glue import NAMES, TASKS
 
 
@@ -18,10 +19,10 @@ def predictions_file(task_name: str, ids: Sequence[str], predictions: ArrayLike)
         predictions: float64 (N,) or (N, 1): the class's index in `Task.labels`, or the score.
 
     Raises:
-        ValueError: the task has no leaderboard.
+        UserError: the task has no leaderboard.
     """
     if task_name not in TASKS:
-        raise ValueError(f"task {task_name} has no leaderboard's file of predictions; these have: {', '.join(NAMES)}")
+        raise UserError(f"task {task_name} has no leaderboard's file of predictions; these have: {', '.join(NAMES)}")
     values = TASKS[task_name].values
     numbers = np.asarray(predictions, np.float64).reshape(-1)
     assert len(numbers) == len(ids) and all(ids) and np.isfinite(numbers).all()

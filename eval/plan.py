@@ -23,7 +23,7 @@ def plan_trials(
         parent: the initial weights of the evaluated model's training, for the start "parent".
 
     Raises:
-        ValueError: a task is unknown or its files are missing.
+        UserError: a task is unknown or its files are missing.
     """
     # Workers start in another directory.
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import Row, read_rows
 from multihop.data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
@@ -39,7 +40,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
         summary: instead of summary.json.
 
     Raises:
-        ValueError: recipe.json or summary.json is missing, or a file is damaged.
+        UserError: recipe.json or summary.json is missing, or a file is damaged.
     """
     recipe = _read_json(run_dir / "recipe.json") if recipe is None else recipe
     summary = _read_json(run_dir / "summary.json") if summary is None else summary
@@ -179,4 +180,4 @@ def _read_json(path: Path) -> Facts:
     try:
         return read_json_object(path, advice="delete it and rerun `multihop run`")
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: there is no report before training; use `multihop run`") from None
+        raise UserError(f"{path} is missing: there is no report before training; use `multihop run`") from None

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, replacing, sha256_file, sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import TrialSettings
@@ -51,7 +52,7 @@ def run_trial(trial: Trial) -> Outcome:
         fail again.
 
     Raises:
-        ValueError: the data, the task's files or the checkpoint are missing, or differ from those of the plan.
+        UserError: the data, the task's files or the checkpoint are missing, or differ from those of the plan.
     """
     import torch
 
@@ -158,7 +159,7 @@ def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettin
     """The encoder with a new head; with the weights of the source's trial if it starts from one.
 
     Raises:
-        ValueError: those weights are missing or damaged.
+        UserError: those weights are missing or damaged.
     """
     from multihop.eval.heads import TaskModel
 
@@ -170,7 +171,7 @@ def _with_head(encoder: "Model", task: Task, trial: Trial, settings: TrialSettin
         path = weights_file(trial.weights_dir, trial.source_key)
         content = path.read_bytes() if path.exists() else None
         if content is None or hashlib.sha256(content).hexdigest() != trial.source_sha256:
-            raise ValueError(
+            raise UserError(
                 f"{path}, the weights of {shown_name(trial.start_from)} that the trial starts from, is "
                 f"{'missing' if content is None else 'damaged'}; rerun the same command to have them trained again"
             )
@@ -210,13 +211,13 @@ def _tokenizers(trial: Trial) -> "list[tuple[Tokenizer, TokenizerInfo]]":
     """The tokenizer of the trial, and the target's if there are two.
 
     Raises:
-        ValueError: The files are not those that the trial was planned with.
+        UserError: The files are not those that the trial was planned with.
     """
     paths = [path for path in (trial.tokenizer_path, trial.target_tokenizer_path) if path is not None]
     opened = [open_tokenizer(path, pairs=trial.kind == "translation") for path in paths]
     hashes = [info.sha256 for _, info in opened]
     if (hashes[0] if len(hashes) == 1 else sha256_json(hashes)) != trial.tokenizer_sha256:
-        raise ValueError(
+        raise UserError(
             f"{' or '.join(paths)} is not the tokenizer that the trials were planned with; run the command again"
         )
     return opened
@@ -226,7 +227,7 @@ def _planned(trial: Trial) -> Task:
     """The task as the trial was planned with it."""
     task = load_task(trial.task, trial.task_dir)
     if task.fingerprint != trial.task_fingerprint:
-        raise ValueError(
+        raise UserError(
             f"the files of task {task.name} on this machine differ from those that the trials were planned with; "
             "install the same files on every machine"
         )
@@ -282,7 +283,7 @@ def _perplexity(trial: Trial) -> tuple[Row, None]:
     assert FAMILIES[model.config.family].causal, "check_tasks refuses other models"
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
     if not len(data.heldout):
-        raise ValueError("task heldout-perplexity needs held-out documents; raise data.heldout_fraction")
+        raise UserError("task heldout-perplexity needs held-out documents; raise data.heldout_fraction")
     loss, tokens = cross_entropy(model, data.heldout, tokenizer.special_ids["end"], seq_len)
     if not math.isfinite(loss):
         raise NonFiniteLossError(f"the cross-entropy on held-out text is {loss}")
@@ -310,12 +311,12 @@ def _open_data(trial: Trial) -> "TokenDataset":
     # A node may have no shards for training: they are not read here.
     data = open_dataset(trial.data_path, _needs_no_training_shard)
     if data.manifest.fingerprint != trial.data_fingerprint:
-        raise ValueError(f"the data in {trial.data_path} is not the run's data; run `multihop prep` again")
+        raise UserError(f"the data in {trial.data_path} is not the run's data; run `multihop prep` again")
     for shard in data.manifest.of_split("heldout"):
         # `multihop prep` does not hash files whose size and modification time are unchanged.
         path = Path(trial.data_path) / shard.file
         if sha256_file(path) != shard.sha256:
-            raise ValueError(f"{path} is damaged: its SHA-256 is not the manifest's; run `multihop prep --verify`")
+            raise UserError(f"{path} is damaged: its SHA-256 is not the manifest's; run `multihop prep --verify`")
     return data
 
 
@@ -355,13 +356,13 @@ def _verified(checkpoint: str, sha256: str) -> "CheckpointManifest":
     """The checkpoint's manifest, after verifying its files once per process for all its trials.
 
     Raises:
-        ValueError: a file is missing or damaged, or it is not the checkpoint that the trial was planned with.
+        UserError: a file is missing or damaged, or it is not the checkpoint that the trial was planned with.
     """
     from multihop.pretrain.checkpoint.verify import verify
 
     manifest = verify(checkpoint)
     if manifest.content_hash() != sha256:
-        raise ValueError(f"{checkpoint} is not the checkpoint that the trials were planned with; run the command again")
+        raise UserError(f"{checkpoint} is not the checkpoint that the trials were planned with; run the command again")
     return manifest
 
 
@@ -370,12 +371,12 @@ def _huggingface_weights(folder: str, sha256: str) -> "dict[str, torch.Tensor]":
     """The weights by our names, hashed and mapped once per process for all its trials.
 
     Raises:
-        ValueError: the files are not those that the trial was planned with.
+        UserError: the files are not those that the trial was planned with.
     """
     from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
 
     if content_hash(Path(folder)) != sha256:
-        raise ValueError(f"{folder} is not the model that the trials were planned with; run the command again")
+        raise UserError(f"{folder} is not the model that the trials were planned with; run the command again")
     return import_model(Path(folder))[2]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, remove_temporaries, sha256_file
 from multihop.common.json_lines import Row
 from multihop.eval.config import EvalConfig
@@ -26,26 +27,24 @@ def check_starts(config: EvalConfig) -> None:
     """Refuse tasks that cannot start from the task that they name.
 
     Raises:
-        ValueError: that task is not in the recipe, is the same, starts from another one, or nothing is trained.
+        UserError: that task is not in the recipe, is the same, starts from another one, or nothing is trained.
     """
     tasks = {task.name: task for task in config.tasks}
     for name, source in ((task.name, task.start_from) for task in config.tasks if task.start_from is not None):
         given = f"start_from={source} of task {name} in eval.tasks"
         if source == name:
-            raise ValueError(f"{given} is the task itself; name another task, or remove start_from")
+            raise UserError(f"{given} is the task itself; name another task, or remove start_from")
         if source not in tasks:
             others = ", ".join(other for other in tasks if other != name) or "none"
-            raise ValueError(f"{given} is not one of the other tasks ({others}); add {source} to eval.tasks")
+            raise UserError(f"{given} is not one of the other tasks ({others}); add {source} to eval.tasks")
         if further := tasks[source].start_from:
-            raise ValueError(
+            raise UserError(
                 f"{given} starts from {further} itself, and only one step is supported; remove start_from of one"
             )
         for frozen in (each for each in (name, source) if tasks[each].features or config.features):
-            raise ValueError(
-                f"{given}: {frozen} has features, with which no weights are fine-tuned; remove one of them"
-            )
+            raise UserError(f"{given}: {frozen} has features, with which no weights are fine-tuned; remove one of them")
         for without in (each for each in (name, source) if is_zero_shot(each)):
-            raise ValueError(f"{given}: {without} trains nothing; remove start_from")
+            raise UserError(f"{given}: {without} trains nothing; remove start_from")
 
 
 @dataclass(frozen=True)

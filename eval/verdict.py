@@ -74,7 +74,7 @@ def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()
         run_dir: where eval/predictions is.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     return [
         _task_result(
@@ -122,7 +122,7 @@ def difference(metric: str, first: Sequence[Trial], second: Sequence[Trial]) -> 
     By the examples where each trial has a file of predictions, else by the seeds alone.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     if not (first and second):
         return None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from multihop.common.config import Section
+from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
@@ -15,12 +16,12 @@ def check_effects(config: TrainingConfig) -> None:
     Call it for the user's recipe and not for a run's recipe.json, which an earlier version may have accepted.
 
     Raises:
-        ValueError: A value would be ignored.
+        UserError: A value would be ignored.
     """
     for key, section, name, reads, instead in _conditions(config):
         value, default = getattr(section, name), type(section).model_fields[name].default
         if not reads and value != default:
-            raise ValueError(f"{key}={value} has no effect with {instead[0]}; remove it, or set {instead[1]}")
+            raise UserError(f"{key}={value} has no effect with {instead[0]}; remove it, or set {instead[1]}")
 
 
 def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, bool, tuple[Any, str]]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from multihop.common.config import MEANING, MEMORY, NOTHING, ORDER, PLACE, SPEED, UPDATES, Section
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES, PRESETS
@@ -37,7 +38,7 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> "ObjectiveConfig":
         if self.isolate_documents and self.name not in ("mlm", "clm"):
-            raise ValueError(
+            raise UserError(
                 f"isolate_documents has no effect with name={self.name}, whose samples are pairs of segments; remove it"
             )
         return self
@@ -100,7 +101,7 @@ class PhaseConfig(Section):
             others = {"batch_size": default, "batch_ramp": [], "lr_scaling": None}
             for name, unset in others.items():
                 if given.get(name, unset) != unset:
-                    raise ValueError(
+                    raise UserError(
                         f"batch_tokens={given['batch_tokens']} makes steps by tokens, and {name}={given[name]} counts "
                         "samples; remove one of them"
                     )
@@ -116,21 +117,21 @@ class PhaseConfig(Section):
     @model_validator(mode="after")
     def _stretches_fit(self) -> "PhaseConfig":
         if self.batch_tokens is not None and self.batch_tokens < self.seq_len:
-            raise ValueError(
+            raise UserError(
                 f"batch_tokens={self.batch_tokens} has no room for a side of seq_len={self.seq_len} tokens; raise it "
                 "or shorten seq_len"
             )
         ramp = sum(segment.steps for segment in self.batch_ramp)
         if ramp >= self.steps:
-            raise ValueError(
+            raise UserError(
                 f"batch_ramp takes {ramp} of {self.steps} steps; shorten it to leave steps for `batch_size`"
             )
         if (self.warmup is None) == (self.warmup_steps is None):
-            raise ValueError(f"set one of warmup={self.warmup} and warmup_steps={self.warmup_steps}; the other is null")
+            raise UserError(f"set one of warmup={self.warmup} and warmup_steps={self.warmup_steps}; the other is null")
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps={self.warmup_steps} must be below steps={self.steps}; lower it")
+            raise UserError(f"warmup_steps={self.warmup_steps} must be below steps={self.steps}; lower it")
         if self.schedule == "warmup-stable-decay" and self.warmup_length + self.decay_length > self.steps:
-            raise ValueError(
+            raise UserError(
                 f"warm-up ({self.warmup_length} steps) and decay ({self.decay_length}) are longer than the phase "
                 f"({self.steps}); lower one of them"
             )
@@ -205,17 +206,17 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> "EngineConfig":
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:
-            raise ValueError(f"micro_batch={self.micro_batch} is not a number of samples; set at least 1, or auto")
+            raise UserError(f"micro_batch={self.micro_batch} is not a number of samples; set at least 1, or auto")
         if self.precision != "fp32" and self.zero_stage == 0:
-            raise ValueError(
+            raise UserError(
                 f"precision={self.precision} with zero_stage=0 has no fp32 weights; set zero_stage to 1, 2 or 3"
             )
         if self.offload != "none" and self.zero_stage == 0:
-            raise ValueError(f"offload={self.offload} needs a partitioned state; set zero_stage to 1, 2 or 3")
+            raise UserError(f"offload={self.offload} needs a partitioned state; set zero_stage to 1, 2 or 3")
         if self.offload == "optimizer+weights" and self.zero_stage != 3:
-            raise ValueError(f"offload={self.offload} needs zero_stage=3, not {self.zero_stage}; or offload=optimizer")
+            raise UserError(f"offload={self.offload} needs zero_stage=3, not {self.zero_stage}; or offload=optimizer")
         if self.compile and self.zero_stage == 3:
-            raise ValueError("compile does not work with zero_stage=3; set zero_stage to 1 or 2")
+            raise UserError("compile does not work with zero_stage=3; set zero_stage to 1 or 2")
         return self
 
 
@@ -234,7 +235,7 @@ class CheckpointConfig(Section):
     @classmethod
     def _is_a_place(cls, location: str | None) -> str | None:
         if location is not None and re.match(r"\w+:", location) and not re.match(r"s3://[^/]", location):
-            raise ValueError(f"{location!r} cannot hold checkpoints; give a folder or s3://BUCKET/PREFIX")
+            raise UserError(f"{location!r} cannot hold checkpoints; give a folder or s3://BUCKET/PREFIX")
         return location
 
 
@@ -270,47 +271,47 @@ class TrainingConfig(Section):
         for number, phase in enumerate(self.phases):
             outside = [step for step in phase.skip_steps if not first <= step < first + phase.steps]
             if outside:
-                raise ValueError(
+                raise UserError(
                     f"phases[{number}].skip_steps={outside} lie outside of the phase, which has steps {first} to "
                     f"{first + phase.steps - 1} of the run; move or remove them"
                 )
             first += phase.steps
             if phase.seq_len > self.model.max_positions:
-                raise ValueError(
+                raise UserError(
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
                 )
             if phase.batch_tokens is not None and self.objective.name != "translation":
-                raise ValueError(
+                raise UserError(
                     f"phases[{number}].batch_tokens={phase.batch_tokens} is for objective.name=translation, not "
                     f"{self.objective.name}; set phases[{number}].batch_size"
                 )
             if phase.batch_tokens is not None and self.engine.micro_batch == "auto":
-                raise ValueError(
+                raise UserError(
                     f"engine.micro_batch=auto counts samples, and phases[{number}].batch_tokens={phase.batch_tokens} "
                     "tokens; remove it, or set engine.micro_batch_tokens"
                 )
             micro_tokens = self.engine.micro_batch_tokens
             if micro_tokens is not None and phase.batch_tokens is None:
-                raise ValueError(
+                raise UserError(
                     f"engine.micro_batch_tokens={micro_tokens} has no effect on phases[{number}], which has no "
                     "batch_tokens; set engine.micro_batch, or phases[].batch_tokens"
                 )
             if micro_tokens is not None and micro_tokens < phase.seq_len:
-                raise ValueError(
+                raise UserError(
                     f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
                     f"{phase.seq_len} tokens; raise it"
                 )
         together = self.data.shuffle_shards if self.data else None
         if together is not None and self.objective.name in ("mlm+nsp", "translation"):
             why = "draws second segments from all documents" if self.objective.name == "mlm+nsp" else "sorts all pairs"
-            raise ValueError(
+            raise UserError(
                 f"data.shuffle_shards={together} reads some shards at a time, and objective.name={self.objective.name} "
                 f"{why}; remove it, or set another objective"
             )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:
-            raise ValueError(
+            raise UserError(
                 f"objective.name={self.objective.name} does not train model.family={self.model.family}; set one of "
                 f"{', '.join(objectives)}"
             )

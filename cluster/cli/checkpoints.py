@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from multihop.cluster.console import plain, progress_line
+from multihop.common.errors import UserError
 from multihop.common.redaction import shown
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
@@ -117,7 +118,7 @@ def _listed(checkpoints: str, step: int) -> Listed:
         return Listed(name, False, NEVER_COMMITTED, step)
     try:
         manifest = read_checkpoint_manifest(folder.location)
-    except ValueError as error:
+    except UserError as error:
         return Listed(name, False, str(error), step)
     return Listed(
         folder=name,
@@ -138,7 +139,7 @@ def _verify_one(location: str) -> VerifyResult:
         return VerifyResult(name, True, [], NEVER_COMMITTED)
     try:
         found = damages(location, read_checkpoint_manifest(location))
-    except ValueError as error:
+    except UserError as error:
         found = [str(error)]
     return VerifyResult(name, not found, found)
 

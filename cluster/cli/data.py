@@ -14,6 +14,7 @@ from rich.table import Table
 from multihop.cluster.console import plain, progress_line
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
 from multihop.common.files import replacing
 from multihop.common.mapping import map_in_process, reporting
@@ -36,16 +37,16 @@ def data_set_at(place: str, runs: Path) -> Path:
         runs: directory of all runs.
 
     Raises:
-        ValueError: There is no data set.
+        UserError: There is no data set.
     """
     folders = [folder for root in (runs / place, Path(place)) for folder in (root, root / "data")]
     for folder in folders:
         if (folder / MANIFEST).is_file():
             return folder
     if (runs / place / "recipe.json").is_file():
-        raise ValueError(f"the run {runs / place} has no prepared data; run `multihop prep` with its recipe")
+        raise UserError(f"the run {runs / place} has no prepared data; run `multihop prep` with its recipe")
     with_data = ", ".join(sorted(path.parents[1].name for path in runs.glob(f"*/data/{MANIFEST}"))) or "none"
-    raise ValueError(
+    raise UserError(
         f"no run {place} with prepared data in {runs} (runs with data: {with_data}), and no data set in the directory "
         f"{place} ({MANIFEST} is missing); give one of these runs, or the directory of a data set"
     )
@@ -55,7 +56,7 @@ def show_verdict(place: str, runs: Path) -> int:
     """Hash every file of the data set and print what is damaged; returns the exit code.
 
     Raises:
-        ValueError: there is no data set, or its manifest is damaged.
+        UserError: there is no data set, or its manifest is damaged.
     """
     folder = data_set_at(place, runs)
     manifest = read_data_manifest(folder)
@@ -73,7 +74,7 @@ def show_stats(place: str, runs: Path, picture: Path | None, as_json: bool) -> N
     """Print statistics of the data set as tables or JSON, and write a plot to `picture`, a PNG file, unless it is None.
 
     Raises:
-        ValueError: there is no data set, or a file is missing or truncated.
+        UserError: there is no data set, or a file is missing or truncated.
     """
     found = gather(data_set_at(place, runs))
     if as_json:
@@ -93,7 +94,7 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
     """Print an estimate of what preparing the recipe's data takes; nothing is written.
 
     Raises:
-        ValueError: a source is missing.
+        UserError: a source is missing.
     """
     store = runs / ".prepared" / sources_key(recipe.data)
     standing = [path.parent for path in store.glob(f"*/{MANIFEST}")]

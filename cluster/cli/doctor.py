@@ -11,6 +11,7 @@ from multihop.cluster.doctor.order import Order, order_of
 from multihop.cluster.jobs.errand import ErrandFailed
 from multihop.cluster.ray.jobs import Jobs
 from multihop.cluster.runs.recipe import Recipe
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
 from multihop.common.redaction import shown
 
@@ -25,11 +26,11 @@ def examine_and_show(
         gpu: examine GPUs, which each node must have; None: where the cluster has some.
 
     Raises:
-        ValueError: `runs` is relative on a cluster.
+        UserError: `runs` is relative on a cluster.
     """
     if runs is not None and not runs.startswith(("/", "s3://")):
         if address is not None:
-            raise ValueError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
+            raise UserError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
         runs = str(Path(runs).absolute())
     try:
         report = _report(address, order_of(recipe, runs, gpu))

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.files import sync
 from multihop.common.redaction import shown
 from multihop.data_prep.tokenizers.export import export_tokenizer
@@ -62,7 +63,7 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
         step: which checkpoint; None: the newest good one.
 
     Raises:
-        ValueError: there is no such checkpoint or no data beside it, `out` is not empty, or the package tokenizers is
+        UserError: there is no such checkpoint or no data beside it, `out` is not empty, or the package tokenizers is
             not installed.
     """
     with _appearing(out) as temporary:
@@ -83,7 +84,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
     """Write the weights of a Hugging Face directory as a checkpoint of step 0 to the directory `out`.
 
     Raises:
-        ValueError: `source` is not such a directory or its model is of no family here, or `out` is not empty.
+        UserError: `source` is not such a directory or its model is of no family here, or `out` is not empty.
     """
     with _appearing(out) as temporary:
         model, vocab_size, weights = import_model(source)
@@ -113,7 +114,7 @@ def average_checkpoints(place: str, last: int, out: Path) -> str:
     `out`; its location. Outside the run's directory a link leads to the run's data, which has the tokenizer.
 
     Raises:
-        ValueError: there are fewer, one is damaged, or `out` is not empty.
+        UserError: there are fewer, one is damaged, or `out` is not empty.
     """
     with _appearing(out) as temporary:
         newest, means = average(newest_committed(checkpoints_at(place), last))
@@ -169,7 +170,7 @@ def show_import(source: Path, out: Path) -> None:
 def _appearing(out: Path) -> Iterator[Path]:
     """A temporary directory beside `out`: synced and renamed to it when the block succeeds, removed when it raises."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not an empty directory; give an output directory that is absent or empty")
+        raise UserError(f"{out} is not an empty directory; give an output directory that is absent or empty")
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     temporary.mkdir()

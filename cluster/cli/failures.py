@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import FAILED, USER_ERROR
 from multihop.common.files import DISK_FULL
 from multihop.common.redaction import shown
@@ -39,7 +40,7 @@ def told_in_a_sentence() -> Iterator[None]:
     """Exit with a sentence where the user, the disk or a store that is away is the cause; other errors pass."""
     try:
         yield
-    except ValueError as error:
+    except UserError as error:
         _exit(error, USER_ERROR)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]

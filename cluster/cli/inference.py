@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multihop.cluster.console import progress_line
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.common.malloc import keep_all_freed_memory
 from multihop.common.redaction import shown
@@ -98,7 +99,7 @@ def show_embedded(place: str, step: int | None, pooling: Pooling) -> None:
             vectors = embed(trained, texts, pooling)
         except NoTokensError as error:
             line, text = done + error.number, texts[error.number - 1]
-            raise ValueError(f"standard input, line {line}: {text!r} has no tokens; remove the line") from None
+            raise UserError(f"standard input, line {line}: {text!r} has no tokens; remove the line") from None
         for text, found in zip(texts, vectors, strict=True):
             done += 1
             cut += found.is_cut
@@ -124,13 +125,13 @@ def _given_lines() -> Iterator[str]:
     """The lines of standard input, without line ends and byte order mark.
 
     Raises:
-        ValueError: A line is not UTF-8, or standard input is closed.
+        UserError: A line is not UTF-8, or standard input is closed.
     """
     for number, line in enumerate(_standard_input(), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise UserError(
                 f"standard input, line {number}: byte {error.start} of the line is not UTF-8; convert the text to UTF-8"
             ) from None
         yield text.removesuffix("\n").removesuffix("\r")
@@ -138,7 +139,7 @@ def _given_lines() -> Iterator[str]:
 
 def _standard_input() -> BinaryIO:
     if sys.stdin is None:  # a shell's `<&-` closes it
-        raise ValueError("standard input is closed; pass one text per line, as in `< texts.txt`")
+        raise UserError("standard input is closed; pass one text per line, as in `< texts.txt`")
     return sys.stdin.buffer
 
 

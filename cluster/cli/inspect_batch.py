@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from multihop.cluster.cli.inspected_step import InspectedSample, InspectedStep
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.config import DATA, ORDER, decided_by
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
@@ -37,7 +38,7 @@ def inspect_step(
         rank: only this rank's samples.
 
     Raises:
-        ValueError: the data is not prepared, or there is no such step or rank.
+        UserError: the data is not prepared, or there is no such step or rank.
     """
     phase, _ = locate(recipe.phases, step)
     ranks = _ranks(world_size, rank)
@@ -56,7 +57,7 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
     """The directory of the data prepared with the recipe's settings.
 
     Raises:
-        ValueError: there is none.
+        UserError: there is none.
     """
     of_run = [runs / recipe.name / "data" / MANIFEST]
     of_others = (runs / ".prepared" / sources_key(recipe.data)).glob(f"*/{MANIFEST}")
@@ -64,7 +65,7 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
     for path in [path for path in of_run if path.exists()] + newest_first:
         if read_data_manifest(path.parent).settings == settings_of(recipe.data, recipe.tokenizer):
             return path.parent
-    raise ValueError(f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first")
+    raise UserError(f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first")
 
 
 def deviations(recipe: Recipe, runs: Path) -> list[str]:
@@ -81,9 +82,9 @@ def _ranks(world_size: int | None, rank: int | None) -> range:
     if rank is None:
         return range(world_size or 1)
     if world_size is None:
-        raise ValueError(f"--rank {rank} needs the number of ranks; give --world-size too")
+        raise UserError(f"--rank {rank} needs the number of ranks; give --world-size too")
     if rank >= world_size:
-        raise ValueError(f"--rank must be < --world-size, got {rank} and {world_size}")
+        raise UserError(f"--rank must be < --world-size, got {rank} and {world_size}")
     return range(rank, rank + 1)
 
 

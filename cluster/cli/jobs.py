@@ -12,6 +12,7 @@ from multihop.cluster.jobs.fetched import unpack_results
 from multihop.cluster.jobs.follow import exit_code, follow, verdict
 from multihop.cluster.jobs.submit import Order, submit
 from multihop.cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DETACHED, FAILED
 from multihop.common.redaction import shown
 
@@ -108,14 +109,14 @@ def fetch_results(address: str, name: str, out: Path) -> None:
     """Copy report, results, metrics and recipe of a run to this machine, replacing those of an earlier fetch.
 
     Raises:
-        ValueError: The run has none, or a directory or other file blocks their path.
+        UserError: The run has none, or a directory or other file blocks their path.
     """
     jobs = Jobs(address)
     job = find_job(jobs, name)
     try:
         printed = run_errand(jobs, "pack_results", [_folder(job)])
     except ErrandFailed as error:
-        raise ValueError(str(error)) from None
+        raise UserError(str(error)) from None
     lines = [line.removeprefix(MARK) for line in printed.splitlines() if line.startswith(MARK)]
     fetched = unpack_results(b"".join(base64.b64decode(line, validate=True) for line in lines), out / name)
     print(f"wrote {fetched} files to {shown(str(out / name))}")
@@ -125,13 +126,13 @@ def find_job(jobs: Jobs, name: str) -> Job:
     """The run's job that has not ended, or else its newest job.
 
     Raises:
-        ValueError: The run has no job.
+        UserError: The run has no job.
     """
     found = jobs.all()
     mine = [job for job in found if job.run == name]
     if not mine:
         there = ", ".join(sorted({job.run for job in found})) or "none"
-        raise ValueError(f"no job of a run {name}; runs with jobs: {there}")
+        raise UserError(f"no job of a run {name}; runs with jobs: {there}")
     return next((job for job in reversed(mine) if not job.has_ended), mine[-1])
 
 

@@ -29,6 +29,7 @@ from multihop.cluster.cli.options import (
     Verify,
 )
 from multihop.cluster.cli.recipe_commands import recipes_app
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import FAILED, STOPPED
 from multihop.common.redaction import shown
 
@@ -167,7 +168,7 @@ def report(
 
     check_keys(series or (), "--series")
     if series and x is None:
-        raise ValueError("--series needs --x, whose plot it splits into lines; add --x KEY, or omit --series")
+        raise UserError("--series needs --x, whose plot it splits into lines; add --x KEY, or omit --series")
 
     found = find_runs(names, runs)
     first, *others = (run_dir.resolve().name for run_dir in found)
@@ -371,7 +372,7 @@ def _run(
             if not following:
                 return run_stages(placed, folder_here(runs), wanted, allowed or (), verify, home)
             if home is not None:
-                raise ValueError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
+                raise UserError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
             return follow(placed, Path(runs), allowed or (), verify)
 
     _exit_with(work)

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from multihop.common.errors import UserError
+
 recipes_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
@@ -37,12 +39,12 @@ def copy_recipe(
     with as_file(files("multihop") / "recipes") as folder:
         known = _recipes_in(folder)
         if name not in known:
-            raise ValueError(f"{name} is not the name of a recipe; known here: {', '.join(known)}")
+            raise UserError(f"{name} is not the name of a recipe; known here: {', '.join(known)}")
         source = known[name]
         wanted = [source, *_recipe_of_experiment(source)]
         targets = [out / path.relative_to(folder) for path in wanted]
         if existing := [path for path in targets if path.exists()]:
-            raise ValueError(f"{existing[0]} exists; move it away, or choose another --out")
+            raise UserError(f"{existing[0]} exists; move it away, or choose another --out")
         for path, target in zip(wanted, targets, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)

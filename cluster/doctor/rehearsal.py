@@ -12,6 +12,7 @@ from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.cluster.runs.resolved import store_of
 from multihop.cluster.runs.stages import run_stages
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE
 from multihop.common.storage import Folder, open_folder
 from multihop.data_prep.pipeline.identity import recall_inputs
@@ -32,13 +33,13 @@ def rehearse(recipe: Recipe, runs: Path) -> Facts:
     try:
         if not _is_prepared(recipe, runs):
             return {"skipped": "the data is not prepared yet (--stage prep)"}
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return {"error": str(error)}
     name = f"doctor-{secrets.token_hex(6)}"
     place = checkpoints_of(runs / name, recipe.model_copy(update={"name": name}))
     try:
         return {"first_s": _trained(recipe, runs, name, 1), "second_s": _trained(recipe, runs, name, 2)}
-    except (ValueError, OSError, TrainingFailed, WorkerDiedError) as error:
+    except (UserError, OSError, TrainingFailed, WorkerDiedError) as error:
         return {"error": str(error)}
     finally:
         _remove(open_folder(place))

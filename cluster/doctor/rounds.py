@@ -15,6 +15,7 @@ from multihop.cluster.doctor.order import Order
 from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, nodes_of_cluster
 from multihop.cluster.ray.network import free_port
 from multihop.cluster.tracking.reach import seconds_to_answer, server_uri
+from multihop.common.errors import UserError
 
 Facts = dict[str, Any]
 Say = Callable[[str], object]
@@ -150,7 +151,7 @@ def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[Fact
 def _tracking(uri: str) -> Facts:
     try:
         return {"seconds": seconds_to_answer(uri)}
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, UserError) as error:
         return {"error": str(error)}
 
 

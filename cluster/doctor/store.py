@@ -28,7 +28,7 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
         write_rate, in bytes per second, and created: whether this node created the file that only one may.
 
     Raises:
-        OSError, ValueError: it cannot be written.
+        OSError, UserError: it cannot be written.
     """
     folder, content = _folder(location, trial), list(_content(node))
     started = time.perf_counter()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from multihop.cluster.jobs.errands.look import PACKAGES, code_files
 from multihop.cluster.runs.code_version import CodeVersion, git
+from multihop.common.errors import UserError
 from multihop.common.redaction import shown
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
@@ -53,7 +54,7 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
         The archive's size with its largest files, as a sentence.
 
     Raises:
-        ValueError: The archive reaches `limit` bytes, or a name is not UTF-8.
+        UserError: The archive reaches `limit` bytes, or a name is not UTF-8.
     """
     with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
@@ -63,7 +64,7 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
                 while chunk := source.read(_CHUNK):
                     target.write(chunk)
                     if file.tell() >= limit:
-                        raise ValueError(
+                        raise UserError(
                             f"the code is too large: Ray accepts {megabytes(limit)} compressed; the largest files are "
                             f"{_largest(code)}: move them elsewhere, or add them to .gitignore"
                         )
@@ -95,7 +96,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
         name.encode()
     except UnicodeEncodeError:
         given = name.encode(errors="surrogateescape")
-        raise ValueError(f"the name of the file {given!r} is not UTF-8; rename it, or add it to .gitignore") from None
+        raise UserError(f"the name of the file {given!r} is not UTF-8; rename it, or add it to .gitignore") from None
     entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return entry

@@ -50,7 +50,7 @@ def run_small_job(
 
     Raises:
         ErrandFailed: it did not end with exit code 0.
-        ValueError: the files are too large to be sent.
+        UserError: the files are too large to be sent.
     """
     job_id = f"multihop-{name}-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from multihop.cluster.jobs.errands.files import matches, matching
 from multihop.cluster.jobs.errands.pack_results import RESULTS
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 
 
@@ -18,7 +19,7 @@ def unpack_results(archive: bytes, folder: Path) -> int:
         Number of files that were written.
 
     Raises:
-        ValueError: A directory of the results is a file or a link here, or a file of the results is a directory here.
+        UserError: A directory of the results is a file or a link here, or a file of the results is a directory here.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
         # The head may be malicious: take only the expected names, and no links.
@@ -26,9 +27,9 @@ def unpack_results(archive: bytes, folder: Path) -> int:
         files = {entry.name: packed.extractfile(entry).read() for entry in entries}  # type: ignore[union-attr]
     for place in {(folder / name).parent for name in RESULTS}:
         if (place.exists() and not place.is_dir()) or (place != folder and place.is_symlink()):
-            raise ValueError(f"{place} is not a directory; move it away, or choose another --out")
+            raise UserError(f"{place} is not a directory; move it away, or choose another --out")
     if blocked := next((name for name in files if (folder / name).is_dir()), None):
-        raise ValueError(f"{folder / blocked} is a directory; move it away, or choose another --out")
+        raise UserError(f"{folder / blocked} is a directory; move it away, or choose another --out")
     for name in matching(str(folder), RESULTS):
         (folder / name).unlink()
     for name, content in files.items():

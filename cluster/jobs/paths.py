@@ -5,6 +5,7 @@ from pathlib import Path
 
 from multihop.cluster.runs.home import in_home
 from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved
+from multihop.common.errors import UserError
 
 _SQLITE = "sqlite:///"
 
@@ -16,15 +17,15 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
         runs: directory of all runs on the nodes, or s3://BUCKET/PREFIX; None if unknown.
 
     Raises:
-        ValueError: A path is relative, or as for `load_recipe`.
+        UserError: A path is relative, or as for `load_recipe`.
     """
     recipe = read_recipe(path, overrides)
     for key, given in (*_paths(recipe), ("--runs", runs)):
         if given is not None and not given.startswith(("/", "package:")) and "://" not in given:
-            raise ValueError(f"{key}={given} is relative; give the absolute path that all nodes of the cluster see")
+            raise UserError(f"{key}={given} is relative; give the absolute path that all nodes of the cluster see")
     uri = recipe.tracking.uri
     if uri is not None and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-        raise ValueError(
+        raise UserError(
             f"tracking.uri={uri} is relative; write {_SQLITE} and the absolute path on the cluster's head, or omit it "
             "for SQLite in the directory of the runs"
         )

@@ -29,6 +29,7 @@ from multihop.cluster.ray.jobs import (
 from multihop.cluster.runs.code_version import COMMIT as COMMIT_HERE
 from multihop.cluster.runs.code_version import CodeVersion, code_version
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.pretrain.run.changes import binding_differences, check_allowed, differences, listed
 
@@ -82,7 +83,7 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
         say: prints a line.
 
     Raises:
-        ValueError: another recipe runs or stands under this name, or the code is too large to send.
+        UserError: another recipe runs or stands under this name, or the code is too large to send.
     """
     name = order.recipe.name
     earlier = [job for job in jobs.all() if job.run == name]
@@ -90,7 +91,7 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
         return _attached(running, order, say)
     found = look(jobs, f"{order.runs}/{name}")
     if found.versions["ray"] is None:
-        raise ValueError(
+        raise UserError(
             f"`python` on the cluster's head is a Python {found.versions['python']} without Ray; start Ray there from "
             "the environment that has this project's packages"
         )
@@ -147,7 +148,7 @@ def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
     if job.metadata.get(CONTENT) != order.content:
         changed = differences(_comparable(job.recipe), _comparable(now))
         what = listed(changed) if changed else "another stage or folder of runs"
-        raise ValueError(
+        raise UserError(
             f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop it first "
             f"with `multihop stop {job.run}`"
         )
@@ -158,7 +159,7 @@ def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
 
 
 def _changes(order: Order, standing: dict[str, Any] | None) -> list[str]:
-    """The differences from the run that stands, as lines; raises ValueError for those that are not allowed."""
+    """The differences from the run that stands, as lines; raises UserError for those that are not allowed."""
     if standing is None:
         return ["a new run"]
     where = f"{order.runs}/{order.recipe.name}"

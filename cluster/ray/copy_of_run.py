@@ -66,7 +66,7 @@ def fetch_run(home: RunHome, data: Path) -> Path:
         data: the node's copy of its data set.
 
     Raises:
-        ValueError: something is missing or damaged in the home.
+        UserError: something is missing or damaged in the home.
         OSError: the store cannot be read, or the disk not written to.
     """
     folder = node_folder(home.runs) / ".ranks" / home.name
@@ -91,7 +91,7 @@ def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
         training: with the shards for training, unless they are fetched while training goes on.
 
     Raises:
-        ValueError: as `fetch` and `make_room`.
+        UserError: as `fetch` and `make_room`.
         OSError: as `fetch`.
     """
     data, there = node_folder(home.runs) / home.data, open_folder(f"{home.runs}/{home.data}")

@@ -28,6 +28,7 @@ from multihop.cluster.ray.rank import run_rank
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.spares import Spares
 from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import USER_ERROR
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import RowFollower
@@ -79,7 +80,7 @@ def train_on_ray(
 
     Raises:
         TrainingFailed: with the last error of the ranks.
-        ValueError: the ranks found a mistake of the user's.
+        UserError: the ranks found a mistake of the user's.
     """
     run_dir = run_dir.absolute()
     stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
@@ -219,7 +220,7 @@ def _raise_if_given_up(run_dir: Path) -> None:
     """Raise what the ranks say that a restart would not mend."""
     if (run_dir / GAVE_UP).exists():
         reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
-        raise ValueError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
+        raise UserError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multihop.common.errors import UserError
+
 RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
     f"multihop.{key}" for key in ("run", "runs", "content", "code", "commit", "recipe")
 )
@@ -76,10 +78,10 @@ class Jobs:
         """Connect.
 
         Raises:
-            ValueError: The address is not a URL, nothing answers there, or the token is refused.
+            UserError: The address is not a URL, nothing answers there, or the token is refused.
         """
         if not address.startswith(("http://", "https://")):  # Ray would try to connect to a cluster, for minutes
-            raise ValueError(f"--address={address} is not the URL of a Ray dashboard; give http://HOST:8265")
+            raise UserError(f"--address={address} is not the URL of a Ray dashboard; give http://HOST:8265")
         from ray.job_submission import JobSubmissionClient
 
         class Client(JobSubmissionClient):
@@ -93,11 +95,11 @@ class Jobs:
             self._client = Client(address)
         except Exception as error:  # Ray raises RuntimeError, ConnectionError and those of requests
             if "Authentication " in str(error):
-                raise ValueError(
+                raise UserError(
                     f"--address={address}: the cluster refuses the token ({_first_line(error)}); set "
                     "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token with which the cluster was started"
                 ) from None
-            raise ValueError(
+            raise UserError(
                 f"--address={address}: no Ray dashboard answers there ({_first_line(error)}); give the head's, for "
                 "example http://10.0.0.1:8265, and set RAY_AUTH_MODE and RAY_AUTH_TOKEN if the cluster has a token"
             ) from None

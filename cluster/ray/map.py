@@ -6,6 +6,7 @@ from typing import Any
 
 from multihop.cluster.ray.failures import WorkerDiedError
 from multihop.cluster.ray.slow_start import TaskStartProbe
+from multihop.common.errors import UserError
 
 RETRIES = 3
 _ENDS_S = 5.0
@@ -43,7 +44,7 @@ def map_on_ray(
 
     Raises:
         WorkerDiedError: a task's worker died at each attempt.
-        ValueError, OSError: raised by the task, without Ray's traceback around it.
+        UserError, OSError: raised by the task, without Ray's traceback around it.
     """
     import ray
 
@@ -112,7 +113,7 @@ def _result(reference: Any, name: str) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ValueError | OSError):
+        if isinstance(error.cause, UserError | OSError):
             raise error.cause from None
         raise
     except (

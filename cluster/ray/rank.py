@@ -22,6 +22,7 @@ from typing import Any
 from multihop.cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
 from multihop.cluster.ray.network import free_port, interface_of
 from multihop.cluster.ray.shard_fetching import fetching_shards
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
 from multihop.common.files import write_atomically
 from multihop.pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
@@ -55,7 +56,7 @@ def run_rank(config: dict[str, Any]) -> None:
         try:
             data = stack.enter_context(data_of(home))
             run_dir = fetch_run(home, data)
-        except ValueError as error:
+        except UserError as error:
             raise RuntimeError(f"{socket.gethostname()}: {error}") from None
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0

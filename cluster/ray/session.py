@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from multihop.cluster.ray.map import RETRIES
+from multihop.common.errors import UserError
 
 _CONNECT_S = 5.0
 _STARTS = 3
@@ -31,7 +32,7 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         workers: number of ranks of the run.
 
     Raises:
-        ValueError: there is no cluster at the address, or this machine has fewer GPUs than ranks.
+        UserError: there is no cluster at the address, or this machine has fewer GPUs than ranks.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
@@ -136,7 +137,7 @@ def _connect(address: str, **options: Any) -> None:
     try:
         ray.init(address=address, runtime_env=_py_executable(), **options)
     except (ConnectionError, RuntimeError) as error:
-        raise ValueError(
+        raise UserError(
             f"cluster.address={address}: cannot connect to Ray ({' '.join(str(error).split())[:200]}); "
             "start it with `ray start --head`, set the RAY_AUTH_MODE and RAY_AUTH_TOKEN that it was started with, or "
             "omit the address to run on this machine"
@@ -147,22 +148,22 @@ def check_answers(address: str | None) -> None:
     """Check that something listens at a cluster's address; Ray itself would retry for a minute.
 
     Raises:
-        ValueError: nothing does, or the address is malformed.
+        UserError: nothing does, or the address is malformed.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address in (None, "auto", "local"):
         return
-    where = urlsplit(address if "://" in address else f"//{address}")
     try:
+        where = urlsplit(address if "://" in address else f"//{address}")
         host, port = where.hostname, where.port
         if host is None or port is None:
             raise ValueError
     except ValueError:
-        raise ValueError(f"cluster.address={address} is not HOST:PORT, for example 10.0.0.1:6379") from None
+        raise UserError(f"cluster.address={address} is not HOST:PORT, for example 10.0.0.1:6379") from None
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"cluster.address={address} is unreachable ({error.strerror or error}); start Ray there with "
             "`ray start --head`, or omit the address to run on this machine"
         ) from None
@@ -173,4 +174,4 @@ def _check_gpus(workers: int) -> None:
 
     gpus = ray.cluster_resources().get("GPU", 0)
     if 0 < gpus < workers:
-        raise ValueError(f"cluster.workers={workers}, but this machine has {gpus:.0f} GPUs; lower cluster.workers")
+        raise UserError(f"cluster.workers={workers}, but this machine has {gpus:.0f} GPUs; lower cluster.workers")

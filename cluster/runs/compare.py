@@ -11,6 +11,7 @@ from typing import Any
 from multihop.cluster.console import plain
 from multihop.cluster.tracking.fetch import fetch_run
 from multihop.cluster.tracking.store import store_uri
+from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.common.redaction import shown
 from multihop.eval.comparison.differences import METHOD, run_differences
@@ -56,10 +57,10 @@ def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None 
         fetch: makes the directory of a run that is not there.
 
     Raises:
-        ValueError: fewer than two are given, or one does not exist.
+        UserError: fewer than two are given, or one does not exist.
     """
     if len(names) < 2:
-        raise ValueError(f"expected at least two runs, got {len(names)}; name another one")
+        raise UserError(f"expected at least two runs, got {len(names)}; name another one")
     found = []
     for name in names:
         places = [place for place in (runs / name, Path(name)) if (place / "recipe.json").is_file()]
@@ -67,7 +68,7 @@ def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None 
             places = [fetch(name)]
         if not places:
             there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
-            raise ValueError(f"no run {name} in {runs}; existing runs: {there}")
+            raise UserError(f"no run {name} in {runs}; existing runs: {there}")
         found.append(places[0])
     return list(dict.fromkeys(found))
 
@@ -76,7 +77,7 @@ def compare(run_dirs: list[Path]) -> Comparison:
     """Compare runs by the files of their directories; results that a run does not have yet are empty.
 
     Raises:
-        ValueError: one of the files is damaged.
+        UserError: one of the files is damaged.
     """
     compared = read_runs(run_dirs)
     recipes = [run.keys for run in compared]
@@ -103,7 +104,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
         tracking: MLflow's tracking URI, for runs that are not in `runs`.
 
     Raises:
-        ValueError: a run does not exist.
+        UserError: a run does not exist.
     """
     from rich.console import Console
     from rich.table import Column, Table

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun
+from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.tokenizers.existing import adopt
 from multihop.data_prep.tokenizers.special_tokens import TRAINED
@@ -28,7 +29,7 @@ def check_evaluation(recipe: Recipe) -> None:
     context alone.
 
     Raises:
-        ValueError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
+        UserError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
     """
     model = _evaluated_model(recipe)
     check_tasks(recipe.eval, model.family)
@@ -39,7 +40,7 @@ def check_evaluation(recipe: Recipe) -> None:
             if recipe.model.init_from is None
             else "the training of eval.checkpoint is unknown"
         )
-        raise ValueError(f"eval.starts has parent, the initial weights of the training, but {why}; remove parent")
+        raise UserError(f"eval.starts has parent, the initial weights of the training, but {why}; remove parent")
     check_settings(recipe.eval, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
@@ -52,7 +53,7 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
         to_run: False if only the keys of the trials are needed: the parent's weights may then be missing.
 
     Raises:
-        ValueError: A task cannot be read, or weights are missing.
+        UserError: A task cannot be read, or weights are missing.
     """
     from multihop.cluster.runs.trials import weights_dir
     from multihop.eval.plan import plan_trials
@@ -95,7 +96,7 @@ def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool
         otherwise: for the message, what the user can do instead of restoring missing weights.
 
     Raises:
-        ValueError: The weights are missing.
+        UserError: The weights are missing.
     """
     init_from, saved = run.recipe.model.init_from, run.checkpoint
     assert init_from is not None and saved is not None
@@ -103,8 +104,8 @@ def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool
         return replace(evaluated, checkpoint_dir=init_from, checkpoint_sha256=saved.parent, checkpoint_step=None)
     try:
         return of_parent(evaluated, init_from, saved.parent)
-    except ValueError as error:
-        raise ValueError(f"{error}, or {otherwise}") from None
+    except UserError as error:
+        raise UserError(f"{error}, or {otherwise}") from None
 
 
 def _evaluated(run: ResolvedRun) -> Evaluated:

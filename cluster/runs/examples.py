@@ -18,7 +18,7 @@ def make_left_examples(run: ResolvedRun) -> None:
     """Make and write the examples of the run that are left, on the Ray that the caller has started.
 
     Raises:
-        ValueError: as `make_examples`.
+        UserError: as `make_examples`.
         WorkerDiedError: as `map_on_ray`.
     """
     examples, config = planned_examples(run), run.recipe.eval

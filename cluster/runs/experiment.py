@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
 from multihop.cluster.runs.recipe_text import Override, parse_override, read_tree
 from multihop.common.config import Section
+from multihop.common.errors import UserError
 
 Values = dict[str, Any]
 """KEY.PATH -> VALUE, as overrides on the command line."""
@@ -53,7 +54,7 @@ class Experiment(Section):
     @classmethod
     def _each_axis_has_runs(cls, runs: list[dict[str, Values]]) -> list[dict[str, Values]]:
         if not all(runs):
-            raise ValueError("an axis has no runs; write at least one, for instance `base: {}`")
+            raise UserError("an axis has no runs; write at least one, for instance `base: {}`")
         return runs
 
     @field_validator("x", "series")
@@ -68,7 +69,7 @@ class Experiment(Section):
         if given is not None:
             axes = given if isinstance(given, list) else [{"": given}]
             if any("name" in values for axis in axes for values in axis.values()):
-                raise ValueError("the key name cannot be set: runs are called after the experiment and their own key")
+                raise UserError("the key name cannot be set: runs are called after the experiment and their own key")
         return given
 
 
@@ -82,7 +83,7 @@ class Variant:
     overrides: tuple[Override, ...]
 
     def recipe(self, *last: Override) -> Recipe:
-        """The resolved recipe; raises ValueError as `load_recipe`."""
+        """The resolved recipe; raises UserError as `load_recipe`."""
         return recipe_with(self.base, [*self.overrides, *last, ("name", self.name)])
 
 
@@ -103,7 +104,7 @@ def read_experiment(path: Path, overrides: list[str]) -> Plan:
         overrides: KEY.PATH=VALUE for all recipes; `name=…` names the experiment.
 
     Raises:
-        ValueError: naming the file or the run, what was given, and what is accepted.
+        UserError: naming the file or the run, what was given, and what is accepted.
     """
     given = [parse_override(text) for text in overrides]
     content = {"name": path.stem, **read_tree(path, _WHAT)} | {key: value for key, value in given if key == "name"}
@@ -122,7 +123,7 @@ def read_experiment(path: Path, overrides: list[str]) -> Plan:
         repeated = [variant([*names, SAME_SECONDS], *changes, experiment.same_seconds) for names, changes in grid[1:]]
     names = [each.name for each in (*variants, *repeated)]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{path}: two runs are called {twice}; rename one")
+        raise UserError(f"{path}: two runs are called {twice}; rename one")
     for each in (*variants, *repeated):
         _check(each, path)
     return Plan(experiment, variants, repeated)
@@ -131,5 +132,5 @@ def read_experiment(path: Path, overrides: list[str]) -> Plan:
 def _check(variant: Variant, path: Path) -> None:
     try:
         variant.recipe()
-    except ValueError as error:
-        raise ValueError(f"{path}: the run {variant.name}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{path}: the run {variant.name}: {error}") from None

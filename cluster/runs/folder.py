@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from multihop.cluster.console import console
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
+from multihop.common.errors import UserError
 from multihop.common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from multihop.common.json_lines import append_row
 from multihop.common.lease import HeldError
@@ -31,7 +32,7 @@ _MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
 _WRITTEN_INTO = ("eval", "eval/weights", "index", "logs", ".ray-train")
 
 
-class InUseError(ValueError):
+class InUseError(UserError):
     """A folder is locked by another process."""
 
 
@@ -39,29 +40,29 @@ class InUseError(ValueError):
 def opened(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Iterator[None]:
     """Lock the run's folder for the length of a block, and write the resolved recipe into it.
 
-    If the first start of a run ends in a mistake of the user's (ValueError) before any rank was started, what it
+    If the first start of a run ends in a mistake of the user's (UserError) before any rank was started, what it
     created is removed: the corrected recipe must not be refused as a changed one.
 
     Args:
         allowed: dotted keys that may change under a run that was started before.
 
     Raises:
-        ValueError: another process holds the lock, or the recipe differs from the run's in keys that are not allowed.
+        UserError: another process holds the lock, or the recipe differs from the run's in keys that are not allowed.
     """
     is_new = not run_dir.exists()
     try:
         make_folder(run_dir)
     except FileExistsError as error:
-        raise ValueError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
+        raise UserError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
     except FileNotFoundError as error:  # the parent exists: its file system has no directories of users, as /proc
-        raise ValueError(f"{error.filename} cannot be created there; choose another --runs") from None
+        raise UserError(f"{error.filename} cannot be created there; choose another --runs") from None
     with held(run_dir):
         before = set(os.listdir(run_dir))
         try:
             _check_links(run_dir)
             _write_recipe(run_dir, recipe, allowed)
             yield
-        except ValueError:
+        except UserError:
             _withdraw(run_dir, before, is_new)
             raise
 
@@ -169,7 +170,7 @@ def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> list[
     """The differences from the recipe that a run was started with, in keys that the user has allowed to change.
 
     Raises:
-        ValueError: it differs in keys that are not allowed.
+        UserError: it differs in keys that are not allowed.
     """
     path = run_dir / "recipe.json"
     # A recipe.json of an older version lacks newer keys, which have their defaults.
@@ -184,7 +185,7 @@ def _check_links(run_dir: Path) -> None:
     """The run's folder, its data and its checkpoints may be links; files that are appended to may not."""
     for name in _WRITTEN_INTO:
         if (run_dir / name).is_symlink():
-            raise ValueError(
+            raise UserError(
                 f"{run_dir / name} is a link, which multihop does not write through; replace it by a folder"
             )
     for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):

@@ -22,6 +22,7 @@ from multihop.cluster.runs.stages import run_stages
 from multihop.cluster.runs.summary import read_summary, summarise
 from multihop.cluster.tracking.beside import log_beside
 from multihop.cluster.tracking.store import store_uri
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.storage import open_folder
@@ -48,11 +49,11 @@ def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify:
         allowed, full_verify: as for `run_stages`.
 
     Raises:
-        ValueError: a mistake of the user's, found before anything is started where possible; another process
+        UserError: a mistake of the user's, found before anything is started where possible; another process
             evaluates the run.
     """
     if recipe.eval.checkpoint is not None:
-        raise ValueError(
+        raise UserError(
             f"--follow evaluates the checkpoints of the run, and eval.checkpoint={recipe.eval.checkpoint} is another "
             "model; remove one of them"
         )
@@ -106,12 +107,12 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
         _say_skipped(new[:-1], read_results(folder))
         try:
             saved = read_checkpoint_manifest(folder_of_step(place, seen))
-        except ValueError as error:
+        except UserError as error:
             console.print(f"{error}; skipped")
             continue
         run = replace(resolve(recipe, folder, store_of(recipe, runs), False), checkpoint=saved)
         if run.data is None:
-            raise ValueError(f"the texts of {folder} changed since its training started; restore the texts")
+            raise UserError(f"the texts of {folder} changed since its training started; restore the texts")
         check_data_unchanged(run, run.data, ())
         _evaluate(run)
 

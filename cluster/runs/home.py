@@ -44,7 +44,7 @@ class Home:
         """Nothing is fetched yet.
 
         Raises:
-            ValueError: the bucket does not exist or cannot be reached.
+            UserError: the bucket does not exist or cannot be reached.
         """
         self.location = runs.rstrip("/")
         self.runs = folder_here(runs)
@@ -163,7 +163,7 @@ def opened_home(runs: str, name: str) -> Iterator[Home | None]:
     """The home of a run, held for the length of a block; None if `runs` is a folder.
 
     Raises:
-        ValueError: another process holds it, or it cannot be reached.
+        UserError: another process holds it, or it cannot be reached.
     """
     if not runs.startswith(_SCHEME):
         yield None

@@ -8,6 +8,7 @@ from pathlib import Path
 from multihop.cluster.ray.map import Resources, map_on_ray
 from multihop.cluster.runs.folder import held_when_free
 from multihop.cluster.runs.home import Home
+from multihop.common.errors import UserError
 from multihop.common.mapping import ReportProgress
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset.find import find_whole
@@ -49,7 +50,7 @@ def provide(
         The data set's folder and its manifest; every file of it has its hash.
 
     Raises:
-        ValueError: `place` holds something else, or as `prepare`.
+        UserError: `place` holds something else, or as `prepare`.
         WorkerDiedError: as `map_on_ray`.
     """
     work = work_of(store)
@@ -60,7 +61,7 @@ def provide(
                 inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         manifest = find_whole(place, inputs.identity, map_items, report, full)
         if manifest is None:
-            raise ValueError(
+            raise UserError(
                 f"{place} is a folder instead of a link to the prepared data, and it is damaged or was not made from "
                 "the present texts and settings; remove it to have it replaced by a link, or set name=… for a new run"
             )

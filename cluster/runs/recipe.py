@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.store import STORE_FILES
 from multihop.common.config import NOTHING, PLACE, SPEED, Section, decided_by
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
 from multihop.eval.config import EvalConfig
@@ -54,7 +55,7 @@ class ClusterConfig(Section):
     @classmethod
     def _the_least_is_first(cls, workers: list[int]) -> list[int]:
         if workers != sorted(workers):
-            raise ValueError(f"expected [least, most]; write {sorted(workers)}")
+            raise UserError(f"expected [least, most]; write {sorted(workers)}")
         return workers
 
     @property
@@ -67,14 +68,14 @@ class ClusterConfig(Section):
     def _has_names_only(cls, names: list[str]) -> list[str]:
         # The message does not repeat what was given: it may be a secret.
         if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names):
-            raise ValueError("expected names of environment variables, without values: set these on the nodes")
+            raise UserError("expected names of environment variables, without values: set these on the nodes")
         return names
 
     @field_validator("address")
     @classmethod
     def _has_no_password(cls, address: str | None) -> str | None:
         if address is not None and "@" in address:
-            raise ValueError("it has an @; write HOST:PORT, and give Ray's token by RAY_AUTH_TOKEN in the environment")
+            raise UserError("it has an @; write HOST:PORT, and give Ray's token by RAY_AUTH_TOKEN in the environment")
         return address
 
 
@@ -92,10 +93,10 @@ class Recipe(TrainingConfig):
     @classmethod
     def _name_is_a_folder(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise ValueError(f"{name!r} is not a valid name; use letters, digits, dots, dashes and underscores")
+            raise UserError(f"{name!r} is not a valid name; use letters, digits, dots, dashes and underscores")
         # File systems may be case-insensitive.
         if name.lower().startswith(STORE_FILES):
-            raise ValueError(f"{name!r} is reserved for the files of MLflow; choose another name")
+            raise UserError(f"{name!r} is reserved for the files of MLflow; choose another name")
         return name
 
     @model_validator(mode="after")
@@ -104,7 +105,7 @@ class Recipe(TrainingConfig):
         wanted = [name for name, tokens in TRAINED.items() if is_for(tokens, family.causal, family.translates)]
         # The special tokens of an existing tokenizer are known when it is read.
         if self.tokenizer.path is None and self.tokenizer.special_tokens not in wanted:
-            raise ValueError(
+            raise UserError(
                 f"tokenizer.special_tokens={self.tokenizer.special_tokens} lacks the tokens that objective.name="
                 f"{self.objective.name} needs; set tokenizer.special_tokens={wanted[0]}"
             )
@@ -114,13 +115,13 @@ class Recipe(TrainingConfig):
     def _sources_suit_the_family(self) -> "Recipe":
         translates = FAMILIES[self.model.family].translates
         if translates and not self.data.holds_pairs:
-            raise ValueError(
+            raise UserError(
                 f"model.family={self.model.family} translates, and data.sources have documents; give the sources "
                 "fields={source: …, target: …} or target_path, or set another family"
             )
         if self.data.holds_pairs and not translates:
             translating = " or ".join(name for name, family in FAMILIES.items() if family.translates)
-            raise ValueError(
+            raise UserError(
                 f"data.sources have pairs, and model.family={self.model.family} does not translate; set model.family="
                 f"{translating}"
             )
@@ -135,14 +136,14 @@ def check_keys(keys: Iterable[str], where: str = "") -> None:
         where: the option that they were given with, for the message.
 
     Raises:
-        ValueError: A key does not exist.
+        UserError: A key does not exist.
     """
     for key in keys:
         try:
             decided_by(Recipe, key)
         except KeyError:
             given = f"{where}={key}" if where else key
-            raise ValueError(f"{given} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
+            raise UserError(f"{given} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -152,7 +153,7 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
         overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
 
     Raises:
-        ValueError: with the key's path, the given value, and what is accepted.
+        UserError: with the key's path, the given value, and what is accepted.
     """
     return resolved(read_recipe(path, overrides))
 
@@ -161,7 +162,7 @@ def read_recipe(path: Path, overrides: list[str]) -> Recipe:
     """Read, override and validate a recipe, without resolving its paths.
 
     Raises:
-        ValueError: As for `load_recipe`.
+        UserError: As for `load_recipe`.
     """
     return _read(path, [parse_override(text) for text in overrides])
 
@@ -170,7 +171,7 @@ def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
     """`load_recipe` with overrides that are parsed.
 
     Raises:
-        ValueError: as `load_recipe`.
+        UserError: as `load_recipe`.
     """
     return resolved(_read(path, overrides))
 
@@ -189,7 +190,7 @@ def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
     """Validate the content of a recipe.
 
     Raises:
-        ValueError: one sentence per mistake.
+        UserError: one sentence per mistake.
     """
     return validated(Recipe, content, origin, "a recipe")
 
@@ -201,7 +202,7 @@ def validated(section: type[_Section], content: dict[str, Any], origin: str, wha
         what: the file is, for messages.
 
     Raises:
-        ValueError: one sentence per mistake.
+        UserError: one sentence per mistake.
     """
     check_texts(content, origin)
     try:
@@ -209,7 +210,7 @@ def validated(section: type[_Section], content: dict[str, Any], origin: str, wha
     except ValidationError as error:
         sentences = [_sentence(part, origin, section, what) for part in error.errors()]
         more = len(sentences) - _SHOWN
-        raise ValueError("; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")) from None
+        raise UserError("; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")) from None
 
 
 def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from multihop.common.errors import UserError
 from multihop.common.redaction import redacted, shown
 from multihop.common.user_file import MOST_BYTES, read_given_text
 
@@ -34,13 +35,13 @@ def read_tree(path: Path, what: str) -> dict[str, Any]:
         what: the file is, for messages.
 
     Raises:
-        ValueError: one sentence.
+        UserError: one sentence.
     """
     tree = parse_yaml(read_given_text(path, str(path), what), str(path))
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} holds a {type(tree).__name__}, expected the sections of {what}")
+        raise UserError(f"{path} holds a {type(tree).__name__}, expected the sections of {what}")
     return tree
 
 
@@ -48,11 +49,11 @@ def parse_override(text: str) -> Override:
     """Split KEY.PATH=VALUE, where VALUE is YAML.
 
     Raises:
-        ValueError: one sentence.
+        UserError: one sentence.
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(_no_override(text))
+        raise UserError(_no_override(text))
     _steps(key, text)
     return key, parse_yaml(value, key)
 
@@ -64,7 +65,7 @@ def put(tree: dict[str, Any], override: Override) -> None:
         override: a list's items by index (`phases[0].seq_len`); a mapping is merged into an existing mapping.
 
     Raises:
-        ValueError: one sentence.
+        UserError: one sentence.
     """
     key, value = override
     # Recipes that are made from one override share no list or section.
@@ -75,12 +76,12 @@ def parse_yaml(text: str, origin: str) -> Any:
     """Parse the subset of YAML that recipes use.
 
     Raises:
-        ValueError: it is not valid YAML, or it has anchors, aliases, tags, keys that are not strings, duplicate keys,
+        UserError: it is not valid YAML, or it has anchors, aliases, tags, keys that are not strings, duplicate keys,
             more than 32 levels, or more than MOST_BYTES.
     """
     try:
         if len(text) > MOST_BYTES:
-            raise ValueError(f"it is longer than {MOST_BYTES:,} characters")
+            raise UserError(f"it is longer than {MOST_BYTES:,} characters")
         _check_events(text)
         loader = _Loader(text)
         try:
@@ -92,14 +93,14 @@ def parse_yaml(text: str, origin: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{origin} is not valid YAML for a recipe: {' '.join(redacted(str(error)).split())}") from None
+        raise UserError(f"{origin} is not valid YAML for a recipe: {' '.join(redacted(str(error)).split())}") from None
 
 
 def check_texts(tree: Any, origin: str, key: str = "") -> None:
     """Refuse interpolation and credentials in any text of a recipe.
 
     Raises:
-        ValueError: naming the key, without the secret.
+        UserError: naming the key, without the secret.
     """
     if isinstance(tree, dict | list):
         for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -109,14 +110,14 @@ def check_texts(tree: Any, origin: str, key: str = "") -> None:
     if not isinstance(tree, str):
         return
     if "${" in tree:
-        raise ValueError(
+        raise UserError(
             f'{origin}: {key} contains "${{", and recipes have no interpolation; write the value, and pass '
             "secrets in the environment to the libraries that need them (docs/security.md)"
         )
     if tree == "???":
-        raise ValueError(f"{origin}: {key}=??? is a placeholder; write a value")
+        raise UserError(f"{origin}: {key}=??? is a placeholder; write a value")
     if redacted(tree) != tree:
-        raise ValueError(
+        raise UserError(
             f"{origin}: {key} is a URL with a password or key, which would be written to files and MLflow; remove "
             "it and set MLFLOW_TRACKING_URI or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, for https:// "
             "sources use ~/.netrc, for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (docs/security.md)"
@@ -129,17 +130,17 @@ def _check_events(text: str) -> None:
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         line = event.start_mark.line + 1
         if number > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+            raise UserError(f"it has more than {_MOST_VALUES:,} values")
         if getattr(event, "anchor", None) is not None:
-            raise ValueError(f"line {line} has an anchor or alias (& or *); write the value out, or put it in quotes")
+            raise UserError(f"line {line} has an anchor or alias (& or *); write the value out, or put it in quotes")
         if getattr(event, "tag", None) is not None:
-            raise ValueError(f"line {line} has a tag (!); write the value without it, or put it in quotes")
+            raise UserError(f"line {line} has a tag (!); write the value without it, or put it in quotes")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _DEEPEST:
-            raise ValueError(f"line {line} is nested more than {_DEEPEST} deep")
+            raise UserError(f"line {line} is nested more than {_DEEPEST} deep")
 
 
 def _check_node(node: Any) -> None:
@@ -152,16 +153,16 @@ def _check_node(node: Any) -> None:
         if kind not in ("int", "float", "bool", "null"):
             node.tag = f"{_TAG}str"  # dates too: no key of a recipe is one
         elif len(node.value) > _LONGEST_NUMBER:
-            raise ValueError(f"line {node.start_mark.line + 1} has a number of {len(node.value):,} characters")
+            raise UserError(f"line {node.start_mark.line + 1} has a number of {len(node.value):,} characters")
         return
     keys = set()
     for key, value in node.value:
         _check_node(key)
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
-            raise ValueError(f"line {line} has a key that is not a string; put it in quotes")
+            raise UserError(f"line {line} has a key that is not a string; put it in quotes")
         if key.value in keys:
-            raise ValueError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
+            raise UserError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
         keys.add(key.value)
         _check_node(value)
 
@@ -169,7 +170,7 @@ def _check_node(node: Any) -> None:
 def _steps(key: str, given: str) -> list[str]:
     steps = re.findall(r"[\w-]+", key)
     if not _KEY.fullmatch(key) or len(steps) > _DEEPEST:
-        raise ValueError(_no_override(given))
+        raise UserError(_no_override(given))
     return steps
 
 
@@ -182,7 +183,7 @@ def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
     step: Any = steps[0]
     if isinstance(tree, list):
         if not step.isdigit() or int(step) >= len(tree):
-            raise ValueError(f"{key} cannot be applied: index {step} is out of range for a list of {len(tree)}")
+            raise UserError(f"{key} cannot be applied: index {step} is out of range for a list of {len(tree)}")
         step = int(step)
         there = tree[step]
     else:

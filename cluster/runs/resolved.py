@@ -10,6 +10,7 @@ from multihop.cluster.runs.folder import note_change
 from multihop.cluster.runs.home import Home
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.pipeline.identity import ResolvedInputs, recall_inputs, sources_key
@@ -77,7 +78,7 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: Home | 
         full: trust no file of the data set by its size and modification time, so that preparation verifies it.
 
     Raises:
-        ValueError: a source is missing.
+        UserError: a source is missing.
     """
     files = list_files(recipe.data.sources)
     inputs = recall_inputs(recipe.data, recipe.tokenizer, files, work_of(store))
@@ -98,7 +99,7 @@ def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
         is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
         try:
             return replace(run, checkpoint=verify(location) if is_last else read_checkpoint_manifest(location))
-        except ValueError as error:
+        except UserError as error:
             if is_last:
                 console.print(f"{error}; the steps since the last good checkpoint are trained again")
     return replace(run, checkpoint=None)
@@ -108,20 +109,20 @@ def check_data_unchanged(run: ResolvedRun, data: Manifest, allowed: Sequence[str
     """Refuse to resume with other data than the newest checkpoint was trained on, unless that is allowed.
 
     Raises:
-        ValueError: what changed, and what to do.
+        UserError: what changed, and what to do.
     """
     saved = run.checkpoint
     if saved is None or saved.data_fingerprint == data.fingerprint:
         return
     if saved.tokenizer_sha256 not in (None, data.tokenizers_sha256):
-        raise ValueError(
+        raise UserError(
             f"the texts of {run.folder} changed, and with them the tokenizer that is trained on them: the model was "
             "trained with a different tokenizer; restore the texts, or set name=… for a new run"
         )
     if "data" in allowed:
         note_change(run.folder, "data", [("data", saved.data_fingerprint, data.fingerprint)])
         return
-    raise ValueError(
+    raise UserError(
         f"the texts of {run.folder} changed: it was trained on data {saved.data_fingerprint[:12]}, and data.sources "
         f"now give {data.fingerprint[:12]}; restore the texts, set name=… for a new run, or, to resume with the new "
         "texts, add --allow-change data"

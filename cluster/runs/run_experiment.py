@@ -10,6 +10,7 @@ from multihop.cluster.runs.experiment import Plan
 from multihop.cluster.runs.folder import InUseError, check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
 from multihop.common.json_lines import read_rows
 from multihop.common.redaction import shown
@@ -32,12 +33,12 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
         out: the report's folder; None: NAME in the folder of the runs.
 
     Raises:
-        ValueError: a mistake of the user's, found before anything is started where possible.
+        UserError: a mistake of the user's, found before anything is started where possible.
     """
     experiment = plan.experiment
     out = out or runs / experiment.name
     if (out / "recipe.json").exists():
-        raise ValueError(f"{out} is a run, whose report would be replaced; set name=… or --out")
+        raise UserError(f"{out} is a run, whose report would be replaced; set name=… or --out")
     recipes = [variant.recipe() for variant in plan.variants]
     for recipe in recipes:
         _check(recipe, runs)
@@ -51,7 +52,7 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
             code = run_stages(recipe, runs)
         except InUseError:
             raise
-        except (ValueError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
+        except (UserError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
             failed[recipe.name] = shown(str(error))
             console.print(f"{recipe.name} failed: {failed[recipe.name]}")
             continue

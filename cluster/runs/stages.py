@@ -19,6 +19,7 @@ from multihop.cluster.runs.summary import environment, read_summary, write_summa
 from multihop.cluster.tracking.access import check_access
 from multihop.cluster.tracking.store import store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
@@ -69,7 +70,7 @@ def run_stages(
         home: of the run, if it has one in an object store; `runs` is this node's copy.
 
     Raises:
-        ValueError: a mistake of the user's, found before anything is started where possible.
+        UserError: a mistake of the user's, found before anything is started where possible.
     """
     if "eval" in wanted:
         check_evaluation(recipe)
@@ -84,7 +85,7 @@ def run_stages(
             parent = recipe.model.init_from
             check_init_keys(recipe.model, ["word_bias"] if parent and is_huggingface(Path(parent)) else [])
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
-            raise ValueError(
+            raise UserError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "
                 "train`, or set eval.checkpoint to a Hugging Face model"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.runs.code_version import commit_label
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.hardware import cpu_model
 from multihop.common.json_lines import read_rows
@@ -23,7 +24,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """The summary; empty if none was written yet.
 
     Raises:
-        ValueError: it is damaged.
+        UserError: it is damaged.
     """
     path, advice = run_dir / "summary.json", "remove it: it is rewritten, without the seconds of past starts"
     try:
@@ -32,7 +33,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         return {}
     stages = content.get("stages", {})
     if not isinstance(stages, dict) or not all(isinstance(seconds, int | float) for seconds in stages.values()):
-        raise ValueError(f"{path}: stages does not map stage names to seconds; {advice}")
+        raise UserError(f"{path}: stages does not map stage names to seconds; {advice}")
     return content
 
 

@@ -11,6 +11,7 @@ from multihop.cluster.console import console, progress_line
 from multihop.cluster.ray.copy_of_run import RunHome, data_of
 from multihop.cluster.ray.failures import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, open_append
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.eval.config import EvalConfig
@@ -172,7 +173,7 @@ def _attempt(trial: Trial, home: RunHome | None) -> Outcome | _Failure:
 
 def _one_line(error: Exception) -> str:
     """The message: errors for users are sentences already; of others, also the type, and only the beginning."""
-    if isinstance(error, ValueError | OSError):
+    if isinstance(error, UserError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
 

@@ -2,6 +2,7 @@
 
 from multihop.cluster.tracking.store import connect
 from multihop.cluster.tracking.timeout import call_with_timeout
+from multihop.common.errors import UserError
 from multihop.common.redaction import redacted
 
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
@@ -11,7 +12,7 @@ def check_access(uri: str) -> None:
     """Ask a server for its experiments, before anything that takes long.
 
     Raises:
-        ValueError: it refuses the user. A server that is unreachable is no error, and databases are not asked.
+        UserError: it refuses the user. A server that is unreachable is no error, and databases are not asked.
     """
     if not uri.startswith(("http://", "https://")):
         return
@@ -20,7 +21,7 @@ def check_access(uri: str) -> None:
         call_with_timeout(lambda: client.search_experiments(max_results=1))
     except Exception as error:  # what else fails is no reason to refuse a run
         if reason := refusal(error):
-            raise ValueError(f"{redacted(uri)} {reason}") from None
+            raise UserError(f"{redacted(uri)} {reason}") from None
 
 
 def refusal(error: Exception) -> str:

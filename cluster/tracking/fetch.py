@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from multihop.cluster.tracking.access import refusal
 from multihop.cluster.tracking.store import TOKEN_TAG, connect
+from multihop.common.errors import UserError
 from multihop.common.redaction import redacted, shown
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def fetch_run(name: str, uri: str, folder: Path) -> Path:
     These are COMPARED, of which only recipe.json must be there, and metrics.jsonl with the metrics that are logged.
 
     Raises:
-        ValueError: MLflow has no such run, several, or one without recipe.json; it is unreachable, or refuses the user.
+        UserError: MLflow has no such run, several, or one without recipe.json; it is unreachable, or refuses the user.
     """
     from mlflow.exceptions import MlflowException
 
@@ -33,7 +34,7 @@ def fetch_run(name: str, uri: str, folder: Path) -> Path:
         return _write(client, run, folder / name)
     except MlflowException as error:
         reason = refusal(error) or f"gives no answer ({' '.join(redacted(str(error)).split())[:300]})"
-        raise ValueError(f"{redacted(uri)} {reason}") from None
+        raise UserError(f"{redacted(uri)} {reason}") from None
 
 
 def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
@@ -43,10 +44,10 @@ def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
     wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"
     found = client.search_runs(list(experiments), wanted) if plain and experiments else []
     if not found:
-        raise ValueError(f"no run {shown(name)} in MLflow at {redacted(uri)}; check the name in its UI")
+        raise UserError(f"no run {shown(name)} in MLflow at {redacted(uri)}; check the name in its UI")
     if len(found) > 1:
         places = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in found)
-        raise ValueError(
+        raise UserError(
             f"{len(found)} runs are called {shown(name)} in MLflow at {redacted(uri)}, in experiments {shown(places)}; "
             "delete or rename all but one there"
         )
@@ -58,7 +59,7 @@ def _write(client: "MlflowClient", run: "Run", run_dir: Path) -> Path:
     run_id = run.info.run_id
     logged = {file.path for file in client.list_artifacts(run_id)}
     if "recipe.json" not in logged:
-        raise ValueError(
+        raise UserError(
             f"MLflow has no recipe.json of the run {run_dir.name}, which an older version logged or which is still "
             "starting; compare it where its directory is"
         )

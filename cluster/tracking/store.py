@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from multihop.common.errors import UserError
 from multihop.common.redaction import redacted
 from multihop.eval.trial import trial_name
 
@@ -46,11 +47,11 @@ def store_uri(runs: Path, given: str | None = None) -> str:
     """The tracking URI: `given`, else MLFLOW_TRACKING_URI, else an SQLite file in the runs directory.
 
     Raises:
-        ValueError: MLflow does not support the URI.
+        UserError: MLflow does not support the URI.
     """
     uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{os.path.realpath(runs)}/mlflow.db"
     if urlsplit(uri).scheme.partition("+")[0] not in _SCHEMES and uri != "databricks":
-        raise ValueError(
+        raise UserError(
             f"tracking.uri={redacted(uri)} is not a tracking server or database; write http://HOST:PORT or "
             "sqlite:///PATH, or omit it for SQLite in the runs directory"
         )
@@ -74,7 +75,7 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
     """The id of the experiment of this name, created if it does not exist.
 
     Raises:
-        ValueError: it was deleted in MLflow.
+        UserError: it was deleted in MLflow.
     """
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -83,7 +84,7 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
         kind = {"mlflow.experimentKind": "custom_model_development"}  # selects the page that MLflow shows first
         return str(client.create_experiment(name, artifact_location=artifacts, tags=kind))
     if found.lifecycle_stage != "active":
-        raise ValueError(
+        raise UserError(
             f"tracking.experiment={name} was deleted in MLflow; restore it with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or choose another name"
         )

@@ -37,6 +37,7 @@ from multihop.cluster.tracking.store import (
     tag_planned,
 )
 from multihop.cluster.tracking.timeout import TIMEOUT_S, call_with_timeout
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import RowFollower, read_rows
 from multihop.common.redaction import redacted
@@ -64,7 +65,7 @@ def open_run(
         tags: what the results depend on besides the recipe: commit, versions, fingerprints.
 
     Raises:
-        ValueError: the URI is not supported, the server refuses the user, or the experiment was deleted. An unreachable
+        UserError: the URI is not supported, the server refuses the user, or the experiment was deleted. An unreachable
             server is no error.
     """
     tracker = Tracker(run_dir, recipe, store_uri(run_dir.parent, uri), experiment, tags)
@@ -76,7 +77,7 @@ def is_behind(run_dir: Path) -> bool:
     """Whether MLflow lacks part of a tracked run; the run's next start catches up."""
     try:
         state = read_state(run_dir)
-    except ValueError:
+    except UserError:
         return True
     return bool(state) and not state["complete"]
 
@@ -112,7 +113,7 @@ class Tracker:
         self._state: dict[str, Any] = {}
         try:
             self._state = read_state(run_dir)
-        except ValueError as error:
+        except UserError as error:
             log.warning("%s", error)
         self._client: MlflowClient | None = None
         self._experiment_id = ""
@@ -126,13 +127,13 @@ class Tracker:
         """Create or resume MLflow's run, if MLflow is reachable.
 
         Raises:
-            ValueError: a mistake in the recipe's tracking section.
+            UserError: a mistake in the recipe's tracking section.
         """
         self._try()
-        if isinstance(self.error, ValueError):
+        if isinstance(self.error, UserError):
             raise self.error
         if self.error is not None and (reason := refusal(self.error)):
-            raise ValueError(f"{self._shown_uri} {reason}") from None
+            raise UserError(f"{self._shown_uri} {reason}") from None
         self._tell()
 
     @contextmanager
@@ -327,7 +328,7 @@ def read_state(run_dir: Path) -> dict[str, Any]:
     """What tracking.json says: uri (redacted), experiment, token, run_id, complete; empty before the first start.
 
     Raises:
-        ValueError: the file is damaged.
+        UserError: the file is damaged.
     """
     advice = "a new MLflow run is created, with all rows from the first one"
     try:
@@ -336,7 +337,7 @@ def read_state(run_dir: Path) -> dict[str, Any]:
         return {}
     kinds = {"uri": str, "experiment": str, "token": str, "run_id": str, "complete": bool}
     if wrong := [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]:
-        raise ValueError(f"{run_dir / 'tracking.json'}: {', '.join(wrong)} missing or of the wrong type; {advice}")
+        raise UserError(f"{run_dir / 'tracking.json'}: {', '.join(wrong)} missing or of the wrong type; {advice}")
     return {key: state[key] for key in kinds}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from multihop.cluster.tracking.store import store_uri
+from multihop.common.errors import UserError
 from multihop.common.redaction import redacted
 
 HOST = "127.0.0.1"
@@ -16,19 +17,19 @@ def serve(runs: Path, port: int) -> NoReturn:
     """Serve MLflow's UI on 127.0.0.1 until interrupted.
 
     Raises:
-        ValueError: there is no store yet, the runs are tracked on a server, or the port is in use.
+        UserError: there is no store yet, the runs are tracked on a server, or the port is in use.
     """
     uri = store_uri(runs)
     if uri.startswith("http"):
-        raise ValueError(f"MLFLOW_TRACKING_URI={redacted(uri)} is a server with its own UI; open it in a browser")
+        raise UserError(f"MLFLOW_TRACKING_URI={redacted(uri)} is a server with its own UI; open it in a browser")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        raise ValueError(f"no MLflow store in {runs} yet; run a recipe first, or set --runs")
+        raise UserError(f"no MLflow store in {runs} yet; run a recipe first, or set --runs")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise ValueError(f"port {port} is not available ({error.strerror}); choose another with --port") from None
+            raise UserError(f"port {port} is not available ({error.strerror}); choose another with --port") from None
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--artifacts-destination", str(runs.resolve() / "mlartifacts")]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from multihop.common.config import Count, PlainName, Record
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
@@ -141,7 +142,7 @@ def data_fingerprint(
 def read_data_manifest(folder: str | Path) -> Manifest:
     """The manifest of the data set in `folder`.
 
-    Raises ValueError when it is missing, malformed or damaged.
+    Raises UserError when it is missing, malformed or damaged.
     """
     path, again = Path(folder) / MANIFEST, "run `multihop prep` again"
     try:
@@ -149,24 +150,24 @@ def read_data_manifest(folder: str | Path) -> Manifest:
             size = os.fstat(file.fileno()).st_size
             data = file.read(min(size, MOST_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
+        raise UserError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {again}") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); {again}") from None
     content = json_object(data, path, advice=again, most_bytes=MOST_BYTES)
     version = content.get("format_version")
     if version != 2:
-        raise ValueError(
+        raise UserError(
             f"{path} has format version {version}, expected 2; read it with the multihop that wrote it, or {again}"
         )
     if not _is_as_written(data, content):
-        raise ValueError(f"{path} is damaged (its own hash does not match); {again}")
+        raise UserError(f"{path} is damaged (its own hash does not match); {again}")
     del content["sha256"]
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(f"{path} is not valid ({where}: {first['msg']}); {again}") from None
+        raise UserError(f"{path} is not valid ({where}: {first['msg']}); {again}") from None
     target = manifest.target_tokenizer
     expected = data_fingerprint(
         manifest.tokenizer.sha256,
@@ -176,7 +177,7 @@ def read_data_manifest(folder: str | Path) -> Manifest:
         None if target is None else target.sha256,
     )
     if manifest.fingerprint != expected:
-        raise ValueError(f"{path} is damaged (the fingerprint does not match its content); {again}")
+        raise UserError(f"{path} is damaged (the fingerprint does not match its content); {again}")
     return manifest
 
 
@@ -184,7 +185,7 @@ def write_manifest(folder: str | Path, manifest: Manifest) -> None:
     """Commit the data set in `folder`; all files that the manifest names must be there.
 
     Raises:
-        ValueError: As for `encode_manifest`.
+        UserError: As for `encode_manifest`.
     """
     write_atomically(Path(folder) / MANIFEST, encode_manifest(manifest))
 
@@ -193,11 +194,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The content of the manifest's file.
 
     Raises:
-        ValueError: It is larger than `read_data_manifest` accepts.
+        UserError: It is larger than `read_data_manifest` accepts.
     """
     spelled = _spelled(manifest.model_dump(mode="json"))
     if len(spelled) > MOST_BYTES:
-        raise ValueError(
+        raise UserError(
             f"{MANIFEST} would have {len(spelled):,} bytes for {len(manifest.shards):,} shards of "
             f"{len(manifest.sources):,} sources, and the limit is {MOST_BYTES:,}; prepare several smaller data sets"
         )
@@ -225,14 +226,14 @@ def _spelled(content: dict[str, Any]) -> bytes:
 def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
     """int64 (vocab_size,): see `TokenCounts`.
 
-    Raises ValueError when the file is missing or damaged.
+    Raises UserError when the file is missing or damaged.
     """
     path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.output_tokenizer.vocab_size
     try:
         with open_regular(path) as file:
             data = file.read(size) if os.fstat(file.fileno()).st_size == size else b""
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
     if len(data) != size or hashlib.sha256(data).hexdigest() != manifest.token_counts.sha256:
-        raise ValueError(f"{path} is damaged; run `multihop prep` to rebuild it")
+        raise UserError(f"{path} is damaged; run `multihop prep` to rebuild it")
     return np.frombuffer(data[_NPY_HEADER:], np.int64)

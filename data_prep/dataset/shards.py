@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from multihop.common.errors import UserError
 from multihop.common.files import open_regular
 from multihop.data_prep.dataset.manifest import Manifest, Shard, read_data_manifest
 
@@ -117,7 +118,7 @@ def _mapped(path: Path) -> _MappedShard:
         return _MappedShard(path)
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is damaged ({reason}); run `multihop prep` again to rebuild it") from None
+        raise UserError(f"{path} is damaged ({reason}); run `multihop prep` again to rebuild it") from None
 
 
 class Documents:
@@ -138,7 +139,7 @@ class Documents:
                 returns when it is there; one that is gone is unmapped then. None: all are mapped now.
 
         Raises:
-            ValueError: a shard is damaged, or not as expected.
+            UserError: a shard is damaged, or not as expected.
         """
         assert expected is not None or await_shard is None
         self._paths, self._expected, self._await_shard = paths, expected, await_shard
@@ -167,27 +168,27 @@ class Documents:
     def lengths(self) -> np.ndarray:
         """int64 (n,): number of tokens of each document. Unlike opening, this reads the offsets of all shards.
 
-        Raises ValueError when a shard is damaged.
+        Raises UserError when a shard is damaged.
         """
         lengths = self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
         if (lengths < 0).any():
-            raise ValueError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
+            raise UserError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
         return lengths
 
     @cached_property
     def source_lengths(self) -> np.ndarray:
         """int64 (n,): of pairs, the number of tokens of each one's source side; the others are the target side's.
 
-        Raises ValueError when the rows are not pairs, or a shard is damaged.
+        Raises UserError when the rows are not pairs, or a shard is damaged.
         """
         parts = []
         for shard in self._shards:
             offsets, values, lengths = shard.sentence_ends.offsets, shard.sentence_ends.values, shard.tokens.offsets
             if (np.diff(offsets) != 2).any():
-                raise ValueError("the data set has documents, not pairs; give its sources pairs, or prepare another")
+                raise UserError("the data set has documents, not pairs; give its sources pairs, or prepare another")
             ends = values[offsets[0] : offsets[-1]].reshape(-1, 2).astype(np.int64)
             if ((ends[:, 0] < 1) | (ends[:, 0] >= ends[:, 1]) | (ends[:, 1] != np.diff(lengths))).any():
-                raise ValueError("a shard is damaged (a side of a pair has no token); run `multihop prep` again")
+                raise UserError("a shard is damaged (a side of a pair has no token); run `multihop prep` again")
             parts.append(ends[:, 0])
         return self._column(np.int64, parts)
 
@@ -238,7 +239,7 @@ class Documents:
         shard = _mapped(self._paths[number])
         if self._expected is not None and shard.size != self._expected[number]:
             (documents, tokens), (right_documents, right_tokens) = shard.size, self._expected[number]
-            raise ValueError(
+            raise UserError(
                 f"{self._paths[number]} is damaged ({documents} documents with {tokens} tokens, expected "
                 f"{right_documents} with {right_tokens}); run `multihop prep` again to rebuild it"
             )
@@ -273,7 +274,7 @@ def open_dataset(folder: str | Path, await_shard: Callable[[Path], None] | None 
     Args:
         await_shard: shards of the training split come and go, as for `Documents`.
 
-    Raises ValueError, naming the file, when one is missing or truncated or does not match the manifest.
+    Raises UserError, naming the file, when one is missing or truncated or does not match the manifest.
     """
     folder = Path(folder)
     manifest = read_data_manifest(folder)
@@ -284,7 +285,7 @@ def open_dataset(folder: str | Path, await_shard: Callable[[Path], None] | None 
     splits = {split: _open_split(folder, manifest.of_split(split), wait) for split, wait in waits.items()}
     # Replacing a data set by another removes the manifest first, so the mapped files are those of this manifest.
     if read_data_manifest(folder).fingerprint != manifest.fingerprint:
-        raise ValueError(f"{folder} was replaced by another data set while it was opened; open it again")
+        raise UserError(f"{folder} was replaced by another data set while it was opened; open it again")
     return TokenDataset(manifest, splits["train"], splits["heldout"])
 
 
@@ -294,9 +295,9 @@ def _check_size(folder: Path, shard: Shard) -> None:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); run `multihop prep` again") from None
     if size != shard.bytes:
-        raise ValueError(f"{path} has {size} bytes, expected {shard.bytes}; run `multihop prep` again to rebuild it")
+        raise UserError(f"{path} has {size} bytes, expected {shard.bytes}; run `multihop prep` again to rebuild it")
 
 
 def _open_split(folder: Path, shards: list[Shard], await_shard: Callable[[Path], None] | None) -> Documents:

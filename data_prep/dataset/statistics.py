@@ -58,7 +58,7 @@ class Statistics:
 def gather(folder: Path) -> Statistics:
     """Read the lengths of all documents, but no tokens.
 
-    Raises ValueError when the folder holds no data set, or a file is missing or truncated.
+    Raises UserError when the folder holds no data set, or a file is missing or truncated.
     """
     dataset = open_dataset(folder)
     manifest = dataset.manifest

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
 from multihop.data_prep.duplicates.shingles import ngrams, read_words
 from multihop.data_prep.duplicates.signed_splits import rows_left
@@ -101,17 +102,17 @@ class DecontaminateSplit:
 def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
     """The evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
 
-    Raises ValueError for a pattern without a file and for a file of an unknown kind.
+    Raises UserError for a pattern without a file and for a file of an unknown kind.
     """
     paths = set()
     for pattern in config.against:
         found = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
         if not found:
-            raise ValueError(f"data.decontaminate.against={pattern} matches no file; correct or remove it")
+            raise UserError(f"data.decontaminate.against={pattern} matches no file; correct or remove it")
         paths |= {str(Path(path).absolute()) for path in found}
     for path in paths:
         if Path(path).suffix not in (".txt", ".jsonl"):
-            raise ValueError(
+            raise UserError(
                 f"data.decontaminate.against matches {path}, expected .jsonl, or .txt with one text per line"
             )
     for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
@@ -128,7 +129,7 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per
     n-gram. Facts: for each set "texts", and "too short", the texts without an n-gram.
 
-    Raises ValueError for a line that is not JSON or lacks the field, and for a set without a text.
+    Raises UserError for a line that is not JSON or lacks the field, and for a set without a text.
     """
     folder = Path(item.folder)
     least = min(MIN_WORDS, item.config.ngram)
@@ -153,7 +154,7 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
                 facts[name]["texts"] += len(texts)
                 facts[name]["too short"] += int((~long_enough).sum())
             if not facts[name]["texts"]:
-                raise ValueError(
+                raise UserError(
                     f"{source} has no text; add evaluation texts, or remove it from data.decontaminate.against"
                 )
         table = np.unique(np.concatenate(tables))
@@ -409,7 +410,7 @@ def _field(line: str, field: str, where: str) -> str:
     except (ValueError, TypeError, KeyError):
         text = None
     if not isinstance(text, str):
-        raise ValueError(
+        raise UserError(
             f"{where} is not a JSON object with a text in {field!r}; correct it or data.decontaminate.field"
         )
     return text

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import SetAside
 from multihop.data_prep.pipeline.choose import FRAGMENTS
 from multihop.data_prep.reading.sources import Part
@@ -34,7 +35,7 @@ def account(
         read: outputs of `documents.read_split` for `splits`.
 
     Raises:
-        ValueError: The share of bad files or of bad documents exceeds `max_bad_fraction`.
+        UserError: The share of bad files or of bad documents exceeds `max_bad_fraction`.
     """
     counts: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
@@ -82,7 +83,7 @@ def account(
     ):
         if bad > max_bad_fraction * total:
             examples = "; ".join(f"{some.path}: {some.reason}" for some in set_aside[:3])
-            raise ValueError(
+            raise UserError(
                 f"{bad} of {total} {what} cannot be used, more than data.max_bad_fraction={max_bad_fraction:g} allows "
                 f"({examples}); repair or remove them, or raise it"
             )

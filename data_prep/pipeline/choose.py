@@ -75,7 +75,7 @@ def choose(work: Path, read: list[Output], data: DataConfig, stages: Stages) -> 
     Duplicates are removed before decontamination, because n-grams of many documents count as common phrases, and again
     after documents were cut, because fragments may be duplicates. No later stage creates documents.
 
-    Raises ValueError for evaluation texts that cannot be read.
+    Raises UserError for evaluation texts that cannot be read.
     """
     splits = [Kept(output.path, output.sha256, _documents_in(output), np.empty(0, np.int64)) for output in read]
     splits, outputs, counts = without_duplicates(work, splits, data, stages)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import TokenizerConfig
 from multihop.data_prep.rules.pairs import sides_of
 from multihop.data_prep.stages.outputs import read_batches
@@ -43,13 +44,13 @@ def count_unknown(item: CountUnknown) -> np.ndarray:
 
 
 def check_coverage(found: Iterable[np.ndarray], tok: TokenizerConfig) -> None:
-    """Raise ValueError if more than MOST_UNKNOWN of a side's tokens are unknown, by the results of `count_unknown`."""
+    """Raise UserError if more than MOST_UNKNOWN of a side's tokens are unknown, by the results of `count_unknown`."""
     counts = sum(found, np.zeros((2, 2), np.int64))
     for side, (unknown, tokens) in zip(("source", "target"), counts.tolist(), strict=True):
         if unknown > MOST_UNKNOWN * tokens:
             whose = "the trained tokenizer" if tok.path is None else f"tokenizer.path={tok.path}"
             instead = "set tokenizer.byte_fallback=true" if tok.path is None else "give one that has its script"
-            raise ValueError(
+            raise UserError(
                 f"{unknown / tokens:.1%} of the {side} side's tokens are unknown to {whose}, at most "
                 f"{MOST_UNKNOWN:.0%} can be; {instead}, or correct the texts"
             )

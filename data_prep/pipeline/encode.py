@@ -72,7 +72,7 @@ class AssembleShard:
 
 
 def train_tokenizer(item: TrainTokenizer) -> Output:
-    """Write the tokenizer, trained or converted, to FOLDER/KEY.model. Raises ValueError as `train` and `adopt`."""
+    """Write the tokenizer, trained or converted, to FOLDER/KEY.model. Raises UserError as `train` and `adopt`."""
 
     def sentences() -> Iterator[str]:
         for text, source in texts_of(item.drawn):

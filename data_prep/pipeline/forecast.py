@@ -71,7 +71,7 @@ def forecast(
         out_dirs: the existing data sets of these sources.
         work: the directory of the stages' outputs.
 
-    Raises ReadFailed when a server does not answer, and ValueError as `resolve_inputs`.
+    Raises ReadFailed when a server does not answer, and UserError as `resolve_inputs`.
     """
     sources = [
         _of_source(source.path, [file for file in files if file.source == number])

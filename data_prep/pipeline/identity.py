@@ -43,7 +43,7 @@ def resolve_inputs(
     Files whose size or modification time changed since the last time are hashed by `map_items` as the stage "hash";
     `work` remembers the result. Only one caller at a time may.
 
-    Raises ValueError as `make_filter`, `evaluation_sets`, `adopt` and `check_tokenizer`; ReadFailed when a server does
+    Raises UserError as `make_filter`, `evaluation_sets`, `adopt` and `check_tokenizer`; ReadFailed when a server does
     not answer.
     """
     check_tokenizer(data, tok)
@@ -61,7 +61,7 @@ def recall_inputs(
 ) -> ResolvedInputs | None:
     """What `resolve_inputs` would return, if `work` remembers all files as they are now; None otherwise.
 
-    No input file is read and nothing is written. Raises ValueError as `resolve_inputs`.
+    No input file is read and nothing is written. Raises UserError as `resolve_inputs`.
     """
     check_tokenizer(data, tok)
     hashes = recall_hashes(files, work)
@@ -119,7 +119,7 @@ def _evaluation_texts(data: DataConfig) -> dict[str, Any]:
 
 
 def existing(data: DataConfig, tok: TokenizerConfig) -> str | None:
-    """SHA-256 of the existing tokenizer; None: one is trained. Raises ValueError as `adopt`."""
+    """SHA-256 of the existing tokenizer; None: one is trained. Raises UserError as `adopt`."""
     if tok.path is None:
         return None
     return hashlib.sha256(adopt(tok.path, tok.lowercase, data.holds_pairs)).hexdigest()

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, remove_temporaries, sync, write_atomically
 from multihop.common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
 from multihop.data_prep.config import DataConfig, TokenizerConfig
@@ -105,7 +106,7 @@ def prepare(
         resolved: the input, if the caller has resolved it in `work`; None: it is listed and resolved here.
         stored: where the stages' outputs are if they run on nodes without a disk in common; None: in `work`.
 
-    Raises ValueError for a missing source, too many bad files or documents, an empty corpus, a corpus without a
+    Raises UserError for a missing source, too many bad files or documents, an empty corpus, a corpus without a
     held-out document although `heldout_fraction` is positive, and a vocabulary too large for the text.
     """
     out_dir = out_dir.absolute()
@@ -141,7 +142,7 @@ def prepare(
     to_look = [FindCandidates(split, data.heldout_fraction, sample_bytes) for split in used]
     sample = merge(run("sample", find_candidates, to_look), sample_bytes)
     if not sample.kept:
-        raise ValueError(nothing_left({**read_counts, **chosen_counts}, data.holds_pairs))
+        raise UserError(nothing_left({**read_counts, **chosen_counts}, data.holds_pairs))
     _check_heldout(sample.kept, sample.held, data.heldout_fraction)
     languages = tuple(source.language for source in data.sources)
     to_draw = used if tok.path is None or data.holds_pairs else []
@@ -168,7 +169,7 @@ def prepare(
     encoded = run_once("encode", encode_split, to_encode)
     plan = {split: plan_shards(encoded, split) for split in _SPLITS}
     if not plan["train"] or (data.heldout_fraction and not plan["heldout"]):
-        raise ValueError("the train or the held-out documents have no token; add text")
+        raise UserError("the train or the held-out documents have no token; add text")
 
     items = [item for split in _SPLITS for item in shard_items(work, out_dir, beside, split, plan[split])]
     assembled = run_once("shards", assemble_shard, items)
@@ -306,12 +307,12 @@ def _fingerprint_of(out_dir: Path) -> str | None:
 
 def _check_heldout(documents: int, held: int, fraction: float) -> None:
     if fraction and not held:
-        raise ValueError(
+        raise UserError(
             f"none of the {documents} documents falls into data.heldout_fraction={fraction:g}; add documents, raise it "
             f"(to about {min(0.5, 5 / documents):.2g}), or set it to 0"
         )
     if held == documents:
-        raise ValueError(
+        raise UserError(
             f"all {documents} documents fall into data.heldout_fraction={fraction:g}; lower it, or add documents"
         )
 

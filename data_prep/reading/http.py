@@ -21,6 +21,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
+from multihop.common.errors import UserError
 from multihop.data_prep.reading.failures import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
@@ -62,7 +63,7 @@ def is_http(location: str) -> bool:
 def describe(url: str) -> Description:
     """Ask for a file's properties.
 
-    Raises FileNotFoundError, PermissionError, ReadFailed, and ValueError when the server does not report the size.
+    Raises FileNotFoundError, PermissionError, ReadFailed, and UserError when the server does not report the size.
     """
     try:
         answer = _ask(url, "HEAD", {})
@@ -77,7 +78,7 @@ def describe(url: str) -> Description:
         if answer.status == 206:
             (_, size), ranges = _content_range(answer), True
     if size is None or not _SIZE.fullmatch(size):
-        raise ValueError(f"{url}: the server does not report the file's size; download it and give its path")
+        raise UserError(f"{url}: the server does not report the file's size; download it and give its path")
     mtime_ns = 0
     if changed:
         with suppress(ValueError, OverflowError):
@@ -265,7 +266,7 @@ class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
 def _credentials(url: str) -> str | None:
     """The Authorization header for the URL's host; None: there are no credentials for it.
 
-    Raises ValueError, which quotes nothing of the file, when the file cannot be used.
+    Raises UserError, which quotes nothing of the file, when the file cannot be used.
     """
     named = os.environ.get("NETRC") or None
     try:
@@ -273,12 +274,12 @@ def _credentials(url: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         if named is None:
             return None
-        raise ValueError(f"NETRC={named} does not exist; correct it") from None
+        raise UserError(f"NETRC={named} does not exist; correct it") from None
     except netrc.NetrcParseError as error:
         wrong = f"line {error.lineno} is malformed" if error.lineno else "other users may read it"
-        raise ValueError(f"{named or '~/.netrc'} cannot be used: {wrong}; correct it (chmod 600)") from None
+        raise UserError(f"{named or '~/.netrc'} cannot be used: {wrong}; correct it (chmod 600)") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{named or '~/.netrc'} cannot be read ({type(error).__name__}); correct it") from None
+        raise UserError(f"{named or '~/.netrc'} cannot be read ({type(error).__name__}); correct it") from None
     entries.pop("default", None)
     login, _, password = entries.get(urlsplit(url).hostname or "", ("", "", ""))
     known = login or password

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from multihop.common.errors import UserError
 from multihop.common.s3 import reason_of
 from multihop.data_prep.reading import http
 from multihop.data_prep.reading.failures import ReadFailed
@@ -54,14 +55,14 @@ def find(location: str, key: str, root: str = "") -> list[Entry]:
         key: the recipe's key, for messages.
         root: a prefix of the path in which no character is part of a glob.
 
-    Raises ValueError when a remote location cannot be listed.
+    Raises UserError when a remote location cannot be listed.
     """
     try:
         found = _find(location, key, root)
     except OSError as error:
         if isinstance(error, ReadFailed):
-            raise ValueError(f"{key}={error}") from None
-        raise ValueError(
+            raise UserError(f"{key}={error}") from None
+        raise UserError(
             f"{key}={location} cannot be listed ({reason_of(error)}); check the location and the credentials"
         ) from None
     return sorted({entry.path: entry for entry in found}.values(), key=lambda entry: entry.path)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pyarrow import fs
 
+from multihop.common.errors import UserError
 from multihop.common.s3 import reason_of, s3_filesystem
 from multihop.data_prep.reading.failures import ReadFailed
 from multihop.data_prep.reading.http import HttpFile, describe, is_http
@@ -91,7 +92,7 @@ def version_of(location: str) -> tuple[int, int, str]:
 def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
     """The file system of a URL other than HTTP, and the path in it.
 
-    Raises ValueError, naming the recipe's `key`, when the protocol is unknown or the bucket cannot be reached.
+    Raises UserError, naming the recipe's `key`, when the protocol is unknown or the bucket cannot be reached.
     """
     protocol, _, rest = location.partition("://")
     path = "/".join(part for part in rest.split("/") if part)
@@ -117,7 +118,7 @@ def _fsspec_filesystem(protocol: str, key: str) -> fs.FileSystem:
 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(protocol)))
     except (ImportError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"{key}: {protocol}:// cannot be read ({str(error).splitlines()[0]}); install what it needs, or use "
             "a path, s3://, gs:// or https://"
         ) from None

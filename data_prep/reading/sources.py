@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.http import is_http
 from multihop.data_prep.reading.listing import Entry, find
@@ -104,13 +105,13 @@ def list_files(sources: Sequence[Source]) -> list[InputFile]:
 
     Call it once per start and hand the list on: it may be long, and files may change meanwhile.
 
-    Raises ValueError when a path or package is missing, cannot be listed, or has no file of a known format, and when
+    Raises UserError when a path or package is missing, cannot be listed, or has no file of a known format, and when
     the total size is implausible.
     """
     files = [file for index, source in enumerate(sources) for file in _files_of(index, source)]
     total = sum(file.bytes for file in files)
     if total > _MOST_TOTAL:
-        raise ValueError(
+        raise UserError(
             f"data.sources have {total:,} bytes in total, more than the limit of {_MOST_TOTAL:,}; remove files whose "
             "size is not real, or prepare them in parts"
         )
@@ -191,11 +192,11 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
         if kind or entry.problem:
             files.append(_input_file(entry, name, index, source, kind, packing))
     if files and all(file.problem for file in files):
-        raise ValueError(_cannot_be_read(key, source.path, files[0].problem))
+        raise UserError(_cannot_be_read(key, source.path, files[0].problem))
     if not files:
         endings = ", ".join(f".{kind}" for kind in formats)
         packings = ", ".join(f".{packing}" for packing in PACKINGS)
-        raise ValueError(
+        raise UserError(
             f"{key}={source.path} has no file ending in {endings} (text formats also with {packings}); "
             "convert the texts or correct the path"
         )
@@ -209,20 +210,20 @@ def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
         key = f"data.sources[{index}].{key}"
         found = _found(index, key, path)
         if len(found) != 1:
-            raise ValueError(
+            raise UserError(
                 f"{key}={path} stands for {len(found)} files, expected one file of lines; give each two files that "
                 "belong together a source of their own"
             )
         ((entry, name),) = found
         kind, _ = _format(entry.path, (*_WITH_FIELDS, "tsv"))
         if kind:
-            raise ValueError(
+            raise UserError(
                 f"{key}={path} is a .{kind} file, and target_path is for two files of lines; give a file with a text "
                 "on each line, or one file with both sides and fields={source: …, target: …}"
             )
         file = _input_file(entry, name, index, source, "lines", _suffix(entry.path)[1])
         if file.problem:
-            raise ValueError(_cannot_be_read(key, path, file.problem))
+            raise UserError(_cannot_be_read(key, path, file.problem))
         pair.append(file)
     return dataclasses.replace(pair[0], target=pair[1])
 
@@ -236,7 +237,7 @@ def _found(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
         location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
     found = find(location, key, root)
     if not found:
-        raise ValueError(f"{key}={path} does not exist; correct the path or put files there")
+        raise UserError(f"{key}={path} does not exist; correct the path or put files there")
     return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in found]
 
 
@@ -292,13 +293,13 @@ def _suffix(path: str) -> tuple[str, str]:
 def _package_folder(package: str, index: int) -> str:
     """The directory of an installed package. Top-level only: looking up a subpackage would run its parent's code."""
     if not package.isidentifier():
-        raise ValueError(
+        raise UserError(
             f"data.sources[{index}].path names the package {package!r}; write package:NAME/INNER/GLOB "
             "with the name of a top-level package"
         )
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
+        raise UserError(
             f"data.sources[{index}].path needs the Python package {package!r}, which is not installed; "
             f"pip install {package.replace('_', '-')}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import C4
 from multihop.data_prep.rules.clean import clean
 from multihop.data_prep.rules.rule import ELLIPSES, Document, Rule
@@ -52,7 +53,7 @@ def ends_a_sentence(line: str) -> bool:
 
 
 def rules(config: C4) -> list[Rule]:
-    """The enabled rules that drop documents. Raises ValueError when the list of bad words cannot be read."""
+    """The enabled rules that drop documents. Raises UserError when the list of bad words cannot be read."""
     found: list[Rule] = [("no line is left", lambda document: not document.text)]
     if config.lorem_ipsum:
         found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
@@ -99,7 +100,7 @@ def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
 
 
 def bad_words_hash(path: str) -> str:
-    """SHA-256 of the list, in hex. Raises ValueError when it cannot be read."""
+    """SHA-256 of the list, in hex. Raises UserError when it cannot be read."""
     return hashlib.sha256("\n".join(_read_words(path)).encode()).hexdigest()
 
 
@@ -107,10 +108,10 @@ def _read_words(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
+        raise UserError(
             f"data.filters.c4.bad_words={path} cannot be read ({error}); give a UTF-8 text file with one word per line"
         ) from None
     words = [clean(line) for line in lines]
     if not any(words):
-        raise ValueError(f"data.filters.c4.bad_words={path} has no word; give a UTF-8 text file with one word per line")
+        raise UserError(f"data.filters.c4.bad_words={path} has no word; give a UTF-8 text file with one word per line")
     return [word for word in words if word]

@@ -5,6 +5,7 @@ import unicodedata
 from functools import cache
 from types import ModuleType
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import CleanConfig
 
 # U+000B, U+000C, U+0085, U+2028 and U+2029 are line breaks in Unicode (UAX 14); the byte order mark is dropped.
@@ -28,7 +29,7 @@ def clean(text: str, fix_mojibake: bool = False) -> str:
     Line breaks become "\\n"; an empty line is kept, since it separates paragraphs. Idempotent.
     With `fix_mojibake`, ftfy first repairs text that was decoded with the wrong encoding.
 
-    Raises ValueError when ftfy is needed and not installed.
+    Raises UserError when ftfy is needed and not installed.
     """
     if fix_mojibake and not text.isascii():
         return _repaired(text)
@@ -52,7 +53,7 @@ def clean(text: str, fix_mojibake: bool = False) -> str:
 
 
 def depends_on(config: CleanConfig) -> dict[str, str]:
-    """What cleaning depends on besides `config` and Unicode's version. Raises ValueError as `clean`."""
+    """What cleaning depends on besides `config` and Unicode's version. Raises UserError as `clean`."""
     return {"mojibake": f"ftfy {_ftfy().__version__}"} if config.fix_mojibake else {}
 
 
@@ -79,7 +80,7 @@ def _ftfy() -> ModuleType:
     try:
         import ftfy
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "data.clean.fix_mojibake needs ftfy, which is not installed; pip install 'multihop[text]'"
         ) from None
     return ftfy

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import FilterConfig, LanguageFilter
 from multihop.data_prep.rules import c4, gopher, languages, pairs
 from multihop.data_prep.rules.rule import Document, Rule
@@ -26,7 +27,7 @@ def make_filter(config: FilterConfig) -> Filter:
     come first, then C4's other rules, the language, Gopher's quality and Gopher's repetition; the first rule that drops
     a document is the reason.
 
-    Raises ValueError when py3langid is needed and not installed, a language is unknown, or the list of bad words cannot
+    Raises UserError when py3langid is needed and not installed, a language is unknown, or the list of bad words cannot
     be read.
     """
     edit = c4.editor(config.c4) if config.c4 else None
@@ -45,14 +46,14 @@ def make_filter(config: FilterConfig) -> Filter:
 
 
 def reasons(config: FilterConfig) -> list[str]:
-    """All reasons that `make_filter(config)` can return, in the order of its rules. Raises ValueError as it does."""
+    """All reasons that `make_filter(config)` can return, in the order of its rules. Raises UserError as it does."""
     return [reason for reason, _ in _rules(config)]
 
 
 def depends_on(config: FilterConfig) -> dict[str, str]:
     """What the results depend on besides `config`: the SHA-256 of the list of bad words, and versions of packages.
 
-    Raises ValueError as `make_filter`.
+    Raises UserError as `make_filter`.
     """
     found = {}
     if config.c4 and config.c4.bad_words is not None:
@@ -77,7 +78,7 @@ def _language_rules(config: LanguageFilter) -> list[Rule]:
     known = languages.labels()
     unknown = sorted(set(config.keep) - set(known))
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"data.filters.language.keep holds {', '.join(unknown)}, expected codes from {', '.join(sorted(known))}"
         )
     keep = frozenset(config.keep)

@@ -12,6 +12,8 @@ from importlib.metadata import version
 
 import numpy as np
 
+from multihop.common.errors import UserError
+
 CHARACTERS = 1000
 """Only the first characters of a document are used."""
 _STRIDE = 8
@@ -47,7 +49,7 @@ def identify(text: str) -> tuple[str, float]:
 
     ISO 639-1 code if there is one, else ISO 639-3; "zxx": no language. Deterministic across machines.
 
-    Raises ValueError when py3langid is not installed.
+    Raises UserError when py3langid is not installed.
     """
     model = _model()
     text = text[:CHARACTERS]
@@ -65,12 +67,12 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def labels() -> list[str]:
-    """The codes that `identify` can return. Raises ValueError when py3langid is not installed."""
+    """The codes that `identify` can return. Raises UserError when py3langid is not installed."""
     return _model().labels
 
 
 def model_version() -> str:
-    """The model's name and version. Raises ValueError when py3langid is not installed."""
+    """The model's name and version. Raises UserError when py3langid is not installed."""
     _model()
     return f"py3langid {version('py3langid')}"
 
@@ -99,7 +101,7 @@ def _model() -> _Model:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "data.filters.language needs py3langid, which is not installed; pip install 'multihop[text]'"
         ) from None
     loaded = LanguageIdentifier.from_model_file(MODEL_FILE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import PairFilters, PairLanguages
 from multihop.data_prep.rules import languages
 from multihop.data_prep.rules.clean import clean
@@ -30,7 +31,7 @@ def sides_of(text: str) -> tuple[str, str]:
 def make_pair_filter(config: PairFilters) -> PairFilter:
     """A function that returns the first reason to drop a pair of cleaned sides.
 
-    Words are separated by spaces. Raises ValueError for an unknown language, and when py3langid is needed and not
+    Words are separated by spaces. Raises UserError for an unknown language, and when py3langid is needed and not
     installed.
     """
     if config.languages is not None:
@@ -57,7 +58,7 @@ def make_pair_filter(config: PairFilters) -> PairFilter:
 
 
 def depends_on(config: PairFilters | None) -> dict[str, str]:
-    """What the results depend on besides `config`: versions of packages. Raises ValueError as `make_pair_filter`."""
+    """What the results depend on besides `config`: versions of packages. Raises UserError as `make_pair_filter`."""
     if config is None or config.languages is None:
         return {}
     _check(config.languages)
@@ -68,7 +69,7 @@ def _check(config: PairLanguages) -> None:
     known = languages.labels()
     for side in ("source", "target"):
         if (code := getattr(config, side)) not in known:
-            raise ValueError(
+            raise UserError(
                 f"data.filters.pairs.languages.{side}={code}, expected a code from {', '.join(sorted(known))}"
             )
 

@@ -8,6 +8,7 @@ import json
 from io import TextIOWrapper
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.common.files import open_regular
 from multihop.data_prep.tokenizers.tokenizer import describe
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
@@ -27,16 +28,16 @@ def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> byte
         pairs: whether it is for pairs, which need pad and end.
 
     Raises:
-        ValueError: the file does not exist, is not what its name says, or lacks special tokens.
+        UserError: the file does not exist, is not what its name says, or lacks special tokens.
     """
     path = Path(path)
     try:
         content = _read(path, lowercase)
         describe(content, "", pairs)
     except FileNotFoundError as error:
-        raise ValueError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMS}") from None
+        raise UserError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMS}") from None
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"tokenizer.path={path} cannot be used: {error}") from None
+        raise UserError(f"tokenizer.path={path} cannot be used: {error}") from None
     return content
 
 
@@ -52,14 +53,14 @@ def has_matched_tokens(content: bytes) -> bool:
 
 
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
-    """Raise ValueError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
+    """Raise UserError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
     if objective == "translation":
         adopt(path, lowercase, pairs=True)
         return
     special_ids = describe(adopt(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
         has = "a decoder" if "end" in special_ids else "a masked model"
-        raise ValueError(
+        raise UserError(
             f"tokenizer.path={path} has the special tokens of {has}, but objective.name={objective} needs others; "
             "choose another tokenizer or objective"
         )
@@ -76,14 +77,14 @@ def _read(path: Path, lowercase: bool) -> bytes:
     if path.suffix == ".txt" and path.name != "merges.txt":
         return wordpiece_json(_lines(path), lowercase)
     if not lowercase:
-        raise ValueError("tokenizer.lowercase=false applies to a vocab.txt only; remove it")
+        raise UserError("tokenizer.lowercase=false applies to a vocab.txt only; remove it")
     files = _files_of(path)
     if len(files) == 2:
         return byte_bpe_json(json.loads(_text(files[0])), _merges(files[1]))
     with open_regular(path) as file:
         content = file.read()
     if path.suffix not in (".model", ".json") or content.startswith(b"{") != (path.suffix == ".json"):
-        raise ValueError(f"unknown kind of file; give {_FORMS}")
+        raise UserError(f"unknown kind of file; give {_FORMS}")
     return content
 
 

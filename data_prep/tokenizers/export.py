@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
@@ -55,7 +56,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
         max_positions: the model's maximum sequence length, in tokens.
 
     Raises:
-        ValueError: the model was not trained by `multihop prep` and splits or normalises differently.
+        UserError: the model was not trained by `multihop prep` and splits or normalises differently.
     """
     content = model.read_bytes()
     tokenizer = build_tokenizer(content, info.special_ids, has_segments)
@@ -130,7 +131,7 @@ def _check_known(proto: Any) -> None:
         and {piece.type for piece in proto.pieces} <= {_NORMAL, _UNKNOWN, _CONTROL, _BYTE}
     )
     if not as_prepared:
-        raise ValueError(
+        raise UserError(
             "the SentencePiece model was not trained by `multihop prep` (its normalisation, its treatment of spaces or "
             "its kinds of pieces differ); export a run whose tokenizer was"
         )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
@@ -25,7 +26,7 @@ def export_marian_tokenizers(
         max_positions: the model's maximum sequence length, in tokens.
 
     Raises:
-        ValueError: a tokenizer is no SentencePiece model, lacks a padding, end or unknown token, or has them under
+        UserError: a tokenizer is no SentencePiece model, lacks a padding, end or unknown token, or has them under
             other ids than that of the other side.
     """
     sides = [source] if target is None else [source, target]
@@ -35,7 +36,7 @@ def export_marian_tokenizers(
         for vocabulary, (_, info) in zip(vocabularies, sides, strict=True)
     ]
     if specials[0] != specials[-1]:
-        raise ValueError(
+        raise UserError(
             f"the vocabularies of source and target have special tokens under other ids, {specials[0]} and "
             f"{specials[-1]}, and MarianTokenizer has one set of them; train both with tokenizer.special_tokens=t5"
         )
@@ -59,12 +60,12 @@ def _vocabulary(model: Path, info: TokenizerInfo) -> list[str]:
 
     content = model.read_bytes()
     if content.startswith(b"{"):
-        raise ValueError(
+        raise UserError(
             f"MarianTokenizer reads SentencePiece models, and {model} is none; train one with tokenizer.kind=unigram "
             "or bpe"
         )
     if missing := sorted(set(_ROLES) - set(info.special_ids)):
-        raise ValueError(f"{model} lacks the special tokens {missing}; train it with tokenizer.special_tokens=t5")
+        raise UserError(f"{model} lacks the special tokens {missing}; train it with tokenizer.special_tokens=t5")
     proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # type: ignore[attr-defined]
     return [piece.piece for piece in proto.pieces]
 

@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from multihop.common.config import Count, PlainName, Record
+from multihop.common.errors import UserError
 
 TOKENIZER = "tokenizer.model"
 TOKENIZER_JSON = "tokenizer.json"
@@ -32,9 +33,9 @@ class TokenizerInfo(Record):
     @model_validator(mode="after")
     def _agree_on_the_vocabulary(self) -> Self:
         if len(self.word_start) != 2 * -(-self.vocab_size // 8):
-            raise ValueError(f"word_start has {len(self.word_start)} digits, which does not fit vocab_size")
+            raise UserError(f"word_start has {len(self.word_start)} digits, which does not fit vocab_size")
         if any(number >= self.vocab_size for number in self.special_ids.values()):
-            raise ValueError("an id of special_ids is >= vocab_size")
+            raise UserError("an id of special_ids is >= vocab_size")
         return self
 
 

@@ -7,6 +7,8 @@ grows as n log n in the length n of a word.
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from multihop.common.errors import UserError
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
@@ -15,16 +17,14 @@ def open_library(content: bytes) -> "Tokenizer":
     """The tokenizer in a tokenizer.json, set to match no special tokens in texts, without padding and truncation.
 
     Raises:
-        ValueError: The library cannot read it.
+        UserError: The library cannot read it.
     """
     from tokenizers import Tokenizer
 
     try:
         library = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(
-            f"the package tokenizers cannot read the tokenizer.json ({error}); give another file"
-        ) from None
+        raise UserError(f"the package tokenizers cannot read the tokenizer.json ({error}); give another file") from None
     library.encode_special_tokens = True
     library.no_padding()
     library.no_truncation()

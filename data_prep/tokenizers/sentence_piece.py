@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece as spm
 
+from multihop.common.errors import UserError
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
 from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
 
@@ -32,7 +33,7 @@ class SentencePiece:
     """The tokenizer of a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises ValueError when `model` is not a SentencePiece model, or neither unigram nor BPE."""
+        """Raises UserError when `model` is not a SentencePiece model, or neither unigram nor BPE."""
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
 
@@ -40,13 +41,13 @@ class SentencePiece:
             self._processor = spm.SentencePieceProcessor(model_proto=model)
             proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
         except (RuntimeError, DecodeError) as error:
-            raise ValueError(f"it is not a SentencePiece model: {error}") from None
+            raise UserError(f"it is not a SentencePiece model: {error}") from None
         if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf returns invalid UTF-8 as bytes
-            raise ValueError("a token of the SentencePiece model is not UTF-8")
+            raise UserError("a token of the SentencePiece model is not UTF-8")
         self._model = model
         kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
         if proto.trainer_spec.model_type not in kinds:
-            raise ValueError("the SentencePiece model is neither unigram nor bpe; use one of these")
+            raise UserError("the SentencePiece model is neither unigram nor bpe; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
         self._tokens = [piece.piece for piece in proto.pieces]
         ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")

@@ -2,6 +2,8 @@
 
 from collections.abc import Container, Sequence
 
+from multihop.common.errors import UserError
+
 # In the order of their ids, from 0, in tokenizers that `multihop prep` trains. albert: as in its published vocabulary.
 TRAINED = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
@@ -39,7 +41,7 @@ def find_special(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
         pairs: look for pad, end and unk of an encoder and a decoder instead.
 
     Raises:
-        ValueError: the vocabulary has neither set.
+        UserError: the vocabulary has neither set.
     """
     ids = {token: i for i, token in reversed(list(enumerate(tokens)))}
     lacking = {}
@@ -49,4 +51,4 @@ def find_special(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
         if not missing:
             return {name: ids[token] for name, token in spelled.items() if token is not None}
         lacking[objective] = ", ".join(missing)
-    raise ValueError("its vocabulary lacks " + "; ".join(f"for {name} {lacks}" for name, lacks in lacking.items()))
+    raise UserError("its vocabulary lacks " + "; ".join(f"for {name} {lacks}" for name, lacks in lacking.items()))

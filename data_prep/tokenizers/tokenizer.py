@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.common.files import open_regular
 from multihop.data_prep.rules.sentences import LANGUAGE
 from multihop.data_prep.tokenizers.info import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
@@ -48,18 +49,18 @@ class Tokenizer(Protocol):
 
 
 def load(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a data set. Raises ValueError when the file is not a tokenizer."""
+    """Load the tokenizer of a data set. Raises UserError when the file is not a tokenizer."""
     try:
         with open_regular(path) as file:
             return parse(file.read())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a tokenizer ({error}); run `multihop prep` again") from None
+        raise UserError(f"{path} is not a tokenizer ({error}); run `multihop prep` again") from None
 
 
 def parse(content: bytes) -> Tokenizer:
     """The tokenizer in a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
 
-    Raises ValueError for anything else.
+    Raises UserError for anything else.
     """
     if content.startswith(b"{"):
         from multihop.data_prep.tokenizers.tokenizer_json import parse_json
@@ -76,7 +77,7 @@ def describe(content: bytes, sha256: str, pairs: bool = False) -> TokenizerInfo:
     Args:
         pairs: with the special tokens that pairs need, see `find_special`.
 
-    Raises ValueError when it lacks special tokens.
+    Raises UserError when it lacks special tokens.
     """
     tokenizer = parse(content)
     ids = range(tokenizer.vocab_size)

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
 from multihop.data_prep.tokenizers.library import open_library
 from multihop.data_prep.tokenizers.special_tokens import find_special
@@ -25,11 +26,11 @@ a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
-    """The tokenizer in a tokenizer.json. Raises ValueError when it is neither of BERT's nor of GPT-2's kind."""
+    """The tokenizer in a tokenizer.json. Raises UserError when it is neither of BERT's nor of GPT-2's kind."""
     try:
         tokenizer_class = _tokenizer_class(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
-        raise ValueError(f"the tokenizer.json is malformed ({error!r}); give another") from None
+        raise UserError(f"the tokenizer.json is malformed ({error!r}); give another") from None
     library = open_library(content)
     return tokenizer_class(library, _in_order(library.get_vocab(with_added_tokens=True)))
 
@@ -38,11 +39,11 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
     """The class for a tokenizer.json.
 
     Raises:
-        ValueError: As for `parse_json`.
+        UserError: As for `parse_json`.
     """
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
-        raise ValueError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
+        raise UserError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
     tokens = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
     if (
         _agrees(model, _WORDPIECE)
@@ -60,11 +61,11 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
         merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
         _check_byte_bpe(tokens, merges)
         return ByteBPE
-    raise ValueError("the tokenizer.json is of neither BERT's nor GPT-2's kind; give another or the original files")
+    raise UserError("the tokenizer.json is of neither BERT's nor GPT-2's kind; give another or the original files")
 
 
 def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
-    """The tokenizer.json of a BERT vocabulary. Raises ValueError when it is not one."""
+    """The tokenizer.json of a BERT vocabulary. Raises UserError when it is not one."""
     _check_wordpiece(tokens, _MAX_WORD_CHARS)
     return _json(
         tokens,
@@ -76,7 +77,7 @@ def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
 
 
 def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
-    """The tokenizer.json of GPT-2's vocabulary and merges. Raises ValueError when they do not belong together."""
+    """The tokenizer.json of GPT-2's vocabulary and merges. Raises UserError when they do not belong together."""
     tokens = _in_order(vocab)
     _check_byte_bpe(tokens, merges)
     return _json(
@@ -105,12 +106,12 @@ def _json(tokens: list[str], **parts: Any) -> bytes:
 
 def _check_wordpiece(tokens: list[str], max_word_chars: int) -> None:
     if UNKNOWN not in tokens:
-        raise ValueError(f"the vocabulary lacks {UNKNOWN}; give a BERT vocabulary")
+        raise UserError(f"the vocabulary lacks {UNKNOWN}; give a BERT vocabulary")
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     if twice:
-        raise ValueError(f"the vocabulary has the token {twice[0]!r} twice; remove one")
+        raise UserError(f"the vocabulary has the token {twice[0]!r} twice; remove one")
     if max_word_chars > _MAX_WORD_CHARS:
-        raise ValueError(
+        raise UserError(
             f"max_input_chars_per_word={max_word_chars} of the tokenizer.json is more than {_MAX_WORD_CHARS}; lower it"
         )
 
@@ -118,17 +119,15 @@ def _check_wordpiece(tokens: list[str], max_word_chars: int) -> None:
 def _check_byte_bpe(tokens: list[str], merges: list[list[str]]) -> None:
     known = set(tokens)
     if lacking := [letter for letter in LETTERS if letter not in known]:
-        raise ValueError(f"the vocabulary lacks {len(lacking)} of the 256 bytes, {lacking[0]!r} first; give GPT-2's")
+        raise UserError(f"the vocabulary lacks {len(lacking)} of the 256 bytes, {lacking[0]!r} first; give GPT-2's")
     for number, merge in enumerate(merges, start=1):
         if len(merge) != 2 or "".join(merge) not in known:
-            raise ValueError(
-                f"merge {number}, {' '.join(merge)!r}, does not join two tokens into one of the vocabulary"
-            )
+            raise UserError(f"merge {number}, {' '.join(merge)!r}, does not join two tokens into one of the vocabulary")
 
 
 def _in_order(vocab: dict[str, int]) -> list[str]:
     if not isinstance(vocab, dict) or {*vocab.values()} != {*range(len(vocab))} or not vocab:
-        raise ValueError(f"the ids of its {len(vocab):,} tokens are not 0, 1, 2, …")
+        raise UserError(f"the ids of its {len(vocab):,} tokens are not 0, 1, 2, …")
     return sorted(vocab, key=lambda token: vocab[token])
 
 

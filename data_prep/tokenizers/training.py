@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import TokenizerConfig
 from multihop.data_prep.tokenizers.memory import available_memory
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP
@@ -32,7 +33,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
         sample_bytes: UTF-8 bytes of the sentences; if given, available memory is checked before training.
 
     Raises:
-        ValueError: `config.vocab_size` is too large for the sentences or too small for their characters, or there is
+        UserError: `config.vocab_size` is too large for the sentences or too small for their characters, or there is
             too little memory.
     """
     if sample_bytes is not None:
@@ -51,7 +52,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
             **_special_settings(config),
         )
     except RuntimeError as error:
-        raise ValueError(_explain(str(error), config)) from error
+        raise UserError(_explain(str(error), config)) from error
     return _rounded(model.getvalue()) if config.kind == "unigram" else model.getvalue()
 
 
@@ -66,7 +67,7 @@ def _check_memory(config: TokenizerConfig, sample_bytes: int) -> None:
     if needed > available:
         least, per_byte = _MEMORY[config.kind]
         fitting = int(max(available - least, 0) / per_byte / 1e6)
-        raise ValueError(
+        raise UserError(
             f"training a tokenizer on tokenizer.sample_mb={config.sample_mb:g} needs about {needed / 2**30:.1f} GiB of "
             f"memory, {available / 2**30:.1f} GiB are free; "
             + (f"set it to {fitting} or less, or use a larger machine" if fitting else "use a larger machine")

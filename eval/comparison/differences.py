@@ -40,7 +40,7 @@ def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
     """Each run against the first, task by task.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     pairs = [_pair(runs[0], other, task) for other in runs[1:] for task in shared_tasks(runs[0], other)]
     p_values = iter(holm([pair.found.p for pair in pairs if pair.found and not pair.why_not]))

@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
 
 from multihop.common.config import NOTHING, decided_by
+from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
 from multihop.eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
@@ -64,7 +65,7 @@ def write_comparison(
         series: recipe keys whose values tell the lines of that picture apart.
 
     Raises:
-        ValueError: a file is damaged, or no run has the key `x`.
+        UserError: a file is damaged, or no run has the key `x`.
     """
     every = _short_names(read_runs(run_dirs))
     runs = _short_names(over_seeds(every))
@@ -244,7 +245,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _P
             label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
             points.setdefault(label, {}).setdefault(float(at), []).append(losses[max(losses)])
     if not points:
-        raise ValueError(f"no run has a number as {x}, and a held-out loss; name a key of the recipes with a number")
+        raise UserError(f"no run has a number as {x}, and a held-out loss; name a key of the recipes with a number")
     lines: Lines = [
         (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
     ]

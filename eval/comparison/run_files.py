@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from multihop.common.config import DATA, MEANING, ORDER, UPDATES, decided_by
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
 from multihop.eval.evaluation_plan import Results, read_results
@@ -73,7 +74,7 @@ def read_run(folder: Path) -> ComparedRun:
     """Read recipe.json and, if they exist, summary.json, metrics.jsonl, eval/plan.json and eval/results.jsonl.
 
     Raises:
-        ValueError: a file is damaged, or recipe.json is not a resolved recipe.
+        UserError: a file is damaged, or recipe.json is not a resolved recipe.
     """
     recipe = _read_recipe(folder / "recipe.json")
     try:
@@ -195,7 +196,7 @@ def _read_recipe(path: Path) -> Facts:
     recipe = read_json_object(path)
     asked = recipe.get("eval")
     if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):
-        raise ValueError(
+        raise UserError(
             f"{path} is not a resolved recipe: eval.tasks or eval.seeds is missing; restore it from a backup"
         )
     return recipe

@@ -35,7 +35,7 @@ def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
     """BLEU by length of the runs with the same test pairs as the first; None if no trial has the sources' lengths.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     sources, tested = [], ""
     scores: dict[str, list[list[float]]] = {}

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translator
 from multihop.pretrain.engine.inputs import on_device
@@ -16,11 +17,11 @@ def attending(trained: TrainedModel) -> nn.Module:
     """Through which the model's decoder attends to the source.
 
     Raises:
-        ValueError: the model does not translate, or its decoder has no attention.
+        UserError: the model does not translate, or its decoder has no attention.
     """
     found = translator(trained).attends_by
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"{trained.place} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
             "leave --maps out"
         )
@@ -33,7 +34,7 @@ def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
     that sum to 1; of a Transformer the mean over the heads of the last layer.
 
     Raises:
-        ValueError: as `attending`.
+        UserError: as `attending`.
     """
     module, rows = attending(trained), list[Tensor]()
     begun = [trained.special_ids["pad"], *found.tokens[:-1]]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from multihop.common.errors import UserError
 from multihop.eval.config import Pooling
 from multihop.eval.features import means
 from multihop.eval.inference.trained_model import TrainedModel
@@ -25,7 +26,7 @@ class Embedding:
     """Whether the text had more tokens than the model has positions: the last ones were not read."""
 
 
-class NoTokensError(ValueError):
+class NoTokensError(UserError):
     """A text has no tokens, so that it has no embedding."""
 
     def __init__(self, number: int, text: str) -> None:
@@ -43,11 +44,11 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
             texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
-        ValueError: the model translates, or the model's files lack the pooler's weights.
+        UserError: the model translates, or the model's files lack the pooler's weights.
         NoTokensError: a text has no tokens.
     """
     if trained.family.translates:
-        raise ValueError(
+        raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
         )
     model, by_family = trained.model, trained.family.pooling

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multihop.common.config import MEANING, part_deciding
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.special_tokens import TRAINED
@@ -62,15 +63,15 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
         mask: the mask token, as the tokenizer spells it; None: it has none.
 
     Raises:
-        ValueError: a text for a masked model has no mask token, or a prompt for a causal one has.
+        UserError: a text for a masked model has no mask token, or a prompt for a causal one has.
     """
     for number, text in enumerate(texts):
         given = f"eval.examples[{number}]={text!r}"
         if not FAMILIES[family].causal:
             if mask is not None and mask not in text:
-                raise ValueError(f"{given} has no mask token; write {mask} where a token is to be filled in")
+                raise UserError(f"{given} has no mask token; write {mask} where a token is to be filled in")
         elif found := {tokens["mask"] for tokens in TRAINED.values() if "mask" in tokens and tokens["mask"] in text}:
-            raise ValueError(
+            raise UserError(
                 f"{given} has the mask token {found.pop()}, and model.family={family} continues texts; write a prompt"
             )
 
@@ -92,7 +93,7 @@ def make_examples(examples: Examples) -> Row:
         continuation; one of a masked model has for each mask the likeliest tokens, {"token", "probability"}.
 
     Raises:
-        ValueError: weights are missing or damaged, or a text is too long for the model.
+        UserError: weights are missing or damaged, or a text is too long for the model.
     """
     import torch
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.masked_text import encode_masked
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import on_device
@@ -35,11 +36,11 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
         candidates: how many for each mask token.
 
     Raises:
-        ValueError: the model is no masked one or lacks the head for masked tokens, or a text has no mask token or more
+        UserError: the model is no masked one or lacks the head for masked tokens, or a text has no mask token or more
             tokens than the model has positions.
     """
     if trained.command != "fill":
-        raise ValueError(
+        raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which fills no masks; use `multihop "
             f"{trained.command}`"
         )
@@ -66,11 +67,11 @@ def _encode(trained: TrainedModel, text: str) -> np.ndarray:
     mask, limit = trained.special_ids["mask"], trained.model.config.max_positions
     ids = trained.framed(encode_masked(trained.tokenizer, mask, text))
     if mask not in ids:
-        raise ValueError(
+        raise UserError(
             f"{text!r} has no mask token; write {trained.tokenizer.id_to_token(mask)} where a token is to be filled in"
         )
     if len(ids) > limit:
-        raise ValueError(
+        raise UserError(
             f"{text[:40]!r}… has {len(ids)} tokens with its special tokens, and the model has max_positions={limit}; "
             "shorten it"
         )

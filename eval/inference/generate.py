@@ -6,6 +6,7 @@ from itertools import count
 import numpy as np
 import torch
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import key_of, random_bits, uniform
 from multihop.eval.inference.sampling import Sampling, sample
 from multihop.eval.inference.trained_model import TrainedModel
@@ -32,17 +33,17 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     """Its tokens; the end token if it has none, as before a document.
 
     Raises:
-        ValueError: the model is not causal, or has no position left for a token after the prompt.
+        UserError: the model is not causal, or has no position left for a token after the prompt.
     """
     if not trained.family.causal:
-        raise ValueError(
+        raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop "
             f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
     if len(ids) >= limit:
-        raise ValueError(
+        raise UserError(
             f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, and the model has max_positions={limit}, which also "
             "have to hold what is generated; shorten it"
         )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
+
 _MIN_TEMPERATURE = 1e-30
 """Logits divided by less overflow in fp32."""
 
@@ -24,13 +26,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature >= _MIN_TEMPERATURE:
-            raise ValueError(
+            raise UserError(
                 f"temperature={self.temperature} is less than {_MIN_TEMPERATURE:g}; omit it for greedy decoding"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} is less than 1; give the number of tokens to choose among")
+            raise UserError(f"top_k={self.top_k} is less than 1; give the number of tokens to choose among")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is not a probability above 0; give one up to 1")
+            raise UserError(f"top_p={self.top_p} is not a probability above 0; give one up to 1")
 
 
 def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:

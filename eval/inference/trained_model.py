@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
 from multihop.eval.evaluated import of_huggingface, open_tokenizer
 from multihop.eval.inference.packed_weights import PackedWeights
@@ -68,7 +69,7 @@ class TrainedModel:
         """Check that the weights of a head are there.
 
         Raises:
-            ValueError: they are not.
+            UserError: they are not.
         """
         if not self.lacking:
             return
@@ -77,7 +78,7 @@ class TrainedModel:
             states = torch.zeros(1, self.model.config.hidden, device=self.device)
             used = torch.autograd.grad(head(states).sum(), lacking, allow_unused=True)
         if any(gradient is not None for gradient in used):
-            raise ValueError(f"{self.place} has no weights for {what}; use the model with its pretraining heads")
+            raise UserError(f"{self.place} has no weights for {what}; use the model with its pretraining heads")
 
 
 def load_model(place: str, step: int | None = None) -> TrainedModel:
@@ -89,13 +90,11 @@ def load_model(place: str, step: int | None = None) -> TrainedModel:
         step: which checkpoint; None: the newest good one.
 
     Raises:
-        ValueError: there is no such model, it is damaged, or its tokenizer is missing.
+        UserError: there is no such model, it is damaged, or its tokenizer is missing.
     """
     if is_huggingface(Path(place)):
         if step is not None:
-            raise ValueError(
-                f"{place} is a single model, and --step {step} chooses among checkpoints; leave --step out"
-            )
+            raise UserError(f"{place} is a single model, and --step {step} chooses among checkpoints; leave --step out")
         evaluated = of_huggingface(Path(place))
         tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
         weights = import_model(Path(place))[2]

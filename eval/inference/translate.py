@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from multihop.common.errors import UserError
 from multihop.data_prep.rules.pairs import clean_side
 from multihop.eval.inference.beam_search import Search, beam_search
 from multihop.eval.inference.trained_model import TrainedModel
@@ -36,7 +37,7 @@ def translate(
     """The best translation of each text, a sentence or a paragraph as in the training data; of a blank one nothing.
 
     Raises:
-        ValueError: the model does not translate.
+        UserError: the model does not translate.
     """
     search = search or Search()
     model = translator(trained)
@@ -61,10 +62,10 @@ def translator(trained: TrainedModel) -> EncoderDecoder:
     """The model of pairs.
 
     Raises:
-        ValueError: it does not translate.
+        UserError: it does not translate.
     """
     if not trained.family.translates:
-        raise ValueError(
+        raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which does not translate; use `multihop "
             f"{trained.command}`"
         )

@@ -20,7 +20,7 @@ def draw_map(trained: TrainedModel, found: Translation) -> "Figure":
     """`attention_map`: tokens of the translation from top to bottom, of the source from left to right.
 
     Raises:
-        ValueError: as `attending`.
+        UserError: as `attending`.
     """
     from matplotlib.figure import Figure
 

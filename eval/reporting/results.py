@@ -47,7 +47,7 @@ def results_facts(reported: Results, recipe: Facts, run_dir: Path) -> Facts:
         recipe: the resolved recipe.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     section = recipe.get("eval") or {}
     model = {} if section.get("checkpoint") else recipe.get("model") or {}

@@ -30,7 +30,7 @@ def task_section(result: TaskResult, model: Facts, run_dir: Path) -> Facts:
         model: the recipe's `model` section, whose size published scores are looked up by.
 
     Raises:
-        ValueError: a file of predictions is damaged.
+        UserError: a file of predictions is damaged.
     """
     chosen = {name: choice for name, choice in _choices(result) if choice.chosen.rows}
     content = read_predictions(run_dir, result.best) if result.best else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.eval.spans.windows import Window
 from multihop.eval.tasks.task import Example
 
@@ -65,14 +66,14 @@ def answer_questions(
         max_tokens: maximum length of a span in tokens.
 
     Raises:
-        ValueError: a logit is infinite or NaN.
+        UserError: a logit is infinite or NaN.
     """
     spans: dict[int, list[Span]] = defaultdict(list)
     nulls: dict[int, list[Span]] = defaultdict(list)
     for window, of_window in zip(windows, logits, strict=True):
         assert of_window.shape == (len(window.ids), 2)
         if not np.isfinite(of_window).all():
-            raise ValueError(f"question {examples[window.example].id} has logits that are not finite; lower eval.lr")
+            raise UserError(f"question {examples[window.example].id} has logits that are not finite; lower eval.lr")
         spans[window.example] += _best_spans(examples[window.example].texts[1], window, of_window, n_best, max_tokens)
         nulls[window.example].append(Span("", *of_window[window.null].tolist()))
     answers = []

@@ -73,7 +73,7 @@ def span_inputs(
         causal: whether a token sees only those before it: no answer is then at the last token.
 
     Raises:
-        ValueError: `settings.seq_len` leaves no room for context.
+        UserError: `settings.seq_len` leaves no room for context.
     """
     names = {"seq_len", "stride", "max_examples", "max_dev_examples", "report_on"}
     chosen = settings.model_dump(mode="json", include=names)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.spans.offsets import Tokens, tokens_with_offsets
 from multihop.eval.tasks.task import Example
@@ -63,11 +64,11 @@ def windows(
         max_question: maximum length of a question in tokens; longer ones are cut.
 
     Raises:
-        ValueError: `seq_len` has no room for context; a context has no token.
+        UserError: `seq_len` has no room for context; a context has no token.
     """
     special = sum(map(len, frame))
     if seq_len <= max_question + special:
-        raise ValueError(
+        raise UserError(
             f"eval.seq_len={seq_len} leaves no room for a context after a question of up to {max_question} tokens and "
             f"{special} special tokens; expected at least {max_question + special + 1}, usual are 384"
         )
@@ -78,7 +79,7 @@ def windows(
     for index, example in enumerate(examples):
         question, context = (tokens_of[text] for text in example.texts)
         if len(context.ids) == 0:
-            raise ValueError(
+            raise UserError(
                 f"the context of question {example.id} has no token in this tokenizer's vocabulary; "
                 "leave the question out, or train the tokenizer on text of the same script"
             )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_file
 from multihop.common.json_lines import Row
 
@@ -19,7 +20,7 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
     """The file of a row's trial, with `statistics`, `targets`, `predicted` and `errors`; None if there is none.
 
     Raises:
-        ValueError: the file is damaged.
+        UserError: the file is damaged.
     """
     key = str(row.get("key"))
     if not key.isalnum():  # a path could lead anywhere
@@ -30,7 +31,7 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if row.get("predictions_sha256") not in (None, sha256_file(path)):
-        raise ValueError(f"{path} is damaged: its SHA-256 is not its row's; {advice}")
+        raise UserError(f"{path} is damaged: its SHA-256 is not its row's; {advice}")
     return content
 
 
@@ -44,7 +45,7 @@ def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None
         float64 (trials, N, k) of each side; None unless every trial has a file, and all have the same targets.
 
     Raises:
-        ValueError: a file is damaged.
+        UserError: a file is damaged.
     """
     found: list[NDArray[np.float64]] = []
     targets: list[Any] = []
@@ -68,7 +69,7 @@ def _table(content: Any, run_dir: Path, row: Row) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         table = np.empty(0)
     if table.ndim != 2 or not table.size or not np.isfinite(table).all():
-        raise ValueError(
+        raise UserError(
             f"{run_dir}/eval/predictions/{row['key']}.json: statistics is not a table of numbers with a line for each "
             "example; delete the file: seeds are then judged alone"
         )

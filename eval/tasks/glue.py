@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.table_files import (
     Rows,
     class_index,
@@ -104,7 +105,7 @@ def find(name: str, data_dir: str | None) -> Path:
     """The directory of a task's files: glue/CoLA, SST-2, MRPC, QQP, STS-B, MNLI, QNLI, RTE or WNLI in `data_dir`.
 
     Raises:
-        ValueError: the directory, or a file with the training or development set, is missing.
+        UserError: the directory, or a file with the training or development set, is missing.
     """
     official = TASKS[name]
     folder = official_folder(data_dir) / "glue" / official.folder
@@ -113,7 +114,7 @@ def find(name: str, data_dir: str | None) -> Path:
     if missing and not (name == "glue/mrpc" and (folder / _MSR_TRAIN).is_file()):
         what = " and ".join(missing) if folder.is_dir() else "the directory"
         either = f" (or {_MSR_TRAIN})" if name == "glue/mrpc" else ""
-        raise ValueError(
+        raise UserError(
             f"task {name} reads {folder}, where {what}{either} is missing; get {official.folder} from "
             "https://gluebenchmark.com/tasks and set eval.data_dir to the directory that holds glue/"
         )
@@ -126,7 +127,7 @@ def read(name: str, data_dir: str | None) -> Task:
     The training and development sets of CoLA, SST-2 and MRPC have no ids.
 
     Raises:
-        ValueError: a file is missing, empty, not UTF-8 or not of this task; the message names the file and line.
+        UserError: a file is missing, empty, not UTF-8 or not of this task; the message names the file and line.
     """
     folder, official = find(name, data_dir), TASKS[name]
     has_own = all((folder / file).is_file() for file in (_TRAIN, official.dev))
@@ -183,7 +184,7 @@ def _read_msr(folder: Path, official: Official) -> _Sets:
         ids = {tuple(line.split("\t")) for _, line in text_lines(lists[0])}
         is_dev = [pair in ids for pair, _ in rows]
         if not any(is_dev):
-            raise ValueError(f"{lists[0]}: expected pairs of ids of {_MSR_TRAIN} between tabs, found none of its pairs")
+            raise UserError(f"{lists[0]}: expected pairs of ids of {_MSR_TRAIN} between tabs, found none of its pairs")
     else:
         is_dev = [unit_hash("\t".join(pair)) < 0.1 for pair, _ in rows]
         notes.append(
@@ -225,7 +226,7 @@ def _cola_rows(path: Path) -> Rows:
     """Label and sentence: CoLA's labelled files have no header."""
     for line, row in tsv_rows(path):
         if len(row) != 4 or row[1] not in _BINARY:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {line}: expected the four columns of CoLA (source, 0 or 1, the author's mark, sentence) "
                 f"and no header, got {' | '.join(row)[:120]!r}"
             )
@@ -240,5 +241,5 @@ def _target(path: Path, line: int, label: str, official: Official) -> float:
 
 def _some(path: Path, examples: Sequence[Example]) -> list[Example]:
     if not examples:
-        raise ValueError(f"{path} has a header and no examples; get the file again")
+        raise UserError(f"{path} has a header and no examples; get the file again")
     return list(examples)

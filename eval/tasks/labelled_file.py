@@ -22,6 +22,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model
 from pydantic_core import ErrorDetails
 
 from multihop.common.config import Section
+from multihop.common.errors import UserError
 from multihop.common.user_file import read_given_text
 from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
 from multihop.eval.tasks.pair_files import OwnPairs, read_pairs
@@ -85,17 +86,17 @@ class _OwnTask(Section):
         )
         given = sorted(self.fields.model_fields_set - {"scheme"})
         if given != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
-            raise ValueError(f"fields of {self.kind} are {', '.join(wanted)}, got {', '.join(given) or 'none'}")
+            raise UserError(f"fields of {self.kind} are {', '.join(wanted)}, got {', '.join(given) or 'none'}")
         if self.fields.words is not None and self.fields.words == self.fields.labels:
-            raise ValueError("fields.words and fields.labels are the same column")
+            raise UserError("fields.words and fields.labels are the same column")
         if self.kind == "choice" and isinstance(self.fields.text, list):
-            raise ValueError("fields.text of choice is one name: the context before each continuation")
+            raise UserError("fields.text of choice is one name: the context before each continuation")
         if self.labels and (self.kind == "regression" or len(set(self.labels)) != len(self.labels)):
-            raise ValueError("labels are different names of classes, and regression has none")
+            raise UserError("labels are different names of classes, and regression has none")
         if self.kind == "choice" and self.labels and len(self.labels) != len(self.fields.choices or []):
-            raise ValueError("labels of choice are as many as fields.choices")
+            raise UserError("labels of choice are as many as fields.choices")
         if self.chosen_metric() not in self._metrics():
-            raise ValueError(f"metric={self.metric!r} does not suit; choose from {', '.join(self._metrics())}")
+            raise UserError(f"metric={self.metric!r} does not suit; choose from {', '.join(self._metrics())}")
         return self
 
     def chosen_metric(self) -> str:
@@ -122,7 +123,7 @@ class _OwnText(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (Path(self.test).suffix == ".jsonl") != (self.fields is not None):
-            raise ValueError(
+            raise UserError(
                 "a .jsonl file needs fields, for instance {text: body}, and a file of another extension is one plain "
                 "text without fields"
             )
@@ -137,7 +138,7 @@ def find_own(path: Path) -> str:
     """The kind that a task's YAML file says, if it is valid and the files that it names exist.
 
     Raises:
-        ValueError: it is missing or not valid, or one of its files is missing.
+        UserError: it is missing or not valid, or one of its files is missing.
     """
     own = _parse(path)
     match own:
@@ -149,7 +150,7 @@ def find_own(path: Path) -> str:
             parts = tuple(filter(None, (own.train, own.dev, own.test)))
     for part in parts:
         if not (path.parent / part).is_file():
-            raise ValueError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
+            raise UserError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
     return own.kind
 
 
@@ -158,7 +159,7 @@ def read_own(path: Path) -> Task:
     a tenth of the training file, and two tenths as test set if that is not named either.
 
     Raises:
-        ValueError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, has a blank document, or
+        UserError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, has a blank document, or
             has a label that the training file does not have. The message names the file and line.
     """
     find_own(path)
@@ -185,7 +186,7 @@ def read_own(path: Path) -> Task:
     train, labels = _read_training(path.parent / own.train, own)
     of_two = own.metric in ("F1", "Matthews")
     if own.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
-        raise ValueError(
+        raise UserError(
             f"{path}: expected {'two' if of_two else 'at least two'} labels, and the labels are "
             f"{', '.join(labels)[:200]}; correct fields.label, labels or metric"
         )
@@ -199,7 +200,7 @@ def read_own(path: Path) -> Task:
         sizes = "/".join(str(len(part)) for part in parts.values())
         notes = f"{own.train} split {sizes} by a hash of each example's text"
         if not (parts["train"] and parts["dev"] and (own.test or parts["test"])):
-            raise ValueError(f"{path}: {len(train)} examples are too few to split ({notes}); name dev, too")
+            raise UserError(f"{path}: {len(train)} examples are too few to split ({notes}); name dev, too")
         train, dev = tuple(parts["train"]), tuple(parts["dev"])
         test = test if own.test else tuple(parts["test"])
     return Task(
@@ -221,12 +222,12 @@ def _parse(path: Path) -> _Own:
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     try:
         return _OWN.validate_python(content)
     except ValidationError as error:
         mistakes = [_mistake(each) for each in error.errors()]
-        raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the file") from None
+        raise UserError(f"{path}: {'; '.join(mistakes)}; correct the file") from None
 
 
 def _mistake(error: ErrorDetails) -> str:
@@ -242,15 +243,15 @@ def _documents(path: Path, own: _OwnText) -> tuple[Example, ...]:
     if own.fields is None:
         text = "\n".join(line for _, line in text_lines(path))
         if not text.strip():
-            raise ValueError(f"{path} has no text; write some")
+            raise UserError(f"{path} has no text; write some")
         return (Example((text,)),)
     found = []
     for number, (text,) in json_rows(path, [own.fields.text]):
         if not text.strip():
-            raise ValueError(f"{path}, line {number}: {own.fields.text} has no text; leave the line out")
+            raise UserError(f"{path}, line {number}: {own.fields.text} has no text; leave the line out")
         found.append(Example((text,)))
     if not found:
-        raise ValueError(f"{path} has no documents; write one a line")
+        raise UserError(f"{path} has no documents; write one a line")
     return tuple(found)
 
 
@@ -285,7 +286,7 @@ def _read_part(path: Path, own: _OwnTask, labels: Sequence[str]) -> tuple[Exampl
 
 def _sentences(path: Path, own: _OwnTask, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
     if _format(path, own) != "conll":
-        raise ValueError(f"{path}: tagging reads column files; write one word a line with its label (format: conll)")
+        raise UserError(f"{path}: tagging reads column files; write one word a line with its label (format: conll)")
     assert own.fields.words is not None and own.fields.labels is not None
     return read_columns(path, own.fields.words, own.fields.labels, own.fields.scheme, labels)
 
@@ -300,7 +301,7 @@ def _examples(
         )
         examples.append(Example(tuple(texts), (target,)))
     if not examples:
-        raise ValueError(f"{path} has no examples; write one a row")
+        raise UserError(f"{path} has no examples; write one a row")
     return tuple(examples)
 
 
@@ -317,7 +318,7 @@ def _rows(path: Path, own: _OwnTask) -> Rows:
         case "jsonl":
             rows = json_rows(path, names)
         case "conll":
-            raise ValueError(
+            raise UserError(
                 f"{path}: a column file is for tagging, and kind is {own.kind}; set format: csv, tsv or jsonl"
             )
     return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
@@ -327,7 +328,7 @@ def _format(path: Path, own: _OwnTask) -> _Format:
     if own.format:
         return own.format
     if path.suffix not in _FORMATS:
-        raise ValueError(f"{path} has none of the extensions {', '.join(_FORMATS)}; set format")
+        raise UserError(f"{path} has none of the extensions {', '.join(_FORMATS)}; set format")
     return _FORMATS[path.suffix]
 
 

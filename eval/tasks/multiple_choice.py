@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from multihop.common.config import Section
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.eval.tasks.table_files import class_index, columns_of, csv_rows, official_folder
 from multihop.eval.tasks.task import Example, Task
@@ -37,7 +38,7 @@ def find(name: str, data_dir: str | None) -> Path:
     """The directory of a task's files: `data_dir`/swag, or `data_dir`/RACE.
 
     Raises:
-        ValueError: the directory, or its training or development set, is missing.
+        UserError: the directory, or its training or development set, is missing.
     """
     root = official_folder(data_dir)
     if name == "swag":
@@ -48,7 +49,7 @@ def find(name: str, data_dir: str | None) -> Path:
         inner = [f"{part}/{level}" for part in ("train", "dev") for level in _levels(name)]
         missing = [directory for directory in inner if not (folder / directory).is_dir()]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"task {name} reads {folder}, where these are missing: {', '.join(missing)}; get them from "
             f"{_WHERE[folder.name]} and set eval.data_dir to the directory that holds {folder.name}/"
         )
@@ -62,7 +63,7 @@ def read(name: str, data_dir: str | None) -> Task:
     blank, or after it (as in Liu et al. 2019).
 
     Raises:
-        ValueError: a file is missing, empty, not UTF-8 or not in the official format; the message names it.
+        UserError: a file is missing, empty, not UTF-8 or not in the official format; the message names it.
     """
     folder = find(name, data_dir)
     return _read_swag(folder) if name == "swag" else _read_race(name, folder)
@@ -89,7 +90,7 @@ def _swag_examples(path: Path, labelled: bool) -> tuple[Example, ...]:
         targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labelled else ()
         examples.append(Example((context, *(f"{start} {ending}" for ending in endings)), targets))
     if not examples:
-        raise ValueError(f"{path} has a header and no examples; get the file again")
+        raise UserError(f"{path} has a header and no examples; get the file again")
     return tuple(examples)
 
 
@@ -118,7 +119,7 @@ def _read_race(name: str, folder: Path) -> Task:
 def _race_examples(folder: Path) -> list[Example]:
     paths = sorted(folder.glob("*.txt"))
     if not paths:
-        raise ValueError(f"expected .txt files of RACE in {folder}, found none; unpack the archive again")
+        raise UserError(f"expected .txt files of RACE in {folder}, found none; unpack the archive again")
     return [example for path in paths for example in _questions(path)]
 
 
@@ -130,9 +131,9 @@ def _questions(path: Path) -> list[Example]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path} is not a file of RACE ({where}: {first['msg']}); unpack the archive again") from None
+        raise UserError(f"{path} is not a file of RACE ({where}: {first['msg']}); unpack the archive again") from None
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"{path} has {len(passage.questions)} questions, {len(passage.options)} lists of options and "
             f"{len(passage.answers)} answers, expected as many of each; unpack RACE's archive again"
         ) from None

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from multihop.common.config import Section
+from multihop.common.errors import UserError
 from multihop.eval.tasks.table_files import json_rows, text_lines, tsv_rows
 from multihop.eval.tasks.task import Example
 
@@ -40,14 +41,14 @@ class OwnPairs(Section):
         formats = [_format(name) for name in self.files]
         if len(formats) == 2:
             if self.fields is not None:
-                raise ValueError("fields are for one file with both sides, and test names two line files; remove them")
+                raise UserError("fields are for one file with both sides, and test names two line files; remove them")
             return self
         if formats[0] not in ("jsonl", "tsv"):
-            raise ValueError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")
+            raise UserError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")
         wanted, example = (str, "en, target: es") if formats[0] == "jsonl" else (int, "1, target: 2")
         sides = self.fields or _Sides(source=1, target=2)
         if not (isinstance(sides.source, wanted) and isinstance(sides.target, wanted)):
-            raise ValueError(f"test={self.test} needs fields such as {{source: {example}}}")
+            raise UserError(f"test={self.test} needs fields such as {{source: {example}}}")
         return self
 
 
@@ -55,14 +56,14 @@ def read_pairs(folder: Path, own: OwnPairs) -> tuple[Example, ...]:
     """The pairs of a test set: texts are source and reference.
 
     Raises:
-        ValueError: a file is missing, empty, not UTF-8 or not in its format, two line files have different numbers of
+        UserError: a file is missing, empty, not UTF-8 or not in its format, two line files have different numbers of
             lines, or a side is blank. The message names the file and line.
     """
     paths = [folder / name for name in own.files]
     if len(paths) == 2:
         sides = [[line for _, line in text_lines(path)] for path in paths]
         if len(sides[0]) != len(sides[1]):
-            raise ValueError(
+            raise UserError(
                 f"{paths[0]} has {len(sides[0]):,} lines and {paths[1]} {len(sides[1]):,}; line i of the one must "
                 "translate line i of the other"
             )
@@ -76,13 +77,13 @@ def read_pairs(folder: Path, own: OwnPairs) -> tuple[Example, ...]:
         rows = []
         for number, row in tsv_rows(paths[0]):
             if len(row) < max(columns):
-                raise ValueError(f"{paths[0]}, line {number}: expected a column {max(columns)}, got {len(row)} columns")
+                raise UserError(f"{paths[0]}, line {number}: expected a column {max(columns)}, got {len(row)} columns")
             rows.append((number, [row[column - 1] for column in columns]))
     for number, pair in rows:
         if not all(side.strip() for side in pair):
-            raise ValueError(f"{paths[0]}, line {number}: a side of the pair is blank; remove the pair")
+            raise UserError(f"{paths[0]}, line {number}: a side of the pair is blank; remove the pair")
     if not rows:
-        raise ValueError(f"{paths[0]} has no pairs; write one a line")
+        raise UserError(f"{paths[0]} has no pairs; write one a line")
     return tuple(Example((source, target)) for _, (source, target) in rows)
 
 

@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task
@@ -21,13 +22,13 @@ def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
     """The official training and development files, in the directory `squad` of `data_dir`.
 
     Raises:
-        ValueError: one is missing.
+        UserError: one is missing.
     """
     folder = official_folder(data_dir) / "squad"
     train, dev = (folder / f"{part}-{_VERSIONS[name]}.json" for part in ("train", "dev"))
     for path in (train, dev):
         if not path.is_file():
-            raise ValueError(
+            raise UserError(
                 f"task {name} reads {path}, which is missing (eval.data_dir); "
                 f"download {_SITE}/dataset/{path.name} into {folder}"
             )
@@ -35,7 +36,7 @@ def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
 
 
 def read(name: Name, data_dir: str | None) -> Task:
-    """The official training and development sets. Raises ValueError as `find` and `read_file`."""
+    """The official training and development sets. Raises UserError as `find` and `read_file`."""
     train, dev = find(name, data_dir)
     authors = "Rajpurkar et al. 2016" if name == "squad1" else "Rajpurkar et al. 2018"
     return Task(
@@ -54,7 +55,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
     """The questions of one official file, in its order.
 
     Raises:
-        ValueError: the file is not in the official format; a context is blank; an answer is not at its offset, which
+        UserError: the file is not in the official format; a context is blank; an answer is not at its offset, which
             counts Unicode code points; a question has no answer, except where SQuAD 2.0 marks it as impossible; two
             questions have the same id.
     """
@@ -66,26 +67,26 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
             for asked in paragraph["qas"]:
                 where = f"{path}, question {asked['id']}"
                 if not context.strip():
-                    raise ValueError(f"{where}: its context is blank; download the file again from {_SITE}")
+                    raise UserError(f"{where}: its context is blank; download the file again from {_SITE}")
                 targets = _spans(asked["answers"], context, where)
                 impossible = name == "squad2" and asked["is_impossible"]
                 if impossible != (not targets):
                     expected = "no answer, since it is impossible," if impossible else "an answer"
-                    raise ValueError(
+                    raise UserError(
                         f"{where}: expected {expected} and found {len(targets) // 2}; "
                         f"task {name} reads the files of SQuAD {_VERSIONS[name]}"
                     )
                 examples.append(Example((_text(asked, "question"), context), targets, str(asked["id"])))
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is not in the format of SQuAD {_VERSIONS[name]} ({error!r}); download it again from {_SITE}"
         ) from None
     if not examples:
-        raise ValueError(f"{path} has no questions; download it again from {_SITE}")
+        raise UserError(f"{path} has no questions; download it again from {_SITE}")
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
-        raise ValueError(f"{path} has two questions with the id {twice}; download it again from {_SITE}")
+        raise UserError(f"{path} has two questions with the id {twice}; download it again from {_SITE}")
     return tuple(examples)
 
 
@@ -106,10 +107,10 @@ def _spans(answers: list[dict[str, Any]], context: str, where: str) -> tuple[flo
     for answer in answers:
         text, start = _text(answer, "text"), answer["answer_start"]
         if not text:
-            raise ValueError(f"{where}: one of its answers is empty; download the file again from {_SITE}")
+            raise UserError(f"{where}: one of its answers is empty; download the file again from {_SITE}")
         end = start + len(text)
         if start < 0 or context[start:end] != text:
-            raise ValueError(
+            raise UserError(
                 f"{where}: expected its answer {text!r} at character {start} of the context, where "
                 f"{context[max(0, start) : max(0, end)]!r} is; offsets count Unicode code points, not bytes"
             )

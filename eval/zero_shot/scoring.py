@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.batch import Inputs, layout
 
@@ -76,16 +77,16 @@ def log_likelihoods(
     """The log-likelihood of each continuation under a causal model.
 
     Raises:
-        ValueError: the model is not causal, or a continuation alone exceeds its positions.
+        UserError: the model is not causal, or a continuation alone exceeds its positions.
     """
     if not FAMILIES[model.config.family].causal:
-        raise ValueError(
+        raise UserError(
             f"the likelihood of a continuation needs a causal model, and model.family={model.config.family}; "
             "remove the task"
         )
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(continuations) if len(each.ids) > limit]:
-        raise ValueError(
+        raise UserError(
             f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, and the model has "
             f"max_positions={limit}; remove the task, or evaluate a model with more positions"
         )
@@ -124,13 +125,13 @@ def pseudo_log_likelihoods(
         float64 (sentences,), in nats.
 
     Raises:
-        ValueError: the model is causal, or a sentence exceeds its positions.
+        UserError: the model is causal, or a sentence exceeds its positions.
     """
     if FAMILIES[model.config.family].causal:
-        raise ValueError(f"pseudo-log-likelihoods need a masked model, and model.family={model.config.family}")
+        raise UserError(f"pseudo-log-likelihoods need a masked model, and model.family={model.config.family}")
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(sentences) if len(each) + 2 > limit]:
-        raise ValueError(
+        raise UserError(
             f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, and the model has max_positions={limit}, "
             "of which [CLS] and [SEP] take two; remove the task, or evaluate a model with more positions"
         )

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_file, sha256_json
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.multiple_choice import read as read_choices
@@ -119,13 +120,13 @@ def find(name: str, data_dir: str | None) -> Path:
     """The task's file or directory.
 
     Raises:
-        ValueError: it is missing.
+        UserError: it is missing.
     """
     folder = official_folder(data_dir)
     places = [folder / file for file in ZERO_SHOT_TASKS[name].files]
     found = next((place for place in places if place.exists()), None)
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"task {name} reads {' or '.join(map(str, places))}, which is missing; put the official file there, or set "
             "eval.data_dir"
         )
@@ -136,7 +137,7 @@ def load(name: str, data_dir: str | None) -> Task:
     """The task with the hashes of its files. Its examples are read where it is evaluated.
 
     Raises:
-        ValueError: the files are missing.
+        UserError: the files are missing.
     """
     path, declared = find(name, data_dir), ZERO_SHOT_TASKS[name]
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

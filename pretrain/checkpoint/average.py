@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import list_steps, verify
@@ -16,7 +17,7 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
     """The locations of the newest `count` committed checkpoints, oldest first.
 
     Raises:
-        ValueError: there are fewer.
+        UserError: there are fewer.
     """
     found: list[str] = []
     for step in reversed(list_steps(checkpoints)):
@@ -28,7 +29,7 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
         found.append(location)
         if len(found) == count:
             return found[::-1]
-    raise ValueError(
+    raise UserError(
         f"{checkpoints} has {len(found)} committed checkpoints, and --last {count} needs more; set checkpoint.keep to "
         "as many as are averaged, and checkpoint.every_steps so that they are saved often enough"
     )
@@ -43,13 +44,13 @@ def average(locations: Sequence[str]) -> tuple[CheckpointManifest, dict[str, Ten
         locations: of checkpoints of one model, at least one.
 
     Raises:
-        ValueError: one is damaged, or has other parameters than the last one.
+        UserError: one is damaged, or has other parameters than the last one.
     """
     manifests = [verify(location) for location in locations]
     newest = manifests[-1]
     for location, manifest in zip(locations, manifests, strict=True):
         if manifest.parameters != newest.parameters:
-            raise ValueError(f"{location} has other parameters than {locations[-1]}; average checkpoints of one run")
+            raise UserError(f"{location} has other parameters than {locations[-1]}; average checkpoints of one run")
     with ExitStack() as stack:
         readers = [
             stack.enter_context(CheckpointReader(location, manifest))

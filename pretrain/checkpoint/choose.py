@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 import torch.distributed as dist
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import Check, check_headers, file_checks, list_steps
 from multihop.pretrain.engine.ranks import Ranks
@@ -21,7 +22,7 @@ def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManife
     """`newest_good`, called by all ranks and with the same result on all of them.
 
     Raises:
-        ValueError: some ranks do not see what rank 0 sees at `checkpoints`.
+        UserError: some ranks do not see what rank 0 sees at `checkpoints`.
     """
     steps = list_steps(checkpoints) if ranks.rank == 0 else []
     rejected: list[str] = []
@@ -37,11 +38,11 @@ def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
     """`verify`, called by all ranks and with the same result on all of them.
 
     Raises:
-        ValueError: with the name of the first file that is missing or damaged; on all ranks.
+        UserError: with the name of the first file that is missing or damaged; on all ranks.
     """
     manifest, damaged = _verify(location, ranks)
     if manifest is None:
-        raise ValueError(damaged[0])
+        raise UserError(damaged[0])
     return manifest
 
 
@@ -67,7 +68,7 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
     for rank, text in enumerate(found):
         if text != found[0]:
             # Not a reason to reject it: rank 0 would set aside, or write anew, what is there and good.
-            raise ValueError(
+            raise UserError(
                 f"rank {rank} does not read the same {location} as rank 0; choose a checkpoint.location that all hosts "
                 "share"
             )

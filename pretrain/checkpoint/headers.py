@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from multihop.common.errors import UserError
 from multihop.common.storage import Source
 from multihop.pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
@@ -17,7 +18,7 @@ def read_headers(location: str, manifest: CheckpointManifest, opened: Open) -> t
     """How to find the bytes of any slice, and how many bytes were read for it: the headers of all files.
 
     Raises:
-        ValueError: a file is missing or damaged, or the slices are not each element of each parameter once.
+        UserError: a file is missing or damaged, or the slices are not each element of each parameter once.
     """
     parts: dict[tuple[str, str], list[tuple[int, Extent, int]]] = {}
     bytes_read = 0
@@ -29,7 +30,7 @@ def read_headers(location: str, manifest: CheckpointManifest, opened: Open) -> t
                     kind, name, start = parse_tensor_name(tensor)
                     parts.setdefault((kind, name), []).append((start, extent, index))
             except ValueError as error:
-                raise ValueError(f"{location}/{entry.file} cannot be read: {error}") from None
+                raise UserError(f"{location}/{entry.file} cannot be read: {error}") from None
         bytes_read += header_bytes
     _check(location, manifest, parts)
 
@@ -53,10 +54,10 @@ def _check(
         stop = 0
         for start, extent, _ in slices:
             if start != stop:
-                raise ValueError(f"{location} has {kind}/{name} up to element {stop}, and then from {start}")
+                raise UserError(f"{location} has {kind}/{name} up to element {stop}, and then from {start}")
             stop += extent.numel
         if stop != numels.get(name):
-            raise ValueError(f"{location} holds {stop} elements of {kind}/{name}, the manifest says {numels.get(name)}")
+            raise UserError(f"{location} holds {stop} elements of {kind}/{name}, the manifest says {numels.get(name)}")
     for name in numels:
         if ("weight", name) not in parts:
-            raise ValueError(f"{location} holds nothing of weight/{name}, which the manifest names")
+            raise UserError(f"{location} holds nothing of weight/{name}, which the manifest names")

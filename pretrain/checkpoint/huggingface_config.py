@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
@@ -21,18 +22,18 @@ _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a Hugging Face directory. Raises ValueError where it is missing or not a JSON object."""
+    """A JSON file of a Hugging Face directory. Raises UserError where it is missing or not a JSON object."""
     try:
         return read_json_object(path, advice="copy the model again")
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} is not a Hugging Face model: it has no {path.name}") from None
+        raise UserError(f"{path.parent} is not a Hugging Face model: it has no {path.name}") from None
 
 
 def read_source_vocab_size(source: Path) -> int | None:
     """The size of the source's vocabulary where a translating model has two, else None.
 
     Raises:
-        ValueError: it is no size.
+        UserError: it is no size.
     """
     config = read_json(source / CONFIG)
     if not _has_two_vocabularies(config):
@@ -47,7 +48,7 @@ def _has_two_vocabularies(config: dict[str, Any]) -> bool:
 def _size(config: dict[str, Any], key: str, largest: int, path: Path) -> int:
     value = config.get(key)
     if type(value) is not int or not 0 < value <= largest:
-        raise ValueError(f"{path} has {key}={reprlib.repr(value)}; it must be an integer from 1 to {largest}")
+        raise UserError(f"{path} has {key}={reprlib.repr(value)}; it must be an integer from 1 to {largest}")
     return value
 
 
@@ -55,7 +56,7 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     """The model that a directory's config.json describes, its vocabulary's size (the target's) and its pad_token_id.
 
     Raises:
-        ValueError: it describes a model of no family here, one whose equations differ from ours, or no model at all.
+        UserError: it describes a model of no family here, one whose equations differ from ours, or no model at all.
     """
     path = source / CONFIG
     config = read_json(path)
@@ -64,13 +65,13 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     for key, (ours, when_absent) in names.fixed.items():
         theirs = config.get(key, when_absent)
         if theirs != ours and not (isinstance(theirs, str) and _SAME_ACTIVATION.get(theirs) == ours):
-            raise ValueError(
+            raise UserError(
                 f"{path} has {key}={reprlib.repr(theirs)}, and family {family} here needs {ours!r}; choose a model "
                 "that has it"
             )
     for key, other in names.repeated.items():
         if config.get(key) != config.get(other):
-            raise ValueError(
+            raise UserError(
                 f"{path} has {key}={reprlib.repr(config.get(key))} and {other}={reprlib.repr(config.get(other))}, and "
                 f"family {family} here needs the same; choose a model that has it"
             )
@@ -81,14 +82,14 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     of_target = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
     vocab_size = _size(config, of_target, _MAX_SIZE, path)
     if FAMILIES[family].translates and config.get("decoder_vocab_size") not in (None, vocab_size):
-        raise ValueError(
+        raise UserError(
             f"{path} has {_SHARE}, and vocabularies of {vocab_size} and {reprlib.repr(config['decoder_vocab_size'])} "
             "tokens; copy the model again"
         )
     pad = config.get("pad_token_id", 1)
     if names.positions_after_pad:
         if type(pad) is not int or not 0 <= pad < sizes["max_positions"] - 1:
-            raise ValueError(
+            raise UserError(
                 f"{path} has pad_token_id={reprlib.repr(pad)} and max_position_embeddings={sizes['max_positions']}, "
                 "and positions start after pad_token_id; copy the model again"
             )
@@ -98,7 +99,7 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
         model = ModelConfig.model_validate({"family": family, **sizes, "dropout": dropout})
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{path} is not a valid model: {reason}") from None
+        raise UserError(f"{path} is not a valid model: {reason}") from None
     return model, vocab_size, pad
 
 
@@ -106,7 +107,7 @@ def _family_of(config: dict[str, Any], path: Path) -> str:
     known = {names_of(name).model_type: name for name, family in FAMILIES.items() if family.auto_class}
     given = config.get("model_type")
     if not isinstance(given, str) or given not in known:
-        raise ValueError(f"{path} has model_type={reprlib.repr(given)}; known are {', '.join(known)}")
+        raise UserError(f"{path} has model_type={reprlib.repr(given)}; known are {', '.join(known)}")
     return known[given]
 
 
@@ -120,29 +121,29 @@ def config_json(
         source_vocab_size: where source and target have vocabularies of their own, the source's size.
 
     Raises:
-        ValueError: the class of transformers cannot have these sizes, or a special token is not in `special_ids`.
+        UserError: the class of transformers cannot have these sizes, or a special token is not in `special_ids`.
     """
     names, family = names_of(model.family), FAMILIES[model.family]
     causal, translates = family.causal, family.translates
     if model.positions == "relative":
-        raise ValueError(
+        raise UserError(
             f"transformers has no {names.architecture} with relative positions, and this model has "
             "positions=relative; it cannot be exported"
         )
     for key, value in names.options.items():
         if getattr(model, key) != value:
-            raise ValueError(
+            raise UserError(
                 f"{names.architecture} has {key}={value}, and this model has {key}={getattr(model, key)}; it cannot be "
                 "exported"
             )
     if "intermediate" not in names.sizes and model.intermediate != 4 * model.hidden:
-        raise ValueError(
+        raise UserError(
             f"{names.architecture} has a fixed intermediate size of 4 * hidden = {4 * model.hidden}, and this model "
             f"has intermediate={model.intermediate}; it cannot be exported"
         )
     needed = {"end"} if causal else {"pad", "end"} if translates else {"pad", "cls", "sep"}
     if missing := sorted(needed - set(special_ids)):
-        raise ValueError(
+        raise UserError(
             f"a {names.model_type} model needs the special tokens {sorted(needed)}, and {missing} are not among the "
             f"tokenizer's {sorted(special_ids)}; export it with the tokenizer that it was trained with"
         )

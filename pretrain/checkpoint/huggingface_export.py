@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.files import replacing, write_atomically
 from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
 from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
@@ -37,7 +38,7 @@ def export_model(
         source_vocab_size: where source and target have vocabularies of their own, the source's size.
 
     Raises:
-        ValueError: the checkpoint is damaged, is of another model, or has no counterpart in transformers.
+        UserError: the checkpoint is damaged, is of another model, or has no counterpart in transformers.
     """
     config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)
@@ -45,7 +46,7 @@ def export_model(
     for name in [*outline, *saved.parameters]:
         stored, expected = saved.parameters.get(name), list(outline[name].shape) if name in outline else None
         if stored != expected:
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint} has {name} of shape {stored}, and by this recipe a {model.family} has it of shape "
                 f"{expected} (None: not at all); export it with the recipe of its own run"
             )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_file, sha256_json
 from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
@@ -49,7 +50,7 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
         read, some not contiguous.
 
     Raises:
-        ValueError: the directory is not such a model, is damaged, or is a model that differs from ours.
+        UserError: the directory is not such a model, is damaged, or is a model that differs from ours.
     """
     model, vocab_size, pad = read_model_config(source)
     source_vocab_size = read_source_vocab_size(source)
@@ -61,14 +62,14 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
         for name in sorted(file.keys()):
             known = _full_name(name, names, shapes)
             if known in found:
-                raise ValueError(f"{path} has the tensor {name} of {found[known][2]} again; save the model again")
+                raise UserError(f"{path} has the tensor {name} of {found[known][2]} again; save the model again")
             found[known] = (file, name, path)
     _check_tensors(found, shapes, names)
     weights = {name: file.get_tensor(stored) for name, (file, stored, _) in found.items()}
     _check_sinusoids({name: weights.pop(name) for name in names.sinusoids if name in weights}, source)
     for copy, original in names.copies.items():
         if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
-            raise ValueError(
+            raise UserError(
                 f"{source} has {copy} and {original} with different values, and family {model.family} here has one "
                 "tensor for both; train it with tie_word_embeddings=true"
             )
@@ -94,7 +95,7 @@ def _expected(
         (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
     ):
         if size * width > elements:
-            raise ValueError(
+            raise UserError(
                 f"{source / CONFIG} has {key}={size}, which makes one matrix of {size * width:,} elements, and the "
                 f"files have {elements:,} in all; copy both files from one model"
             )
@@ -109,7 +110,7 @@ def _expected(
         for layer in range(1 if prefix is None or "{}" not in prefix else model.layers):
             full = name if prefix is None else prefix.format(layer) + name.removeprefix(prefix.format(0))
             if layer and full not in known and full.removeprefix(names.prefix) not in known:
-                raise ValueError(
+                raise UserError(
                     f"{source} lacks {full}, and {CONFIG} has {model.layers} layers; copy both files from one model"
                 )
             shapes[full] = shape
@@ -141,18 +142,18 @@ def _check_tensors(found: dict[str, _Stored], shapes: dict[str, list[int]], name
         if name in names.sinusoids:
             expected = file.get_slice(stored).get_shape()
         if expected is None:
-            raise ValueError(
+            raise UserError(
                 f"{path} has the tensor {stored}, which {names.architecture} of this {CONFIG} does not have; choose a "
                 "model without it"
             )
         entry = file.get_slice(stored)
         if entry.get_shape() != expected:
-            raise ValueError(
+            raise UserError(
                 f"{path} has {stored} of shape {entry.get_shape()}, and by {CONFIG} it is {expected}; "
                 "copy both files from one model"
             )
         if entry.get_dtype() not in _DTYPES:
-            raise ValueError(f"{path} has {stored} in {entry.get_dtype()}; supported are {', '.join(_DTYPES)}")
+            raise UserError(f"{path} has {stored} in {entry.get_dtype()}; supported are {', '.join(_DTYPES)}")
 
 
 def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
@@ -160,7 +161,7 @@ def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
         expected = sinusoids(*tensor.shape, tensor.device, torch.float32) if tensor.ndim == 2 else None
         tolerance = 1e-6 if tensor.dtype in (torch.float32, torch.float64) else 1e-2
         if expected is None or not torch.allclose(tensor.float(), expected, rtol=0, atol=tolerance):
-            raise ValueError(
+            raise UserError(
                 f"{source} has {name} with other values than sinusoids, which are fixed here; choose a model with them"
             )
 
@@ -171,7 +172,7 @@ def _check_complete(present: Iterable[str], expected: Iterable[str], names: Name
     begun = {head_of[name] for name in present if name in head_of} | {""}
     missing = [name for name in head_of if name not in present and head_of[name] in begun]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{source} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, {len(missing)} of the "
             f"{len(head_of)} tensors of {names.architecture}; copy the model again"
         )

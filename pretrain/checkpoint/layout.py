@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 Slices = Sequence[tuple[int, int, int]]
@@ -70,7 +71,7 @@ class Layout:
             file_bytes: the size of each file.
 
         Raises:
-            ValueError: they are not, in one sentence without the checkpoint's location.
+            UserError: they are not, in one sentence without the checkpoint's location.
         """
         self._check(parameters, kinds, stripes, file_bytes)
         self._kinds, self._rows = list(kinds), dict[str, list[int]]()
@@ -91,7 +92,7 @@ class Layout:
         self._data_start = np.array(file_bytes, np.int64) - data_bytes
         if (short := np.flatnonzero(self._data_start < 0)).size:
             index = int(short[0])
-            raise ValueError(f"file {index} has {file_bytes[index]:,} bytes, its slices need {data_bytes[index]:,}")
+            raise UserError(f"file {index} has {file_bytes[index]:,} bytes, its slices need {data_bytes[index]:,}")
         self._positions = lru_cache(256)(self._positions_in)  # one for each file that is open
 
     def locate(self, kind: str, name: str, start: int, elements: int) -> list[Piece]:
@@ -142,24 +143,24 @@ class Layout:
         file_bytes: Sequence[int],
     ) -> None:
         if "weight" not in kinds or list(kinds) != sorted(set(kinds)) or any("/" in kind for kind in kinds):
-            raise ValueError("kinds is not a sorted list with weight in it")
+            raise UserError("kinds is not a sorted list with weight in it")
         if len(file_bytes) > _MOST_FILES or max(file_bytes, default=0) > _LARGEST_FILE:
-            raise ValueError(f"it has more than {_MOST_FILES:,} files, or one of more than {_LARGEST_FILE:,} bytes")
+            raise UserError(f"it has more than {_MOST_FILES:,} files, or one of more than {_LARGEST_FILE:,} bytes")
         for name in sorted(parameters.keys() ^ stripes.keys()):
-            raise ValueError(f"{name[:200]} is not in both parameters and stripes")
+            raise UserError(f"{name[:200]} is not in both parameters and stripes")
         for name, shape in parameters.items():
             held, wanted = sum(stripe.files * stripe.elements for stripe in stripes[name]), math.prod(shape)
             if held != wanted:
-                raise ValueError(f"its stripes hold {held:,} elements of {name[:200]}, its shape has {wanted:,}")
+                raise UserError(f"its stripes hold {held:,} elements of {name[:200]}, its shape has {wanted:,}")
             if any(stripe.first_file + stripe.files > len(file_bytes) for stripe in stripes[name]):
-                raise ValueError(f"its stripes of {name[:200]} are in more than its {len(file_bytes):,} files")
+                raise UserError(f"its stripes of {name[:200]} are in more than its {len(file_bytes):,} files")
 
 
 def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices]) -> dict[str, list[Stripe]]:
     """The stripes of all parameters, from the slices that each file holds.
 
     Raises:
-        ValueError: the slices are not each element of each parameter once.
+        UserError: the slices are not each element of each parameter once.
     """
     names = sorted(parameters)
     file = np.repeat(np.arange(len(files)), [len(slices) for slices in files])
@@ -172,11 +173,11 @@ def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices])
     expected = np.concatenate([[0], np.where(is_next, stop[:-1], 0)])[: len(order)]
     for row in np.flatnonzero(start != expected)[:1]:
         name = names[parameter[row]]
-        raise ValueError(f"the ranks hold {name} up to element {expected[row]}, and then from {start[row]}")
+        raise UserError(f"the ranks hold {name} up to element {expected[row]}, and then from {start[row]}")
     held = {names[parameter[first]]: int(stop[last - 1]) for first, last in pairwise(bounds.tolist())}
     for name in names:
         if held.get(name, 0) != math.prod(parameters[name]):
-            raise ValueError(
+            raise UserError(
                 f"the ranks hold {held.get(name, 0)} elements of {name}, its shape has {math.prod(parameters[name])}"
             )
     same = is_next & (elements[1:] == elements[:-1]) & (file[1:] == file[:-1] + 1)
@@ -192,18 +193,18 @@ def in_order(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]
     """The kinds and slices of a file that holds tensors of these names and numbers of elements.
 
     Raises:
-        ValueError: they do not hold the same slices of every kind.
+        UserError: they do not hold the same slices of every kind.
     """
     numbers = {name: number for number, name in enumerate(sorted(parameters))}
     of_kind: dict[str, list[tuple[int, int, int]]] = {}
     for key, elements in tensors.items():
         kind, name, start = parse_tensor_name(key)
         if name not in numbers:
-            raise ValueError(f"{name} is not a parameter of the manifest")
+            raise UserError(f"{name} is not a parameter of the manifest")
         of_kind.setdefault(kind, []).append((numbers[name], start, elements))
     kinds = sorted(of_kind)
     if any(of_kind[kind] != of_kind[kinds[0]] for kind in kinds):
-        raise ValueError(f"the slices of {', '.join(kinds)} differ")
+        raise UserError(f"the slices of {', '.join(kinds)} differ")
     return kinds, of_kind[kinds[0]] if kinds else []
 
 
@@ -222,10 +223,10 @@ def parse_tensor_name(tensor: str) -> tuple[str, str, int]:
     """KIND/NAME@START in its three parts.
 
     Raises:
-        ValueError: it does not have them.
+        UserError: it does not have them.
     """
     kind, slash, rest = tensor.partition("/")
     name, at, start = rest.rpartition("@")
     if not (kind and slash and name and at and _START.fullmatch(start)):
-        raise ValueError(f"tensor {tensor[:200]!r} is not named KIND/NAME@START")
+        raise UserError(f"tensor {tensor[:200]!r} is not named KIND/NAME@START")
     return kind, name, int(start)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, sha256_json
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.layout import Layout, Stripe
@@ -103,13 +104,13 @@ def commit(location: str, manifest: CheckpointManifest) -> bool:
         Whether this manifest is the committed one; False: another was committed before, and is kept.
 
     Raises:
-        ValueError: the manifest does not say where every element of every parameter is.
+        UserError: the manifest does not say where every element of every parameter is.
     """
     whole = manifest.model_copy(update={"sha256": manifest.own_hash()})
     layout_of(whole)
     data, folder = canonical_json(whole.model_dump()), open_folder(location)
     if len(data) > _MOST_BYTES:
-        raise ValueError(f"the manifest of {location} would have {len(data):,} bytes, the limit is {_MOST_BYTES:,}")
+        raise UserError(f"the manifest of {location} would have {len(data):,} bytes, the limit is {_MOST_BYTES:,}")
     by = manifest.files[0].file.split(".")[1] if manifest.files else "none"
     return folder.create(MANIFEST, data, by) or folder.read_bytes(MANIFEST, _MOST_BYTES) == data
 
@@ -118,7 +119,7 @@ def layout_of(manifest: CheckpointManifest) -> Layout | None:
     """Where the slices are; None: only the files' headers say it, as in format versions 2 and 3.
 
     Raises:
-        ValueError: as `Layout`; not for a manifest that was read or committed.
+        UserError: as `Layout`; not for a manifest that was read or committed.
     """
     if manifest.stripes is None:
         return None
@@ -130,12 +131,12 @@ def read_checkpoint_manifest(location: str) -> CheckpointManifest:
     """The manifest of a committed checkpoint, converted to the newest format version.
 
     Raises:
-        ValueError: there is none, it is damaged, its format version is unknown, or it is for another step than the
+        UserError: there is none, it is damaged, its format version is unknown, or it is for another step than the
             folder's name says.
     """
     manifest, name = read_any_manifest(location), location.rstrip("/").rsplit("/", 1)[-1]
     if step_of_folder(name) not in (None, manifest.step):
-        raise ValueError(
+        raise UserError(
             f"{location} holds the checkpoint of step {manifest.step}, not that of the step in its name; rename it to "
             f"step-{manifest.step:08d}, or remove it if there is one of that name"
         )
@@ -148,31 +149,31 @@ def read_any_manifest(location: str) -> CheckpointManifest:
     try:
         data = open_folder(location).read_bytes(MANIFEST, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{location} was never committed: it has no {MANIFEST}") from None
+        raise UserError(f"{location} was never committed: it has no {MANIFEST}") from None
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EISDIR, errno.EIO):
             raise
-        raise ValueError(f"{path} is damaged: it cannot be read ({error.strerror})") from None
+        raise UserError(f"{path} is damaged: it cannot be read ({error.strerror})") from None
     try:
         content = json_object(data, "it", most_bytes=_MOST_BYTES)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}") from None
     if "format_version" not in content:
-        raise ValueError(f"{path} is damaged: it has no format_version")
+        raise UserError(f"{path} is damaged: it has no format_version")
     version = content["format_version"]
     if type(version) is not int or version not in _READABLE:
-        raise ValueError(
+        raise UserError(
             f"{path} has format version {reprlib.repr(version)}, supported are {_READABLE[0]} to {_READABLE[-1]}; read "
             "it with the version of multihop that wrote it"
         )
     if not _is_intact(content, data):
-        raise ValueError(f"{path} is damaged: its own hash does not match")
+        raise UserError(f"{path} is damaged: its own hash does not match")
     try:
         manifest = CheckpointManifest.model_validate(_migrated(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
+        raise UserError(
             f"{path} is not a manifest of format version {version} ({where[:100]}: {first['msg']})"
         ) from None
     _check_files(manifest, path)
@@ -199,14 +200,14 @@ def _check_files(manifest: CheckpointManifest, path: str) -> None:
     """Check, before memory is taken, that files of these sizes can hold these parameters."""
     named = [entry.file for entry in manifest.files]
     if len(set(named)) < len(named):
-        raise ValueError(f"{path} names a file twice; restore it from a copy")
+        raise UserError(f"{path} names a file twice; restore it from a copy")
     wanted = ITEM_BYTES * sum(math.prod(shape) for shape in manifest.parameters.values())
     there = sum(entry.bytes for entry in manifest.files)
     if wanted > there:
-        raise ValueError(
+        raise UserError(
             f"{path} has parameters of {wanted:,} bytes, and its files hold {there:,}; restore it from a copy"
         )
     try:
         layout_of(manifest)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; restore it from a copy") from None
+        raise UserError(f"{path} is damaged: {error}; restore it from a copy") from None

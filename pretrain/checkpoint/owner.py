@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from multihop.common.bucket import no_conditions
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, open_regular
 from multihop.common.storage import open_folder
 
@@ -51,7 +52,7 @@ def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> 
         home: location of the run in an object store, if it has one: its id is there, and `run_dir` is one node's copy.
 
     Raises:
-        ValueError: it cannot be written to, or another run owns it.
+        UserError: it cannot be written to, or another run owns it.
     """
     mine = _owner_of(run_dir) if home is None else _owner_of_home(home)
     try:
@@ -61,7 +62,7 @@ def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> 
             data = _json_of(mine)
             if folder.create(_OWNER, data, mine.run[:8]):
                 if folder.create(_OWNER, data, mine.run[:8]):  # some stores accept the condition and ignore it
-                    raise ValueError(no_conditions(location))
+                    raise UserError(no_conditions(location))
                 return mine.run
             found = read_owner(location)
             assert found is not None, "somebody claimed it and removed the claim at once"
@@ -72,11 +73,11 @@ def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> 
                 folder.write_atomically(_OWNER, _json_of(mine))
             return mine.run
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{location} cannot be written to ({error}); correct checkpoint.location or its permissions"
         ) from None
     where = f", the one in {found.run_dir} on host {found.host}" if found.run_dir else ""
-    raise ValueError(
+    raise UserError(
         f"{location} holds the checkpoints of another run{where}; choose another name or checkpoint.location, or "
         f"remove its file {_OWNER} if that run no longer exists and this is the same run, moved or restored"
     )
@@ -86,7 +87,7 @@ def read_owner(location: str) -> Owner | None:
     """The owner of a location; None: nobody claimed it.
 
     Raises:
-        ValueError: the file that says it is damaged.
+        UserError: the file that says it is damaged.
     """
     path = f"{location}/{_OWNER}"
     try:
@@ -99,7 +100,7 @@ def read_owner(location: str) -> Owner | None:
     try:
         return Owner.model_validate(json_object(data, path, advice=advice))
     except ValidationError:
-        raise ValueError(f"{path} does not say which run owns the checkpoints there; {advice}") from None
+        raise UserError(f"{path} does not say which run owns the checkpoints there; {advice}") from None
 
 
 def _owner_of(run_dir: Path) -> Owner:
@@ -118,7 +119,7 @@ def _owner_of(run_dir: Path) -> Owner:
     try:
         return Owner(run=run, host=socket.gethostname(), run_dir=str(run_dir.resolve()), inode=inode)
     except ValidationError:
-        raise ValueError(f"{path} does not say which run this is; {advice}") from None
+        raise UserError(f"{path} does not say which run this is; {advice}") from None
 
 
 def _owner_of_home(home: str) -> Owner:
@@ -129,7 +130,7 @@ def _owner_of_home(home: str) -> Owner:
     try:
         return Owner(run=str(content.get("run")), host="", run_dir=home, inode=0)
     except ValidationError:
-        raise ValueError(f"{home}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
+        raise UserError(f"{home}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
 
 
 def _json_of(owner: Owner) -> bytes:

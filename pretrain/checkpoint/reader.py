@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.storage import Source, open_folder
 from multihop.pretrain.checkpoint.headers import read_headers
 from multihop.pretrain.checkpoint.layout import Locate
@@ -65,7 +66,7 @@ class CheckpointReader:
         """Find out where the slices are.
 
         Raises:
-            ValueError: format versions 2 and 3: as `read_headers`.
+            UserError: format versions 2 and 3: as `read_headers`.
         """
         layout = layout_of(self.manifest)
         if layout is not None:
@@ -85,17 +86,17 @@ class CheckpointReader:
         """Elements `start` to `start + numel` of a parameter or moment, as float32 (numel,); only those are read.
 
         Raises:
-            ValueError: the checkpoint does not hold all of them, or a file is missing or damaged.
+            UserError: the checkpoint does not hold all of them, or a file is missing or damaged.
         """
         pieces = self._locate(kind, name, start, numel)
         if (held := sum(piece.elements for piece in pieces)) != numel:
-            raise ValueError(f"{self._location} holds {held} of {numel} elements of {kind}/{name} from {start} on")
+            raise UserError(f"{self._location} holds {held} of {numel} elements of {kind}/{name} from {start} on")
         out, filled = np.empty(numel, np.dtype("<f4")), 0
         for index, offset, elements in pieces:
             with self._file(index) as file:
                 data = file.read_at(offset, elements * ITEM_BYTES)
             if len(data) != elements * ITEM_BYTES:
-                raise ValueError(f"{self._path(index)} became shorter while it was read")
+                raise UserError(f"{self._path(index)} became shorter while it was read")
             out[filled : filled + elements] = np.frombuffer(data, np.dtype("<f4"))
             filled += elements
         with self._lock:
@@ -141,19 +142,17 @@ class CheckpointReader:
         try:
             file = self._folder.open(entry.file)
         except FileNotFoundError:
-            raise ValueError(f"{self._path(index)} is missing") from None
+            raise UserError(f"{self._path(index)} is missing") from None
         except OSError as error:
             if error.errno not in UNREADABLE:
                 raise
-            raise ValueError(f"{self._path(index)} cannot be read: {error.strerror}") from None
+            raise UserError(f"{self._path(index)} cannot be read: {error.strerror}") from None
         with self._lock:
             self.files_opened += 1
         if file.size != entry.bytes:
             size = file.size
             file.close()
-            raise ValueError(
-                f"{self._path(index)} cannot be read: it has {size} bytes, the manifest says {entry.bytes}"
-            )
+            raise UserError(f"{self._path(index)} cannot be read: it has {size} bytes, the manifest says {entry.bytes}")
         return file
 
     def _path(self, index: int) -> str:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.engine.engine import Engine
@@ -41,17 +42,17 @@ def check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], tokenize
         shapes: parameter -> shape.
 
     Raises:
-        ValueError: it is not.
+        UserError: it is not.
     """
     for name in [*shapes, *saved.parameters]:
         there, here = saved.parameters.get(name), shapes.get(name)
         if there != here:
-            raise ValueError(
+            raise UserError(
                 f"{location} has {name} of shape {there}, this model has {here} (None: it has no such parameter); set "
                 "model and objective as in that run, and use its tokenizer"
             )
     if saved.tokenizer_sha256 not in (None, tokenizer_sha256):
-        raise ValueError(
+        raise UserError(
             f"{location} was trained with a different tokenizer ({saved.tokenizer_sha256[:12]}) than the data "
             f"({tokenizer_sha256[:12]}): the same ids would mean other tokens; use data prepared with that tokenizer"
         )

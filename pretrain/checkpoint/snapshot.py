@@ -27,7 +27,7 @@ class Snapshot:
         """Allocate the buffer for tensors of these names and sizes, and touch it; pinned if any is on a GPU.
 
         Raises:
-            ValueError: a name is not KIND/NAME@START.
+            UserError: a name is not KIND/NAME@START.
         """
         lengths = {key: live[key].numel() for key in sorted(live, key=file_order) if live[key].numel()}
         if lengths == self.tensors:

@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.common.files import json_object
 from multihop.common.storage import Source
 
@@ -48,29 +49,29 @@ def read_header(file: Source) -> tuple[dict[str, Extent], int]:
     """The tensors of a file, and how many bytes were read to know them.
 
     Raises:
-        ValueError: it is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
+        UserError: it is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
             overlap or leave gaps.
     """
     first = file.read_at(0, _LENGTH.size)
     if len(first) < _LENGTH.size:
-        raise ValueError(f"it ends after {len(first)} bytes")
+        raise UserError(f"it ends after {len(first)} bytes")
     (length,) = _LENGTH.unpack(first)
     begin = _LENGTH.size + length
     if begin > file.size:
-        raise ValueError(f"its header is said to have {length} bytes, the whole file has {file.size}")
+        raise UserError(f"its header is said to have {length} bytes, the whole file has {file.size}")
     data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
     if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_LIST + 1:
-        raise ValueError("its header holds more lists than a table of tensors has")
+        raise UserError("its header holds more lists than a table of tensors has")
     header = json_object(data, "its header", most_bytes=_LONGEST_HEADER)
     header.pop("__metadata__", None)
     extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
     stop = begin
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].numel)):
         if extent.offset != stop:
-            raise ValueError(f"tensor {name} begins at byte {extent.offset}, the one before ends at {stop}")
+            raise UserError(f"tensor {name} begins at byte {extent.offset}, the one before ends at {stop}")
         stop += extent.numel * ITEM_BYTES
     if stop != file.size:
-        raise ValueError(f"its tensors end at byte {stop}, the file at {file.size}")
+        raise UserError(f"its tensors end at byte {stop}, the file at {file.size}")
     return extents, begin
 
 
@@ -80,6 +81,6 @@ def _extent(name: str, entry: Any, begin: int) -> Extent:
             counts = all(type(each) is int and each >= 0 for each in (numel, start, stop))  # True is an int to `match`
             if counts and stop - start == numel * ITEM_BYTES:
                 return Extent(begin + start, numel)
-    raise ValueError(
+    raise UserError(
         f"tensor {name[:200]} is not float32 of one dimension between two offsets that fit: {reprlib.repr(entry)}"
     )

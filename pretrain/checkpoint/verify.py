@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.storage import Source, open_folder
 from multihop.pretrain.checkpoint.layout import Layout
 from multihop.pretrain.checkpoint.manifest import (
@@ -33,11 +34,11 @@ def verify(location: str) -> CheckpointManifest:
     """The manifest, after every file was read and compared with its hash.
 
     Raises:
-        ValueError: with the name of the first file that is missing or damaged.
+        UserError: with the name of the first file that is missing or damaged.
     """
     manifest = read_checkpoint_manifest(location)
     for damage in damages(location, manifest):
-        raise ValueError(damage)
+        raise UserError(damage)
     return manifest
 
 
@@ -130,7 +131,7 @@ def load_weights(checkpoint: str) -> dict[str, Tensor]:
     """The fp32 weights of a committed checkpoint, whole, by parameter name; the checkpoint is verified first.
 
     Raises:
-        ValueError: as `verify`.
+        UserError: as `verify`.
     """
     with CheckpointReader(checkpoint, verify(checkpoint)) as reader:
         return dict(reader.weights())

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
 from multihop.common.s3 import reason_of
 from multihop.common.storage import Folder, open_folder
@@ -95,7 +96,7 @@ class CheckpointWriter:
 
         Raises:
             OSError: the previous save failed.
-            ValueError: in the previous save the ranks' slices were not each element of each parameter once.
+            UserError: in the previous save the ranks' slices were not each element of each parameter once.
         """
         started = time.monotonic()
         self.wait()
@@ -109,7 +110,7 @@ class CheckpointWriter:
 
         Raises:
             OSError: it failed; earlier checkpoints are unchanged.
-            ValueError: as `save`.
+            UserError: as `save`.
         """
         if self._in_progress is None:
             return
@@ -232,7 +233,7 @@ def _kinds_of(parts: list[_Part]) -> list[str]:
     """Of the ranks that own anything, the same on all of them."""
     kinds = {tuple(part.kinds) for part in parts if part.slices}
     if len(kinds) != 1:
-        raise ValueError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
+        raise UserError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
     return list(*kinds)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.common.files import (
     canonical_json,
     make_folder,
@@ -44,16 +45,16 @@ def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:
         what: names it in the message.
 
     Raises:
-        ValueError: it is missing or damaged, or of another dtype.
+        UserError: it is missing or damaged, or of another dtype.
     """
     try:
         open_regular(path).close()
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.dtype != dtype:
-            raise ValueError(f"it holds {array.dtype}")
+            raise UserError(f"it holds {array.dtype}")
     except (OSError, ValueError, EOFError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{what} {path} cannot be read ({reason}); rerun the same command to rebuild it") from None
+        raise UserError(f"{what} {path} cannot be read ({reason}); rerun the same command to rebuild it") from None
     return array
 
 

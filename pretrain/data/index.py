@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import key_of
 from multihop.data_prep.dataset.shards import Documents, TokenDataset
 from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
@@ -72,7 +73,7 @@ def build_index(
         full: as `ensure_array`.
 
     Raises:
-        ValueError: the documents yield no sample.
+        UserError: the documents yield no sample.
     """
     _, documents = _documents(data, split, source)
     whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
@@ -83,9 +84,9 @@ def build_index(
         try:
             index: NDArray[np.int64] = rules.build_index(documents, seq_len, key, objective)
         except ValueError as error:
-            raise ValueError(f"the {whose} cannot be used: {error}") from None
+            raise UserError(f"the {whose} cannot be used: {error}") from None
         if rules.sample_count(index, seq_len) == 0:
-            raise ValueError(
+            raise UserError(
                 f"the {whose} have {int(documents.lengths.sum())} tokens, too few for one sample of {seq_len}; "
                 "prepare more text, shorten phases.seq_len, or raise data.heldout_fraction if it is the held-out text"
             )
@@ -105,7 +106,7 @@ def open_index(
     """The index that `build_index` wrote, memory-mapped.
 
     Raises:
-        ValueError: it is missing or damaged. Its hash is checked by `build_index`.
+        UserError: it is missing or damaged. Its hash is checked by `build_index`.
     """
     path = index_path(folder, data, split, objective, seq_len, source)
     rows: NDArray[np.int64] = open_array(path, np.int64, "the sample index")

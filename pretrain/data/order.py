@@ -62,7 +62,7 @@ def samples_of_step(
         windows: of each phase's indexes, if samples are shuffled by windows of shards.
 
     Raises:
-        ValueError: the phases have no such step.
+        UserError: the phases have no such step.
     """
     phase, positions = positions_of_step(phases, step)
     of_phase = None if windows is None else windows[phase]

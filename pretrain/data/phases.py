@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from multihop.common.errors import UserError
 from multihop.pretrain.config import PhaseConfig
 
 
@@ -15,16 +16,16 @@ def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
     """The phase of step `step`, and the step's number within it; all are 0-based.
 
     Raises:
-        ValueError: the phases have no such step.
+        UserError: the phases have no such step.
     """
     if step < 0:
-        raise ValueError(f"step must be >= 0, got {step}")
+        raise UserError(f"step must be >= 0, got {step}")
     within = step
     for number, phase in enumerate(phases):
         if within < phase.steps:
             return number, within
         within -= phase.steps
-    raise ValueError(f"step must be < {total_steps(phases)}, the number of steps of all phases, got {step}")
+    raise UserError(f"step must be < {total_steps(phases)}, the number of steps of all phases, got {step}")
 
 
 def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:
@@ -45,10 +46,10 @@ def samples_before(phases: Sequence[PhaseConfig], step: int) -> int:
     """The number of samples that the first `step` steps consume, skipped steps included.
 
     Raises:
-        ValueError: the phases have fewer steps.
+        UserError: the phases have fewer steps.
     """
     if not 0 <= step <= total_steps(phases):
-        raise ValueError(f"step must be between 0 and {total_steps(phases)}, got {step}")
+        raise UserError(f"step must be between 0 and {total_steps(phases)}, got {step}")
     used = 0
     for phase in phases:
         used += samples_in_phase(phase, min(step, phase.steps))

@@ -46,7 +46,7 @@ def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.
     """float32 (V, width): what `word_vectors` returned for the data with this fingerprint, memory-mapped.
 
     Raises:
-        ValueError: they are missing or damaged.
+        UserError: they are missing or damaged.
     """
     return open_array(_path(folder, fingerprint, width), np.float32, "the file of word vectors")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from multihop.common.errors import UserError
 from multihop.common.user_file import read_given_text
 from multihop.pretrain.config import TrainingConfig
 
@@ -99,7 +100,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     """A DeepSpeed configuration file.
 
     Raises:
-        ValueError: the file is missing or not a JSON object.
+        UserError: the file is missing or not a JSON object.
     """
     name = f"engine.deepspeed={path}"
     try:
@@ -110,9 +111,9 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
         if str(error).startswith(name):
             raise
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{name} is not valid JSON: {reason}") from None
+        raise UserError(f"{name} is not valid JSON: {reason}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{name} holds {type(content).__name__}, expected a JSON object")
+        raise UserError(f"{name} holds {type(content).__name__}, expected a JSON object")
     return content
 
 
@@ -125,12 +126,12 @@ def fill_deepspeed_config(
         micro_batch: samples per micro-batch; "auto" while that is not known.
 
     Raises:
-        ValueError: a key contradicts the recipe, must not be set, or is unknown.
+        UserError: a key contradicts the recipe, must not be set, or is unknown.
     """
     for path, reason in _REFUSED.items():
         value = _get(given, path)
         if value not in (None, "auto", False, {}):
-            raise ValueError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
+            raise UserError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
     _check_known(given, config.engine.zero_stage)
     offload = config.engine.offload
     decided = {
@@ -161,7 +162,7 @@ def fill_deepspeed_config(
     for path, value in decided.items():
         there = _get(given, path)
         if there not in (None, "auto", value):
-            raise ValueError(
+            raise UserError(
                 f"ds_config: {path}={json.dumps(there)} contradicts the recipe, which says {json.dumps(value)}; "
                 'write "auto" there or change the recipe'
             )
@@ -188,20 +189,20 @@ def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> N
         if path in _REFUSED:
             continue
         if key not in known:
-            raise ValueError(
+            raise UserError(
                 f"ds_config: {path[:100]} is not a key that multihop passes on to DeepSpeed; remove it; allowed here: "
                 f"{', '.join(known)}"
             )
         if path not in KEYS:
             if not isinstance(value, dict):
-                raise ValueError(f"ds_config: {path} must be an object; write {{}} or leave it out")
+                raise UserError(f"ds_config: {path} must be an object; write {{}} or leave it out")
             _check_known(value, zero_stage, f"{path}.")
         elif value not in _UNSET:
             kind, stages = KEYS[path]
             if not kind.accepts(value):
-                raise ValueError(f'ds_config: {path} must be {kind.description}, or "auto"; correct it')
+                raise UserError(f'ds_config: {path} must be {kind.description}, or "auto"; correct it')
             if value and zero_stage not in stages:
-                raise ValueError(
+                raise UserError(
                     f"ds_config: {path}={json.dumps(value)} has no effect with engine.zero_stage={zero_stage}; remove "
                     f"it, or set engine.zero_stage to {' or '.join(map(str, stages))}"
                 )
@@ -220,7 +221,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+        raise UserError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
     return content
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from multihop.common.config import MEMORY, part_deciding
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json, write_atomically
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.config import TrainingConfig
@@ -47,7 +48,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
         arriving: as `BatchMaker.open`.
 
     Raises:
-        ValueError: not one sample fits.
+        UserError: not one sample fits.
     """
     given = config.engine.micro_batch
     if isinstance(given, int):
@@ -66,12 +67,12 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
             mine, bytes_per_sample = _measure(config, run_dir, ranks, number, arriving)
             fitting = ranks.all_reduce_min(mine)
             if fitting == _NOT_MEASURED:
-                raise ValueError(
+                raise UserError(
                     f"engine.micro_batch=auto: two micro-batches of phases[{number}], one with twice the samples, took "
                     "the same memory, so the size that fits is unknown; set engine.micro_batch to a number"
                 )
             if fitting < 1:
-                raise ValueError(
+                raise UserError(
                     f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
                     "into the memory; set engine.activation_checkpointing=full, a higher engine.zero_stage, or "
                     "a smaller model"

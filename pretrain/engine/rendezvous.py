@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from multihop.common.errors import UserError
 from multihop.pretrain.environment import SECRET
 
 _LOOPBACK = "127.0.0.1"
@@ -50,7 +51,7 @@ def meeting_of(run_dir: Path | None, rank: int) -> Meeting:
     the run directory that only its user may read as soon as it listens.
 
     Raises:
-        ValueError: MASTER_ADDR is a loopback address, and there are ranks on other hosts.
+        UserError: MASTER_ADDR is a loopback address, and there are ranks on other hosts.
         TimeoutError: rank 0 did not listen in time.
     """
     given = os.environ.pop(SECRET, None)  # not inherited by child processes
@@ -106,7 +107,7 @@ def _own_address() -> str:
     name = os.environ["MASTER_ADDR"]
     address = socket.gethostbyname(name)
     if address.startswith("127.") and name not in (address, "localhost"):
-        raise ValueError(
+        raise UserError(
             f"MASTER_ADDR={name} is {address} on this host, which the ranks on other hosts cannot reach; give torchrun "
             "this host's address in their network: --rdzv-endpoint or --master-addr, and --local-addr"
         )
@@ -217,7 +218,7 @@ class Listener:
                     return self._values.pop(key, None) is not None
                 case "count", ():
                     return len(self._values)
-        raise ValueError(f"{what} is not known here")
+        raise UserError(f"{what} is not known here")
 
 
 _kept: list["Store"] = []

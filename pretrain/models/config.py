@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from multihop.common.config import FINE_TUNING, MEANING, MEMORY, NOTHING, UPDATES, ZERO_SHOT, Section
+from multihop.common.errors import UserError
 from multihop.pretrain.models.families import FAMILIES, PRESETS
 
 _SIZES = MEANING | MEMORY | FINE_TUNING | ZERO_SHOT
@@ -78,7 +79,7 @@ class ModelConfig(Section):
             return given
         preset = given.get("preset")
         if preset is not None and str(preset) not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
+            raise UserError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
         filled = {**(PRESETS[preset] if preset else {}), **given}
         family = FAMILIES.get(str(filled.get("family")))
         if family is not None:
@@ -95,7 +96,7 @@ class ModelConfig(Section):
     @classmethod
     def _family_is_known(cls, family: str) -> str:
         if family not in FAMILIES:
-            raise ValueError(f"unknown family {family!r}; known are {', '.join(FAMILIES)}")
+            raise UserError(f"unknown family {family!r}; known are {', '.join(FAMILIES)}")
         return family
 
     @model_validator(mode="after")
@@ -105,19 +106,19 @@ class ModelConfig(Section):
             value = getattr(self, key)
             if value is not None and value not in family.options.get(key, ()):
                 having = " or ".join(name for name, each in FAMILIES.items() if value in each.options.get(key, ()))
-                raise ValueError(
+                raise UserError(
                     f"{key}={value}: family={self.family} has no such choice; remove it, or set family={having}"
                 )
         for key in family.lacks:
             if getattr(self, key) != 1:
-                raise ValueError(f"{key}={getattr(self, key)}: family={self.family} has no {key}; remove it")
+                raise UserError(f"{key}={getattr(self, key)}: family={self.family} has no {key}; remove it")
         if self.max_distance is not None and self.positions != "relative":
-            raise ValueError(
+            raise UserError(
                 f"max_distance={self.max_distance} is for relative positions, and positions={self.positions}; remove "
                 "it, or set positions=relative"
             )
         if self.word_init != "random" and family.translates:
-            raise ValueError(
+            raise UserError(
                 f"word_init={self.word_init}: family={self.family} is trained on pairs, and this is for texts of one "
                 "language; remove it"
             )
@@ -127,7 +128,7 @@ class ModelConfig(Section):
     def _feeds_a_context(self) -> "ModelConfig":
         if self.input_feeding and self.attention in ("none", "additive"):
             why = "has no attentional state" if self.attention == "none" else "feeds its context to the cell already"
-            raise ValueError(
+            raise UserError(
                 f"input_feeding=true: attention={self.attention} {why}; remove it, or set attention=dot, general or "
                 "concat"
             )
@@ -137,7 +138,7 @@ class ModelConfig(Section):
     def _has_the_bias(self) -> "ModelConfig":
         if self.output_bias != "zeros" and not FAMILIES[self.family].has_output_bias:
             having = " or ".join(name for name, family in FAMILIES.items() if family.has_output_bias)
-            raise ValueError(
+            raise UserError(
                 f"output_bias={self.output_bias}: family={self.family} has no bias in its output layer; remove it, or "
                 f"set family={having}"
             )
@@ -149,12 +150,12 @@ class ModelConfig(Section):
         if self.attention_init != "random" and (family.causal or family.translates):
             both = " or ".join(name for name, each in FAMILIES.items() if not each.causal and not each.translates)
             what = "is causal" if family.causal else "is an encoder and a decoder"
-            raise ValueError(
+            raise UserError(
                 f"attention_init={self.attention_init}: family={self.family} {what}, and this is for masked models, "
                 f"which see the tokens on both sides; remove it, or set family={both}"
             )
         if self.attention_init != "random" and self.positions == "relative":
-            raise ValueError(
+            raise UserError(
                 f"attention_init={self.attention_init} begins with position embeddings, and positions=relative has "
                 "none; remove one of the two"
             )
@@ -163,12 +164,12 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _widths_fit(self) -> "ModelConfig":
         if self.cell is not None and self.hidden % 2:
-            raise ValueError(f"hidden={self.hidden} is odd, and is divided among two directions; change it")
+            raise UserError(f"hidden={self.hidden} is odd, and is divided among two directions; change it")
         if self.hidden % self.heads:
-            raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}; change one of them")
+            raise UserError(f"hidden={self.hidden} is not a multiple of heads={self.heads}; change one of them")
         if self.embedding != self.hidden and not FAMILIES[self.family].factorized_embedding:
             factorized = " or ".join(name for name, family in FAMILIES.items() if family.factorized_embedding)
-            raise ValueError(
+            raise UserError(
                 f"embedding={self.embedding} differs from hidden={self.hidden}, and family={self.family} has no "
                 f"projection between the two; set them equal, or family={factorized}"
             )

@@ -6,6 +6,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.pretrain.models.build import outline_model
 from multihop.pretrain.models.common.huggingface_names import Names
 from multihop.pretrain.models.config import ModelConfig
@@ -21,10 +22,10 @@ def names_of(family: str, two_vocabularies: bool = False) -> Names:
         two_vocabularies: whether source and target have vocabularies of their own.
 
     Raises:
-        ValueError: the family has no counterpart in transformers.
+        UserError: the family has no counterpart in transformers.
     """
     if FAMILIES[family].auto_class is None:
-        raise ValueError(
+        raise UserError(
             f"transformers has no class for family {family}, so that it can be neither exported nor imported"
         )
     names: Names = import_module(f"multihop.pretrain.models.{family}.huggingface").NAMES

@@ -11,6 +11,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
@@ -37,14 +38,14 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     """All pairs of a set of documents: int64 (samples, 7) of (document, start, stop) twice, and 1 if random or swapped.
 
     Raises:
-        ValueError: the documents make no pair.
+        UserError: the documents make no pair.
     """
     rng = random.Random(key)
     room = seq_len - SPECIALS_PER_PAIR
     pairs: list[_Pair] = []
     if objective.name == "mlm+nsp":
         if len(documents) < 2:
-            raise ValueError(
+            raise UserError(
                 f"next-sentence prediction draws from another document, and there is only {len(documents)}; "
                 "prepare more documents (or a larger data.heldout_fraction if these are the held-out ones)"
             )
@@ -53,7 +54,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     else:
         alone = sum(_lay_out_order(documents, document, room, rng, pairs) for document in range(len(documents)))
         if not pairs:
-            raise ValueError(
+            raise UserError(
                 "sentence-order prediction needs documents of two sentences or more, and there is none; prepare longer "
                 "documents, or set objective.name=mlm"
             )

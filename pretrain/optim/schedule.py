@@ -11,7 +11,7 @@ def learning_rate(phases: Sequence[PhaseConfig], step: int) -> float:
     """The learning rate of the 0-based step `step`; each phase has its own warm-up and depends on no other.
 
     Raises:
-        ValueError: the phases have no such step.
+        UserError: the phases have no such step.
     """
     number, step_in_phase = locate(phases, step)
     phase = phases[number]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.common.config import DATA, MEANING, ORDER, PLACE, UPDATES, Section, decided_by, part_deciding
+from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.pretrain.config import TrainingConfig
 
@@ -51,16 +52,16 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
         allowed: dotted keys; one of a section allows all in it.
 
     Raises:
-        ValueError: naming the keys with both values, and what to do.
+        UserError: naming the keys with both values, and what to do.
     """
     allowed = tuple(allowed)
     fixed = [entry for entry in changed if decided_by(section, entry[0]) & MEANING]
     if fixed:
-        raise ValueError(f"{where} was started with another recipe ({listed(fixed)}); set name=… for a new run")
+        raise UserError(f"{where} was started with another recipe ({listed(fixed)}); set name=… for a new run")
     refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]
     if refused:
         options = " ".join(f"--allow-change '{key}'" for key, _, _ in refused[:3])
-        raise ValueError(
+        raise UserError(
             f"{where} was started with another recipe ({listed(refused)}); set name=… for a new run, or, to resume "
             f"with the changed recipe, add {options}"
         )
@@ -87,7 +88,7 @@ def completed(remembered: dict[str, Any]) -> dict[str, Any]:
     """The recipe part that a checkpoint of an older version records, with the defaults of newer keys.
 
     Raises:
-        ValueError: it has keys or values that are no longer known.
+        UserError: it has keys or values that are no longer known.
     """
     data = {"data": remembered["data"]} if "data" in remembered else {}
     return training_part(TrainingConfig.model_validate({**remembered, "data": None})) | data

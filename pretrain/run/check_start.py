@@ -4,6 +4,7 @@ initial values of weights that come from another model."""
 from collections.abc import Collection
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.owner import read_owner
@@ -21,7 +22,7 @@ def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     starts.jsonl. A run that was killed before its first checkpoint has claimed the location, and may start again.
 
     Raises:
-        ValueError: The location has no checkpoints, but the run's records show that it had some.
+        UserError: The location has no checkpoints, but the run's records show that it had some.
     """
     if any(name.startswith(_STEP) for name in open_folder(checkpoints).names()):
         return
@@ -32,7 +33,7 @@ def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
         return
     known = f"{rows.name} has rows up to step {reached}" if reached is not None else "it was trained before"
     known += f", and {starts.name} has a start from the checkpoint of step {resumed}" if resumed else ""
-    raise ValueError(
+    raise UserError(
         f"{checkpoints} holds no checkpoints of {run_dir}, but {known}; mount the volume or restore the checkpoints, "
         f"or, to train from step 0 again, set name=… for a new run or remove {rows.name} and {starts.name}"
     )
@@ -45,11 +46,11 @@ def check_steps_left(run_dir: Path, config: TrainingConfig, step: int) -> None:
         step: the step of the newest checkpoint.
 
     Raises:
-        ValueError: The phases have fewer steps.
+        UserError: The phases have fewer steps.
     """
     last = total_steps(config.phases)
     if step > last:
-        raise ValueError(
+        raise UserError(
             f"{run_dir} is trained to step {step}, and its phases now have {last} steps; raise phases[].steps to "
             f"{step} or more in total, or set name=… for a new run"
         )
@@ -62,11 +63,11 @@ def check_init_keys(model: ModelConfig, lacking: Collection[str] = ()) -> None:
         lacking: the parameters that the model at `init_from` does not have.
 
     Raises:
-        ValueError: A key sets such values.
+        UserError: A key sets such values.
     """
     for key, default, parameter in (("output_bias", "zeros", "word_bias"), ("word_init", "random", "word.weight")):
         if model.init_from is not None and getattr(model, key) != default and parameter not in lacking:
-            raise ValueError(
+            raise UserError(
                 f"model.{key}={getattr(model, key)} initializes new weights, but model.init_from="
                 f"{model.init_from} provides them; set model.{key}={default}, or remove init_from"
             )

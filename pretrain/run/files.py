@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.pretrain.config import TrainingConfig
 
@@ -20,13 +21,13 @@ def read_config(run_dir: Path) -> TrainingConfig:
     """The part of RUN_DIR/recipe.json that training reads.
 
     Raises:
-        ValueError: it is missing or not a resolved recipe.
+        UserError: it is missing or not a resolved recipe.
     """
     path = run_dir / "recipe.json"
     try:
         recipe = read_json_object(path)
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing; `multihop train RECIPE` writes it") from None
+        raise UserError(f"{path} is missing; `multihop train RECIPE` writes it") from None
     try:
         return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
     except ValidationError as error:
@@ -34,7 +35,7 @@ def read_config(run_dir: Path) -> TrainingConfig:
             f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
             for each in error.errors()
         ]
-        raise ValueError(f"{path}: {'; '.join(mistakes)}; correct the recipe") from None
+        raise UserError(f"{path}: {'; '.join(mistakes)}; correct the recipe") from None
 
 
 def checkpoints_of(run_dir: Path, config: TrainingConfig) -> str:

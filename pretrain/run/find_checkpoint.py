@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_file
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
@@ -34,7 +35,7 @@ def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
         step: which checkpoint; None: the newest good one.
 
     Raises:
-        ValueError: there is no such checkpoint, or no data with its tokenizer beside it.
+        UserError: there is no such checkpoint, or no data with its tokenizer beside it.
     """
     location, saved, skipped = locate_checkpoint(place, step)
     run_dir = run_of(place)
@@ -52,13 +53,13 @@ def checkpoints_at(place: str) -> str:
     """The location of the checkpoints, given a run's folder or the location itself.
 
     Raises:
-        ValueError: there are none.
+        UserError: there are none.
     """
     location = place.rstrip("/")
     if (Path(place) / "recipe.json").is_file():
         location = checkpoints_of(Path(place), read_config(Path(place)))
     if not list_steps(location):
-        raise ValueError(
+        raise UserError(
             f"{location} holds no checkpoints; give a run's folder, the folder that its step-… folders are in, or "
             "s3://BUCKET/PREFIX"
         )
@@ -69,12 +70,12 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
     """The location of the checkpoint at `place`, its manifest, and why newer ones were skipped; see `find_checkpoint`.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        UserError: there is no such checkpoint.
     """
     location = place.rstrip("/")
     if (Path(location) / MANIFEST).is_file():
         if step is not None:
-            raise ValueError(
+            raise UserError(
                 f"{place} is a single checkpoint, and --step {step} chooses among several; leave --step out"
             )
         return location, read_checkpoint_manifest(location), []
@@ -84,7 +85,7 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
         return chosen, read_checkpoint_manifest(chosen), []
     saved, skipped = newest_good(checkpoints)
     if saved is None:
-        raise ValueError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
+        raise UserError(f"{checkpoints} has no intact checkpoint: {'; '.join(skipped)}")
     return folder_of_step(checkpoints, saved.step), saved, skipped
 
 
@@ -96,7 +97,7 @@ def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | 
         content_hash: from `CheckpointManifest.content_hash`.
 
     Raises:
-        ValueError: There are no checkpoints at all.
+        UserError: There are no checkpoints at all.
     """
     location = place.rstrip("/")
     if open_folder(location).size(MANIFEST) is not None:
@@ -116,7 +117,7 @@ def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | 
 
 def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
     if not (run_dir / "data").exists():
-        raise ValueError(
+        raise UserError(
             f"{run_dir / 'data'} is missing, which has the tokenizer; give the run's directory with its data, or run "
             "`multihop prep RECIPE`"
         )
@@ -125,9 +126,9 @@ def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
     for info in filter(None, (data.tokenizer, data.target_tokenizer)):
         path = run_dir / "data" / info.file
         if not path.exists() or sha256_file(path) != info.sha256:
-            raise ValueError(f"{path} is missing or damaged; run `multihop prep RECIPE` again")
+            raise UserError(f"{path} is missing or damaged; run `multihop prep RECIPE` again")
     if saved.tokenizer_sha256 not in (None, data.tokenizers_sha256):
-        raise ValueError(
+        raise UserError(
             f"the checkpoint was trained with a different tokenizer ({str(saved.tokenizer_sha256)[:12]}) than "
             f"{path} ({data.tokenizers_sha256[:12]}); restore the run's data"
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from multihop.common.errors import UserError
 from multihop.pretrain.data.batches import BatchMaker
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
@@ -33,7 +34,7 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     A collective call.
 
     Raises:
-        ValueError: The held-out samples have no token to predict. Raised on all ranks.
+        UserError: The held-out samples have no token to predict. Raised on all ranks.
     """
     mine = batches.heldout()
     manifest = batches.data.manifest
@@ -43,7 +44,7 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, alive)), **references})
     counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
     if not sums["targets"]:
-        raise ValueError(_nothing_to_predict(batches))
+        raise UserError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")
     losses = means(sums, counts)
     language_model = next(losses[f"{name}_loss"] for name in _LANGUAGE_MODELS if name in counts)

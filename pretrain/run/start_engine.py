@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
 from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
@@ -48,7 +49,7 @@ def start_engine(
     """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
 
     Raises:
-        ValueError: the recipe or the data changed without permission, or `model.init_from` does not fit.
+        UserError: the recipe or the data changed without permission, or `model.init_from` does not fit.
     """
     model = outline_model(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
@@ -104,7 +105,7 @@ def _begin_with_huggingface(
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     here = {**{key: getattr(config.model, key) for key in sizes}, **vocabularies}
     if differing := [key for key in there if there[key] != here[key]]:
-        raise ValueError(
+        raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
             f"{', '.join(f'{key}={here[key]}' for key in differing)}; set the same sizes in model, and prepare the "
             "data with its tokenizer"
@@ -130,7 +131,7 @@ def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fin
         changed = binding_differences(completed(saved.recipe), training_part(config), TrainingConfig)
         check_allowed(changed, TrainingConfig, allowed, str(run_dir))
     if saved.data_fingerprint != data_fingerprint and "data" not in allowed:
-        raise ValueError(
+        raise UserError(
             f"{run_dir} was trained on other data (fingerprint {saved.data_fingerprint[:12]}, now "
             f"{data_fingerprint[:12]}); restore that data, set name=… for another run, or add --allow-change data"
         )
@@ -148,5 +149,5 @@ def _parent(config: TrainingConfig, ranks: Ranks) -> str:
     try:
         verify_shared(given, ranks)
     except ValueError as error:
-        raise ValueError(f"model.init_from={given} has no good checkpoint: {'; '.join(rejected) or error}") from None
+        raise UserError(f"model.init_from={given} has no good checkpoint: {'; '.join(rejected) or error}") from None
     return given

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from multihop.common.errors import UserError
 from multihop.common.exit_codes import FAILED, USER_ERROR
 from multihop.common.files import DISK_FULL, make_folder, open_append, write_atomically
 from multihop.common.malloc import keep_all_freed_memory
@@ -33,7 +34,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     try:
         console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")
-    except ValueError as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
     times = StartTimes()
@@ -45,7 +46,7 @@ def main() -> int:
         return code
     except Exception as error:
         log.exception("training failed")
-        code, final = (USER_ERROR, True) if isinstance(error, ValueError) else (FAILED, _would_recur(error))
+        code, final = (USER_ERROR, True) if isinstance(error, UserError) else (FAILED, _would_recur(error))
         print(error if final else f"{type(error).__name__}: {error}", file=console, flush=True)
         if final and SUPERVISED in os.environ:  # else the cluster would restart the ranks
             reason = {"code": code, "message": str(error)}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from multihop.common.cache import LIMIT, make_room, used
+from multihop.common.errors import UserError
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_what_is_used_stays(folders: list[Path], monkeypatch: pytest.MonkeyPatch
         os.utime(folders[0] / ".in-use", (0, 0))
         make_room(folders, 10**6)
         assert left(folders) == "a"
-        with pytest.raises(ValueError, match=r"MULTIHOP_CACHE_GB=0.002 .* leaves no room for 0.0 GB"):
+        with pytest.raises(UserError, match=r"MULTIHOP_CACHE_GB=0.002 .* leaves no room for 0.0 GB"):
             make_room(folders[:1], 2 * 10**6)
     make_room(folders[:1], 2 * 10**6)
     assert left(folders) == ""
@@ -57,5 +58,5 @@ def test_a_limit_that_is_not_a_number_is_refused(
     limit: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT, limit)
-    with pytest.raises(ValueError, match=rf"MULTIHOP_CACHE_GB={limit} .* is not a number of gigabytes"):
+    with pytest.raises(UserError, match=rf"MULTIHOP_CACHE_GB={limit} .* is not a number of gigabytes"):
         make_room(folders, 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.common.files import open_regular, read_json_object, sha256_file
 
 
@@ -29,7 +30,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_read(no_file):
     for read in (open_regular, sha256_file):
         with pytest.raises(OSError, match=str(no_file)):
             read(no_file)
-    with pytest.raises(ValueError, match=rf"^{no_file} is not a JSON object \(it cannot be read: .*\); restore it"):
+    with pytest.raises(UserError, match=rf"^{no_file} is not a JSON object \(it cannot be read: .*\); restore it"):
         read_json_object(no_file)
 
 
@@ -65,7 +66,7 @@ def test_a_regular_file_is_read_also_through_a_link(tmp_path):
 def test_what_is_no_json_object_is_told_in_one_sentence_with_the_file_and_why(tmp_path, content, why):
     path = tmp_path / "state.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"state\.json is not a JSON object \(.*\); remove it$") as refused:
+    with pytest.raises(UserError, match=r"state\.json is not a JSON object \(.*\); remove it$") as refused:
         read_json_object(path, advice="remove it")
     assert why in str(refused.value) and "\n" not in str(refused.value)
 
@@ -74,9 +75,9 @@ def test_a_file_of_any_size_takes_no_more_memory_than_allowed(tmp_path):
     path = tmp_path / "large.json"
     with open(path, "wb") as file:
         file.truncate(2**40)  # sparse
-    with pytest.raises(ValueError, match="it has more than 8,388,608 bytes"):
+    with pytest.raises(UserError, match="it has more than 8,388,608 bytes"):
         read_json_object(path)
     path.write_bytes(b'{"a": 1}')
     assert read_json_object(path, most_bytes=8) == {"a": 1}
-    with pytest.raises(ValueError, match="it has more than 7 bytes"):
+    with pytest.raises(UserError, match="it has more than 7 bytes"):
         read_json_object(path, most_bytes=7)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from s3_endpoint import S3
 
+from multihop.common.errors import UserError
 from multihop.common.mirror import LISTING, fetch, is_pushed, push
 from multihop.common.storage import open_folder
 
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_was_pushed_is_fetched_once(folder: Path, place: str, tmp_path: Path) -> None:
     there, copy = open_folder(f"{place}/there"), tmp_path / "copy"
-    with pytest.raises(ValueError, match=r"holds no whole copy \(files.json is missing\)"):
+    with pytest.raises(UserError, match=r"holds no whole copy \(files.json is missing\)"):
         fetch(there, copy)
     push(folder, there, without=("remembered.json",))
     assert is_pushed(there)
@@ -48,11 +49,11 @@ def test_a_copy_that_is_damaged_or_not_whole_is_refused(folder: Path, tmp_path: 
     there = open_folder(str(tmp_path / "there"))
     push(folder, there)
     (tmp_path / "there" / "a.txt").write_bytes(b"SMALL")
-    with pytest.raises(ValueError, match=r"there/a.txt is damaged"):
+    with pytest.raises(UserError, match=r"there/a.txt is damaged"):
         fetch(there, tmp_path / "copy")
     assert not (tmp_path / "copy" / "a.txt").exists()
     (tmp_path / "there" / LISTING).write_bytes((tmp_path / "there" / LISTING).read_bytes().replace(b"5", b"6", 1))
-    with pytest.raises(ValueError, match=r"files.json is damaged"):
+    with pytest.raises(UserError, match=r"files.json is damaged"):
         fetch(there, tmp_path / "other")
 
 
@@ -65,5 +66,5 @@ def test_a_listing_cannot_lead_out_of_the_folder(name: str, tmp_path: Path) -> N
     files = {name: {"bytes": 1, "sha256": "0" * 64}}
     (there / LISTING).write_bytes(canonical_json({"files": files, "sha256": sha256_json(files)}))
     assert json.loads((there / LISTING).read_bytes())["files"] == files
-    with pytest.raises(ValueError, match="an entry that is not one of a copied folder"):
+    with pytest.raises(UserError, match="an entry that is not one of a copied folder"):
         fetch(open_folder(str(there)), tmp_path / "copy")

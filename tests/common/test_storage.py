@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.common.storage import open_folder
 
 
@@ -182,14 +183,14 @@ def test_without_boto3_a_bucket_is_read_and_not_written(bucket: str, monkeypatch
         lambda: folder.create("b", b"2", "x"),
         lambda: folder.write("b", []),
     ):
-        with pytest.raises(ValueError, match=r"needs boto3; pip install 'multihop\[s3\]'"):
+        with pytest.raises(UserError, match=r"needs boto3; pip install 'multihop\[s3\]'"):
             write()
     assert folder.names() == ["a"] and folder.read_bytes("a") == b"1"
 
 
 @pytest.mark.parametrize("location", ["s3://AKIA:wJalr@bucket/x", "s3://AKIA:wJa/lr@bucket/x", "s3://wJalr@bucket/x"])
 def test_credentials_in_a_location_are_refused_and_not_shown(location: str) -> None:
-    with pytest.raises(ValueError, match=r"s3://…@bucket/x contains credentials, .*set AWS_ACCESS_KEY_ID") as refused:
+    with pytest.raises(UserError, match=r"s3://…@bucket/x contains credentials, .*set AWS_ACCESS_KEY_ID") as refused:
         open_folder(location)
     assert not any(part in str(refused.value) for part in ("wJa", "lr@", "AKIA"))
 
@@ -209,13 +210,13 @@ def test_only_files_of_exactly_a_name_are_removed(bucket: str) -> None:
 @pytest.mark.parametrize("location", ["gs://bucket/a", "s3://", "s3://what:ever/a", "http://host/a"])
 def test_other_schemes_are_refused(location: str) -> None:
     with pytest.raises(
-        ValueError, match=r"is not a location that can be written to; give a folder or s3://BUCKET/PREFIX"
+        UserError, match=r"is not a location that can be written to; give a folder or s3://BUCKET/PREFIX"
     ):
         open_folder(location)
 
 
 def test_a_bucket_that_is_not_there(s3: Any) -> None:
-    with pytest.raises(ValueError, match=r"bucket nowhere at http://127\.0\.0\.1:\d+ does not exist"):
+    with pytest.raises(UserError, match=r"bucket nowhere at http://127\.0\.0\.1:\d+ does not exist"):
         open_folder("s3://nowhere/run")
 
 
@@ -223,7 +224,7 @@ def test_nobody_listens(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ValueError, match=r"cannot be used \(.*check checkpoint\.location") as failed:
+        with pytest.raises(UserError, match=r"cannot be used \(.*check checkpoint\.location") as failed:
             open_folder("s3://bucket/run")
     assert "secret" not in str(failed.value) and "\n" not in str(failed.value)
 
@@ -245,6 +246,6 @@ def test_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with pytest.raises(ValueError, match=r"cannot be used \(.*the credentials \(AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match=r"cannot be used \(.*the credentials \(AWS_ACCESS_KEY_ID"):
         open_folder("s3://bucket/run")
     server.shutdown()

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.dataset.manifest import Manifest, Shard, TokenCounts, Totals, data_fingerprint, manifest_sha256
@@ -15,7 +17,7 @@ PAIRS = {"path": "a.jsonl", "fields": FIELDS}
 
 
 def refused(data: dict[str, Any]) -> str:
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValidationError) as refusal:
         DataConfig.model_validate(data)
     return str(refusal.value)
 
@@ -70,11 +72,11 @@ def test_the_tokenizer_suits_pairs_or_documents() -> None:
     documents = DataConfig.model_validate({"sources": [{"path": "a/"}]})
     check_tokenizer(pairs, TokenizerConfig(special_tokens="t5", separate=True))
     check_tokenizer(pairs, TokenizerConfig(path="a.model"))
-    with pytest.raises(ValueError, match="special_tokens=bert lacks tokens that pairs need"):
+    with pytest.raises(UserError, match="special_tokens=bert lacks tokens that pairs need"):
         check_tokenizer(pairs, TokenizerConfig())
-    with pytest.raises(ValueError, match="separate=true is for pairs"):
+    with pytest.raises(UserError, match="separate=true is for pairs"):
         check_tokenizer(documents, TokenizerConfig(separate=True))
-    with pytest.raises(ValueError, match=r"tokenizer\.separate is a setting of training"):
+    with pytest.raises(ValidationError, match=r"tokenizer\.separate is a setting of training"):
         TokenizerConfig(path="a.model", separate=True)
 
 

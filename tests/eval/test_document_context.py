@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
 from multihop.eval.check_settings import check_settings
@@ -152,7 +153,7 @@ def test_where_documents_begin_is_part_of_a_task(tmp_path: Path) -> None:
 def test_files_without_documents_are_refused(tmp_path: Path) -> None:
     data = _conll(tmp_path, train=_TEXT, valid=_text([["river stone"]], mark=False))
     own = {"name": "conll2003", "document_context": True}
-    with pytest.raises(ValueError, match="the development file of task conll2003 marks no documents; begin each"):
+    with pytest.raises(UserError, match="the development file of task conll2003 marks no documents; begin each"):
         check_settings(EvalConfig.model_validate({"tasks": [own], "data_dir": data}), 2)
     check_settings(EvalConfig.model_validate({"tasks": ["conll2003"], "data_dir": data}), 2)
     task = tmp_path / "own.yaml"
@@ -161,7 +162,7 @@ def test_files_without_documents_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("# newdoc\nriver O\n\nstone O\n")
     check_settings(config, 2)
     (tmp_path / "a.txt").write_text("river O\n\nstone O\n")
-    with pytest.raises(ValueError, match="the training file of task own marks no documents"):
+    with pytest.raises(UserError, match="the training file of task own marks no documents"):
         check_settings(config, 2)
 
 
@@ -169,5 +170,5 @@ def test_files_without_documents_are_refused(tmp_path: Path) -> None:
 def test_other_kinds_of_tasks_have_no_context() -> None:
     check_settings(EvalConfig.model_validate({"tasks": ["bbc-topics"], "document_context": True}), 2)
     own = {"name": "bbc-topics", "document_context": True}
-    with pytest.raises(ValueError, match="is for tagging, and the kind of task bbc-topics is classification"):
+    with pytest.raises(UserError, match="is for tagging, and the kind of task bbc-topics is classification"):
         check_settings(EvalConfig.model_validate({"tasks": [own]}), 2)

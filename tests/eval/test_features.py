@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
@@ -39,7 +41,7 @@ LINEAR = Features(layers=[0, -1], head="linear")
 @pytest.fixture
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BiLSTM that is trained in a second."""
-    monkeypatch.setattr(eval.features, "UNITS", 32)
+    monkeypatch.setattr("multihop.eval.features.UNITS", 32)
 
 
 def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureReader:
@@ -78,10 +80,10 @@ def test_states_are_counted_from_both_ends(data: st.DataObject) -> None:
 def test_layers_that_a_model_does_not_have_are_refused(layers: list[int], message: str) -> None:
     features = {"layers": layers}
     for config in ({"features": features}, {"tasks": [{"name": "bbc-topics", "features": features}]}):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             check_settings(EvalConfig.model_validate(config), 12)
     check_settings(EvalConfig(features=Features()), 4)
-    with pytest.raises(ValueError, match="at least 1 item"):
+    with pytest.raises(ValidationError, match="at least 1 item"):
         EvalConfig.model_validate({"features": {"layers": []}})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.export import export_tokenizer
@@ -55,7 +56,7 @@ def test_a_users_own_csv(
     [trial, _] = plan_trials(_config("weather.yaml", tmp_path), _evaluated(bert, bert_data, lambda *_: ("a", "b")))
     assert trial.task == str(tmp_path / "weather.yaml")  # workers start elsewhere
     shutil.copy("weather.yaml", "conll2003.yaml")
-    with pytest.raises(ValueError, match="describes a task named conll2003, and there is another; rename the file"):
+    with pytest.raises(UserError, match="describes a task named conll2003, and there is another; rename the file"):
         check_tasks(_config("conll2003.yaml", tmp_path), "bert")
 
 
@@ -127,7 +128,7 @@ def test_the_perplexity_of_ones_own_text(
     assert row["hyperparameters"] == {"seq_len": 16} and row["examples"] == {"test": 6}
     assert row["other_metrics"]["words"] == sum(len(line.split()) for line in lines)
     assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
-    with pytest.raises(ValueError, match=r"letters\.yaml needs a causal model"):
+    with pytest.raises(UserError, match=r"letters\.yaml needs a causal model"):
         check_tasks(config, "bert")
 
 
@@ -139,7 +140,7 @@ def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
     task.write_text("kind: translation\ntest: pairs.tsv\n")
     check_tasks(_config(str(task), tmp_path), "transformer")
     monkeypatch.setitem(sys.modules, "sacrebleu", None)  # as Python treats a package that is not there
-    with pytest.raises(ValueError, match=r"needs sacrebleu, which is not installed; pip install 'multihop\[transl"):
+    with pytest.raises(UserError, match=r"needs sacrebleu, which is not installed; pip install 'multihop\[transl"):
         check_tasks(_config(str(task), tmp_path), "transformer")
 
 
@@ -147,18 +148,18 @@ def test_pairs_out_of_step_are_refused_before_anything_starts(tmp_path: Path) ->
     (tmp_path / "a.en").write_text("one\ntwo\n")
     (tmp_path / "a.es").write_text("uno\n")
     (tmp_path / "news.yaml").write_text("kind: translation\ntest: [a.en, a.es]\n")
-    with pytest.raises(ValueError, match=r"a\.en has 2 lines and .*a\.es 1; line i of the one must translate"):
+    with pytest.raises(UserError, match=r"a\.en has 2 lines and .*a\.es 1; line i of the one must translate"):
         check_tasks(_config(str(tmp_path / "news.yaml"), tmp_path), "transformer")
 
 
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "the river and the stone"}\n')
-    with pytest.raises(ValueError, match="task lambada needs a causal model"):
+    with pytest.raises(UserError, match="task lambada needs a causal model"):
         check_tasks(_config("lambada", tmp_path), "bert")
-    with pytest.raises(ValueError, match=r"task ptb reads .*ptb\.test\.txt, which is missing"):
+    with pytest.raises(UserError, match=r"task ptb reads .*ptb\.test\.txt, which is missing"):
         check_tasks(_config("ptb", tmp_path), "gpt2")
-    with pytest.raises(ValueError, match=r"and eval\.checkpoint is a Hugging Face model"):
+    with pytest.raises(UserError, match=r"and eval\.checkpoint is a Hugging Face model"):
         check_tasks(_config("heldout-perplexity", tmp_path, checkpoint="a"), "gpt2")
 
 
@@ -173,10 +174,10 @@ def published(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, tmp_pa
 
 def test_a_tokenizer_that_needs_more_than_its_file_is_refused(published: Path) -> None:
     (published / "sentencepiece.model").rename(published / "spiece.model")
-    with pytest.raises(ValueError, match="unigram kind; give the SentencePiece"):
+    with pytest.raises(UserError, match="unigram kind; give the SentencePiece"):
         of_huggingface(published)
     (published / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="lower-cases texts"):
+    with pytest.raises(UserError, match="lower-cases texts"):
         of_huggingface(published)
     (published / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert of_huggingface(published).tokenizer_path.endswith("spiece.model")
@@ -200,14 +201,14 @@ def test_weights_that_changed_since_the_plan_are_refused(published: Path, tmp_pa
     weights = published / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match="is not the model that the trials were planned with"):
+    with pytest.raises(UserError, match="is not the model that the trials were planned with"):
         run_trial(trial)
 
 
 def test_a_model_without_its_tokenizer_is_refused(published: Path) -> None:
     for name in ("sentencepiece.model", "tokenizer.json"):
         (published / name).unlink()
-    with pytest.raises(ValueError, match=r"has no tokenizer; expected one of sentencepiece\.model, tokenizer\.json"):
+    with pytest.raises(UserError, match=r"has no tokenizer; expected one of sentencepiece\.model, tokenizer\.json"):
         of_huggingface(published)
 
 

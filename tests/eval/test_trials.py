@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.data_prep.dataset.shards import open_dataset
@@ -244,12 +245,12 @@ def test_the_fingerprint_of_a_test_set_is_that_of_its_examples_and_labels_alone(
 def test_a_damaged_checkpoint_is_not_evaluated(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:
     folder, sha256 = checkpoint(gpt2, gpt2_data)
     pretrained, _ = _plan(EvalConfig(tasks=_tasks("heldout-perplexity"), seq_len=32), gpt2, (folder, sha256), gpt2_data)
-    with pytest.raises(ValueError, match="is not the checkpoint that the trials were planned with"):
+    with pytest.raises(UserError, match="is not the checkpoint that the trials were planned with"):
         run_trial(replace(pretrained, checkpoint_sha256="another"))
     (file,) = Path(folder).glob("*.safetensors")
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 0x40]))
-    with pytest.raises(ValueError, match="is damaged: its SHA-256 is not the manifest's"):
+    with pytest.raises(UserError, match="is damaged: its SHA-256 is not the manifest's"):
         run_trial(pretrained)
 
 
@@ -278,7 +279,7 @@ def test_held_out_text_with_a_flipped_bit_is_not_evaluated(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(ValueError, match=r"SHA-256 is not the manifest.s; run `multihop prep --verify`"):
+    with pytest.raises(UserError, match=r"SHA-256 is not the manifest.s; run `multihop prep --verify`"):
         run_trial(trial)
 
 
@@ -328,7 +329,7 @@ def test_a_trial_that_diverges_is_a_failed_row(bert: ModelConfig, bert_data: Pat
 @pytest.mark.usefixtures("bbc")
 def test_other_data_or_files_than_planned_are_refused(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> None:
     trial = _plan(EvalConfig(tasks=_tasks("bbc-topics")), bert, (str(tmp_path), "c"), bert_data)[1]
-    with pytest.raises(ValueError, match="is not the tokenizer that the trials were planned with"):
+    with pytest.raises(UserError, match="is not the tokenizer that the trials were planned with"):
         run_trial(replace(trial, tokenizer_sha256="other"))
-    with pytest.raises(ValueError, match="differ from those that the trials were planned with"):
+    with pytest.raises(UserError, match="differ from those that the trials were planned with"):
         run_trial(replace(trial, task_fingerprint="other"))

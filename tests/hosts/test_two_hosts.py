@@ -3,8 +3,10 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from host_runs import (
     RAY,
@@ -117,7 +119,8 @@ def test_hosts_that_leave_and_come(hosts: Hosts, texts: Path, tmp_path: Path, ti
     assert run.restarted(2, "it comes back") <= 1
 
     for process in hosts.processes(1):
-        process.terminate()
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
     run.restarted(1, "SIGTERM to all processes of a host")
     run.ends_as_undisturbed()
 

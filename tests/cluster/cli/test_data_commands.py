@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.data import show_verdict
 from multihop.cluster.cli.main import app
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import read_data_manifest, write_manifest
 from multihop.data_prep.dataset.shards import open_dataset
@@ -96,9 +97,9 @@ def test_stats_and_verify_accept_run_names_and_directories(
     assert code == 1 and str(shard) in shown and "is damaged" in shown and "3 of 4 files" in shown
     shard.unlink()
     assert "cannot be read" in data("verify", str(folder))[1]
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         data("stats", str(folder))
     shard.write_bytes(whole)
     assert data("verify", "mine")[0] == 0
-    with pytest.raises(ValueError, match=r"no run other .*\(runs with data: mine\), and no data set in the directory"):
+    with pytest.raises(UserError, match=r"no run other .*\(runs with data: mine\), and no data set in the directory"):
         data("verify", "other")

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.export import export_checkpoint
 from multihop.cluster.cli.main import app
+from multihop.common.errors import UserError
 from multihop.eval.inference.generate import encode_prompt, generate_tokens
 from multihop.eval.inference.trained_model import load_model
 
@@ -51,7 +52,7 @@ def answer(*arguments: str | Path, given: str | bytes = "") -> str:
 
 def refusal(*arguments: str | Path, given: str | bytes = "") -> str:
     """The sentence that main() prints before it ends with code 2."""
-    with pytest.raises(ValueError) as found:
+    with pytest.raises(UserError) as found:
         CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
     return str(found.value)
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
 from multihop.cluster.runs.recipe import load_recipe
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import sources_key
 from multihop.data_prep.pipeline.prepare import prepare
@@ -183,7 +184,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     ],
 )
 def test_a_user_error_is_one_sentence(prepared: tuple[Path, Path], arguments: list[str], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         inspect(prepared, *arguments)
 
 

@@ -11,6 +11,7 @@ import pytest
 from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
 from multihop.cluster.jobs.errands.look import PACKAGES, code_hash
 from multihop.cluster.runs.code_version import CodeVersion, code_version
+from multihop.common.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 LIMIT = 2**29
@@ -85,7 +86,7 @@ def test_an_archive_that_ray_would_refuse_is_refused_with_its_largest_files(repo
     code = code_to_send(version_of(repository))
     archive = tmp_path / "a.zip"
     assert write_archive(archive, {}, code, 10**6).startswith("0.0 MB; largest: big.bin 3.0 MB, ")
-    with pytest.raises(ValueError, match=r"largest files are big.bin 3.0 MB.*\.gitignore"):
+    with pytest.raises(UserError, match=r"largest files are big.bin 3.0 MB.*\.gitignore"):
         write_archive(archive, {}, code, 100)
 
 
@@ -119,7 +120,7 @@ def test_untracked_files_are_named(repository: Path) -> None:
 def test_a_name_that_is_not_utf_8_is_refused(repository: Path, tmp_path: Path) -> None:
     (repository / os.fsdecode(b"caf\xe9.txt")).write_text("")
     code = code_to_send(version_of(repository))
-    with pytest.raises(ValueError, match=r"b'caf\\xe9.txt' is not UTF-8; rename it"):
+    with pytest.raises(UserError, match=r"b'caf\\xe9.txt' is not UTF-8; rename it"):
         write_archive(tmp_path / "a.zip", {}, code, LIMIT)
 
 

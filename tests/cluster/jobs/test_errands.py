@@ -14,6 +14,7 @@ from multihop.cluster.jobs import errands
 from multihop.cluster.jobs.errands.pack_results import MARK
 from multihop.cluster.jobs.errands.print_log import OFFSET_PREFIX
 from multihop.cluster.jobs.fetched import unpack_results
+from multihop.common.errors import UserError
 
 FOLDER = Path(errands.__file__).parent
 VARIABLE = "SOME_JOB_OF_A_TEST"
@@ -68,7 +69,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (to / "eval" / "results.jsonl").unlink()
     (to / "eval").rmdir()
     (to / "eval").symlink_to(elsewhere)
-    with pytest.raises(ValueError, match="eval is not a directory; move it away"):
+    with pytest.raises(UserError, match="eval is not a directory; move it away"):
         fetch(run, to)
     assert (elsewhere / "results.jsonl").read_text() == "precious"
 
@@ -76,11 +77,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 def test_blocked_paths_are_named(tmp_path: Path) -> None:
     run, to = run_of(tmp_path / "run", metrics_jsonl="1"), tmp_path / "x"
     to.write_text("a file")
-    with pytest.raises(ValueError, match="x is not a directory"):
+    with pytest.raises(UserError, match="x is not a directory"):
         fetch(run, to)
     to.unlink()
     (to / "metrics.jsonl").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"metrics.jsonl is a directory"):
+    with pytest.raises(UserError, match=r"metrics.jsonl is a directory"):
         fetch(run, to)
 
 

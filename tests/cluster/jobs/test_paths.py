@@ -7,6 +7,7 @@ import yaml
 from workplace import make_workplace
 
 from multihop.cluster.jobs.paths import load_for_cluster
+from multihop.common.errors import UserError
 
 SHARED = "data.sources[0].path=/shared/texts"
 FILTER = "data.filters={c4: {bad_words: bad.txt}}"
@@ -35,14 +36,14 @@ def test_relative_paths_are_refused(texts: Path, tmp_path: Path, override: str, 
     if key.startswith("tokenizer.path"):
         del content["tokenizer"]  # of settings of training
     recipe.write_text(yaml.safe_dump(content))
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(UserError) as refused:
         load_for_cluster(recipe, [SHARED, override], "/shared/runs")
     assert str(refused.value).startswith(f"{key} is relative; ")
 
 
 def test_the_directory_of_the_runs_must_be_absolute_too(texts: Path, tmp_path: Path) -> None:
     recipe = make_workplace(tmp_path, texts, "small", 1) / "recipe.yaml"
-    with pytest.raises(ValueError, match=r"^--runs=runs is relative"):
+    with pytest.raises(UserError, match=r"^--runs=runs is relative"):
         load_for_cluster(recipe, [SHARED], "runs")
     assert load_for_cluster(recipe, [SHARED], "s3://bucket/runs").checkpoint.location == "s3://bucket/runs/.checkpoints"
 

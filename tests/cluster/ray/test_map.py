@@ -13,6 +13,7 @@ import pytest
 
 from multihop.cluster.ray.failures import WorkerDiedError
 from multihop.cluster.ray.map import map_on_ray
+from multihop.common.errors import UserError
 from multihop.common.files import replacing
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -35,7 +36,7 @@ def die_always(_: int) -> None:
 
 
 def refuse(sentence: str) -> None:
-    raise ValueError(sentence)
+    raise UserError(sentence)
 
 
 def fill_the_disk(path: str) -> None:
@@ -79,10 +80,10 @@ def test_a_task_that_nobody_survives_is_told_in_a_sentence():
 
 
 def test_mistakes_and_a_full_disk_are_told_as_they_are():
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(UserError) as caught:
         list(map_on_ray(refuse, ["one sentence", "another"]))
     assert str(caught.value) in {"one sentence", "another"}
-    assert type(caught.value) is ValueError
+    assert type(caught.value) is UserError
     with pytest.raises(OSError, match="No space left on device") as full:
         list(map_on_ray(fill_the_disk, ["/a"]))
     assert full.value.errno == 28

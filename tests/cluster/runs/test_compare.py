@@ -8,6 +8,7 @@ import pytest
 from made_up_runs import make_run, with_predictions
 
 from multihop.cluster.runs.compare import compare, find_runs, show_comparison
+from multihop.common.errors import UserError
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_what_files_hold_is_no_markup_and_steers_no_terminal(
 
 
 def test_a_run_that_is_not_there(runs: Path) -> None:
-    with pytest.raises(ValueError, match=r"no run three in .*; existing runs: one, two"):
+    with pytest.raises(UserError, match=r"no run three in .*; existing runs: one, two"):
         find_runs(["one", "three"], runs)
-    with pytest.raises(ValueError, match="at least two runs"):
+    with pytest.raises(UserError, match="at least two runs"):
         find_runs(["one"], runs)

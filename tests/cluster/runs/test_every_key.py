@@ -23,6 +23,7 @@ from worker_runs import rows
 
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.common.config import declarations
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.pretrain.checkpoint.verify import list_steps
 
@@ -333,7 +334,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_a_value_that_would_be_ignored_is_refused(
     workplace: Path, base: dict[str, Any], changes: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)}=\S+ has no effect with .*; remove it, or set "):
+    with pytest.raises(UserError, match=rf"^{re.escape(key)}=\S+ has no effect with .*; remove it, or set "):
         seen(workplace, base, changes)
 
 

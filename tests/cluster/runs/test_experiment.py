@@ -9,6 +9,7 @@ from workplace import begin, ended, make_workplace, multihop
 
 from multihop.cluster.runs.experiment import read_experiment
 from multihop.cluster.runs.recipe import load_recipe
+from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.eval.comparison.run_files import training_clock
 from multihop.pretrain.data.phases import samples_before, total_steps
@@ -75,7 +76,7 @@ def test_a_list_of_mappings_is_a_grid(file: Path) -> None:
     ],
 )
 def test_mistakes_get_a_sentence(file: Path, content: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         read_experiment(write(file, **content), [])
 
 

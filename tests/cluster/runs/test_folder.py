@@ -14,6 +14,7 @@ from multihop.cluster.runs.compare import compare
 from multihop.cluster.runs.folder import held, opened, seems_held
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.cluster.runs.summary import read_summary
+from multihop.common.errors import UserError
 from multihop.common.json_lines import append_row, read_rows
 from multihop.pretrain.checkpoint.owner import claim_checkpoints
 from multihop.pretrain.run.files import checkpoints_of, read_config
@@ -34,22 +35,22 @@ def run_dir(tmp_path: Path) -> Path:
 
 def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
     """A start that makes these files and ends in a mistake of the user's."""
-    with pytest.raises(ValueError, match="a late mistake"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match="a late mistake"), opened(run_dir, recipe, ()):
         for name in made:
             (run_dir / name).parent.mkdir(exist_ok=True)
             (run_dir / name).write_text("{}\n")
         (run_dir / "data").symlink_to("../.prepared/k")
-        raise ValueError("a late mistake")
+        raise UserError("a late mistake")
 
 
 def test_a_mistake_found_at_the_end_of_a_first_start_loses_nothing(run_dir: Path, recipe: Recipe) -> None:
     place = checkpoints_of(run_dir, recipe)
     made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "starts.jsonl")
-    with pytest.raises(ValueError, match="a late mistake"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match="a late mistake"), opened(run_dir, recipe, ()):
         claim_checkpoints(run_dir, place)
         for name in made:
             append_row(run_dir / name, {"step": 1})
-        raise ValueError("a late mistake")
+        raise UserError("a late mistake")
     assert [read_rows(run_dir / name) for name in made] == [[{"step": 1}]] * len(made)
     with opened(run_dir, recipe, ()):
         claim_checkpoints(run_dir, place)
@@ -65,6 +66,12 @@ def test_a_first_start_refused_before_its_ranks_began_leaves_nothing(run_dir: Pa
     (run_dir.parent / ".prepared" / "k").mkdir(parents=True)
     start_and_fail(run_dir, recipe, "index/a.npy", "index/a.json", "summary.json", "tracking.json")
     assert os.listdir(run_dir.parent) == [".prepared"] and (run_dir.parent / ".prepared" / "k").is_dir()
+
+
+def test_an_error_that_is_not_the_users_removes_nothing(run_dir: Path, recipe: Recipe) -> None:
+    with pytest.raises(ValueError, match="shapes do not match"), opened(run_dir, recipe, ()):
+        raise ValueError("shapes do not match")
+    assert (run_dir / "recipe.json").exists()
 
 
 def test_what_was_there_before_a_refused_start_stays(run_dir: Path, recipe: Recipe) -> None:
@@ -91,7 +98,7 @@ def test_phases_that_end_before_the_newest_checkpoint_are_refused_and_change_not
     before = (run_dir / "recipe.json").read_bytes()
     allowed = ["phases[0].steps"]
     with (
-        pytest.raises(ValueError, match=r"trained to step 7, and its phases now have 6"),
+        pytest.raises(UserError, match=r"trained to step 7, and its phases now have 6"),
         opened(run_dir, shorter(6), allowed),
     ):
         pass
@@ -107,13 +114,13 @@ def shorter(steps: int) -> Recipe:
 def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> None:
     run_dir.parent.mkdir()
     run_dir.write_text("")
-    with pytest.raises(ValueError, match=r"runs/a is not a folder; choose another name"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match=r"runs/a is not a folder; choose another name"), opened(run_dir, recipe, ()):
         pass
 
 
 def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -> None:
     with (
-        pytest.raises(ValueError, match=r"^/proc/runs cannot be created there; choose another --runs"),
+        pytest.raises(UserError, match=r"^/proc/runs cannot be created there; choose another --runs"),
         opened(Path("/proc/runs/a"), recipe, ()),
     ):
         pass
@@ -128,7 +135,7 @@ def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tm
 
     with held(tmp_path):
         (tmp_path / ".lock").unlink()
-        with pytest.raises(ValueError, match=rf"is in use by process {os.getpid()} on "), held(tmp_path):
+        with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} on "), held(tmp_path):
             pass
         assert another() == ""
     assert another() == "in\n" and not (tmp_path / ".holder").exists()
@@ -160,18 +167,18 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(mine)
-        with pytest.raises(ValueError, match=rf"a/{name} is a link or not a regular file"), opened(run_dir, recipe, ()):
+        with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"), opened(run_dir, recipe, ()):
             pass
         link.unlink()
     os.mkfifo(run_dir / "metrics.jsonl")
     with (
-        pytest.raises(ValueError, match=r"a/metrics\.jsonl is a link or not a regular file"),
+        pytest.raises(UserError, match=r"a/metrics\.jsonl is a link or not a regular file"),
         opened(run_dir, recipe, ()),
     ):
         pass
     for name in ("results.jsonl", "starts.jsonl", "changes.jsonl"):
         (run_dir / name).symlink_to(mine)
-        with pytest.raises(ValueError, match=rf"a/{name} is a link or not a regular file"):
+        with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"):
             append_row(run_dir / name, {"step": 1})
     assert mine.read_text() == "my settings\n"
 
@@ -180,7 +187,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
 def test_a_folder_that_is_written_into_is_no_link(tmp_path: Path, run_dir: Path, recipe: Recipe, name: str) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / name).symlink_to(tmp_path)
-    with pytest.raises(ValueError, match=rf"a/{name} is a link"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match=rf"a/{name} is a link"), opened(run_dir, recipe, ()):
         pass
 
 
@@ -201,13 +208,13 @@ def test_a_damaged_file_is_named_with_what_to_do(run_dir: Path, recipe: Recipe, 
     for name in ("recipe.json", "summary.json"):
         (run_dir / name).write_bytes(content)
     damaged = r"runs/a/{} is not a JSON object \(.*\); {}"
-    with pytest.raises(ValueError, match=damaged.format("recipe.json", "restore it from a copy, or set name=")):
+    with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy, or set name=")):
         opened(run_dir, recipe, ()).__enter__()
-    with pytest.raises(ValueError, match=damaged.format("recipe.json", "restore it from a copy")):
+    with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy")):
         read_config(run_dir)
-    with pytest.raises(ValueError, match=damaged.format("recipe.json", "restore it from a copy")):
+    with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy")):
         compare([run_dir])
-    with pytest.raises(ValueError, match=damaged.format("summary.json", "remove it")):
+    with pytest.raises(UserError, match=damaged.format("summary.json", "remove it")):
         read_summary(run_dir)
 
 
@@ -215,7 +222,7 @@ def test_a_damaged_file_is_named_with_what_to_do(run_dir: Path, recipe: Recipe, 
 def test_a_summary_of_other_kinds_is_named(run_dir: Path, content: object) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / "summary.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"summary\.json: stages does not map stage names to seconds; remove it"):
+    with pytest.raises(UserError, match=r"summary\.json: stages does not map stage names to seconds; remove it"):
         read_summary(run_dir)
 
 

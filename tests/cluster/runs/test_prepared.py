@@ -10,6 +10,7 @@ from provided import provided
 from multihop.cluster.runs import folder
 from multihop.cluster.runs.folder import held
 from multihop.cluster.runs.prepared import link
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.dataset.verify import VERIFIED, verify_dataset
@@ -41,7 +42,7 @@ def test_ray_prepares_the_same_bytes_as_one_process(tmp_path, data, monkeypatch)
 
 
 def test_a_vocabulary_too_large_is_one_sentence_also_from_a_task(tmp_path, data):
-    with pytest.raises(ValueError, match=r"^tokenizer.vocab_size=90000 is more than the text can support"):
+    with pytest.raises(UserError, match=r"^tokenizer.vocab_size=90000 is more than the text can support"):
         provided(data, TokenizerConfig(vocab_size=90_000, threads=1), tmp_path / "out")
 
 
@@ -77,16 +78,16 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
 
     (tmp_path / "texts" / "new.txt").write_text("A text that was not there. It is now.")
     refused = rf"^{place} is a folder instead of a link .* not made from the present texts .* set name="
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(UserError, match=refused):
         provided(own_texts, TOKENIZER, store, place)
     (tmp_path / "texts" / "new.txt").unlink()
     provided(own_texts, TOKENIZER, store, place)
     os.truncate(place / "token_counts.npy", 5)
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(UserError, match=refused):
         provided(own_texts, TOKENIZER, store, place)
     shutil.rmtree(place)
     place.write_text("no folder")
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(UserError, match=refused):
         provided(own_texts, TOKENIZER, store, place)
 
 

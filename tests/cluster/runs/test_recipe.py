@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from multihop.cluster.runs.folder import opened
 from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.common.errors import UserError
 from multihop.pretrain.run.changes import differences, flatten
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +77,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
     ],
 )
 def test_mistakes_are_told_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
@@ -115,22 +116,22 @@ BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)
 )
 def test_files_that_are_no_recipe_are_refused(tmp_path: Path, content: str | bytes, complaint: str) -> None:
     (tmp_path / "r.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=complaint) as failed:
+    with pytest.raises(UserError, match=complaint) as failed:
         load_recipe(tmp_path / "r.yaml", [])
     assert "\n" not in str(failed.value) and len(str(failed.value)) < 2000
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist; give the path of a recipe"):
+    with pytest.raises(UserError, match="does not exist; give the path of a recipe"):
         load_recipe(tmp_path / "none.yaml", [])
-    with pytest.raises(ValueError, match="is a directory; give the path of a recipe"):
+    with pytest.raises(UserError, match="is a directory; give the path of a recipe"):
         load_recipe(tmp_path, [])
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
-        with pytest.raises(ValueError, match="is a pipe or a device"):
+        with pytest.raises(UserError, match="is a pipe or a device"):
             load_recipe(path, [])
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         load_recipe(tmp_path / "loop.yaml", [])
 
 
@@ -145,7 +146,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_overrides_are_read_as_strictly_as_the_file(override: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
@@ -166,7 +167,7 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
     path = tmp_path / "r.yaml"
     path.write_text(MINIMAL + (f"tracking: {{experiment: 'x {text}'}}\n" if in_file else ""))
     with pytest.raises(
-        ValueError, match=r'tracking.experiment contains "\$\{", and recipes have no interpolation'
+        UserError, match=r'tracking.experiment contains "\$\{", and recipes have no interpolation'
     ) as failed:
         load_recipe(path, [] if in_file else [f"tracking.experiment='x {text}'"])
     assert "hunter2" not in str(failed.value)
@@ -196,7 +197,7 @@ def test_numbers_are_finite(key: str, value: str) -> None:
     begin += ["data.filters.language={keep: [en]}", "data.decontaminate={against: [x]}", "data.near_duplicates={}"]
     begin += ["phases[0].lr_scaling={rule: sqrt, batch_size: 1}", "eval.lr=[1.0]", "eval.epochs=[1.0]"]
     begin += ["eval.tasks=[{name: conll2003, lr: [1.0], epochs: [1.0]}]"]
-    with pytest.raises(ValueError, match=rf"{re.escape(key)}=.*: input should be a finite number; for no limit"):
+    with pytest.raises(UserError, match=rf"{re.escape(key)}=.*: input should be a finite number; for no limit"):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [*begin, f"{key}={value}"])
 
 
@@ -227,7 +228,7 @@ PASSWORDS = [
 @pytest.mark.parametrize(("key", "value"), PASSWORDS)
 def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
+        UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
     ) as failed:
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"{key}={value}"])
     assert "hunter2" not in str(failed.value) and "ter2" not in str(failed.value)
@@ -247,7 +248,7 @@ def test_an_address_without_a_password_is_none(path: str) -> None:
     "name", ["mlflow.db", "MLflow.db", "mlflow.db-wal", "mlflow.db.lock", "mlartifacts", ".prepared"]
 )
 def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
-    with pytest.raises(ValueError, match=r"choose another|is not a valid name"):
+    with pytest.raises(UserError, match=r"choose another|is not a valid name"):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"name={name}"])
 
 

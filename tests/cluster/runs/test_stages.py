@@ -7,6 +7,7 @@ import pytest
 
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
+from multihop.common.errors import UserError
 from multihop.common.json_lines import append_row
 
 
@@ -29,7 +30,7 @@ def test_a_recipe_that_does_not_fit_the_model_is_refused_before_anything_starts(
             "eval": section,
         }
     )
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         run_stages(recipe, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -45,5 +46,5 @@ def test_a_run_whose_checkpoints_are_missing_is_not_restarted(texts: Path, tmp_p
         }
     )
     append_row(tmp_path / "runs" / "run" / "metrics.jsonl", {"step": 10, "loss": 1.0})
-    with pytest.raises(ValueError, match=r"volume/run holds no checkpoints of .*mount the volume"):
+    with pytest.raises(UserError, match=r"volume/run holds no checkpoints of .*mount the volume"):
         run_stages(recipe, tmp_path / "runs")

@@ -15,6 +15,7 @@ from tracking_server import DATABASE, S3_SECRET, USER_PASSWORD, Tracking
 from multihop.cluster.tracking.access import check_access
 from multihop.cluster.tracking.store import connect
 from multihop.cluster.tracking.tracker import is_behind
+from multihop.common.errors import UserError
 
 
 def objects(s3: S3, bucket: str) -> list[str]:
@@ -88,7 +89,7 @@ def test_a_refused_user_is_told_at_the_start_and_ends_no_training(
 
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-and-secret")
     for refused in (check_access, lambda uri: start(tmp_path / "b", uri)):
-        with pytest.raises(ValueError, match="refuses the user name and password; set MLFLOW_TRACKING_USERNAME"):
+        with pytest.raises(UserError, match="refuses the user name and password; set MLFLOW_TRACKING_USERNAME"):
             refused(tracking.server.url)
     assert not caplog.records
     append(run_dir, row(1, 5.0))
@@ -103,7 +104,7 @@ def test_a_refused_user_is_told_at_the_start_and_ends_no_training(
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "reader")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "may-read-not-write")
     check_access(tracking.server.url)
-    with pytest.raises(ValueError, match="does not let this user write; ask its administrator"):
+    with pytest.raises(UserError, match="does not let this user write; ask its administrator"):
         start(tmp_path / "c", tracking.server.url)
 
 

@@ -14,6 +14,7 @@ from multihop.cluster.runs.compare import compare, show_comparison
 from multihop.cluster.tracking.fetch import fetch_run
 from multihop.cluster.tracking.store import store_uri
 from multihop.cluster.tracking.tracker import open_run
+from multihop.common.errors import UserError
 
 RUNS: dict[str, Any] = {
     "one": (2, [(0, 9.0), (10, 7.0)], [(0, "random", 0.5), (1, "random", 0.7)]),
@@ -44,7 +45,7 @@ def test_the_command_takes_from_mlflow_what_is_not_in_the_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.move(runs / "two", tmp_path / "gone")
-    with pytest.raises(ValueError, match="no run two in"):
+    with pytest.raises(UserError, match="no run two in"):
         show_comparison(["one", "two"], runs)
     show_comparison(["one", "two"], runs, store_uri(runs))
     printed = capsys.readouterr().out
@@ -55,16 +56,16 @@ def test_the_command_takes_from_mlflow_what_is_not_in_the_folder(
 def test_what_is_not_there_or_not_clear_is_said(runs: Path, tmp_path: Path) -> None:
     uri, client = store_uri(runs), client_of(runs / "one")
     for name in ("three", "../one", "o'ne", 'o"ne'):
-        with pytest.raises(ValueError, match=r"no run .* in MLflow at sqlite"):
+        with pytest.raises(UserError, match=r"no run .* in MLflow at sqlite"):
             fetch_run(name, uri, tmp_path)
     other = client.create_experiment("other")
     client.create_run(other, run_name="bare", tags={"multihop.token": "1"})
-    with pytest.raises(ValueError, match=r"MLflow has no recipe\.json of the run bare"):
+    with pytest.raises(UserError, match=r"MLflow has no recipe\.json of the run bare"):
         fetch_run("bare", uri, tmp_path)
     client.create_run(other, run_name="one", tags={"multihop.token": "2"})
-    with pytest.raises(ValueError, match=r"2 runs are called one .* other \("):
+    with pytest.raises(UserError, match=r"2 runs are called one .* other \("):
         fetch_run("one", uri, tmp_path)
     client.create_run(other, run_name="two", tags={"mlflow.parentRunId": "2"})
     assert fetch_run("two", uri, tmp_path).name == "two", "a trial of this name is not meant"
-    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:.* gives no answer"):
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:.* gives no answer"):
         fetch_run("one", f"http://127.0.0.1:{free_port()}", tmp_path)

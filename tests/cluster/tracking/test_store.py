@@ -7,18 +7,19 @@ from tracked_runs import RECIPE, client_of
 
 from multihop.cluster.tracking.store import store_uri
 from multihop.cluster.tracking.tracker import open_run
+from multihop.common.errors import UserError
 
 
 def test_a_deleted_experiment_is_the_users_mistake(run_dir: Path) -> None:
     client = client_of(run_dir)
     client.delete_experiment(client.create_experiment("gone"))
-    with pytest.raises(ValueError, match=r"tracking\.experiment=gone was deleted"):
+    with pytest.raises(UserError, match=r"tracking\.experiment=gone was deleted"):
         open_run(run_dir, RECIPE, None, "gone", {})
 
 
 @pytest.mark.parametrize("uri", ["redis://here", "runs/mlruns", "localhost:5000", "ftp://user:hunter2@host"])
 def test_an_impossible_store_is_refused(tmp_path: Path, uri: str) -> None:
-    with pytest.raises(ValueError, match=r"tracking\.uri=") as failed:
+    with pytest.raises(UserError, match=r"tracking\.uri=") as failed:
         store_uri(tmp_path, uri)
     assert "hunter2" not in str(failed.value)
 

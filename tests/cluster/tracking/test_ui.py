@@ -14,6 +14,7 @@ from mlflow_server import free_port
 
 from multihop.cluster.tracking.store import connect, store_uri
 from multihop.cluster.tracking.ui import serve
+from multihop.common.errors import UserError
 
 
 def test_it_serves_the_ui_and_ends_with_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,19 +49,19 @@ def test_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ValueError, match=r"is not available .* --port"):
+        with pytest.raises(UserError, match=r"is not available .* --port"):
             serve(tmp_path, taken.getsockname()[1])
 
 
 def test_nothing_tracked_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ValueError, match="no MLflow store"):
+    with pytest.raises(UserError, match="no MLflow store"):
         serve(tmp_path, 5000)
 
 
 def test_a_server_has_its_own_ui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
-    with pytest.raises(ValueError, match="open it in a browser"):
+    with pytest.raises(UserError, match="open it in a browser"):
         serve(tmp_path, 5000)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, sha256_file, sha256_json
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import MANIFEST, data_fingerprint, read_data_manifest, read_token_counts
@@ -68,7 +69,7 @@ def test_every_changed_byte_of_the_manifest_is_found(whole):
     good = (folder / MANIFEST).read_bytes()
     for at in range(len(good)):
         (folder / MANIFEST).write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-        with pytest.raises(ValueError, match=MANIFEST) as refused:
+        with pytest.raises(UserError, match=MANIFEST) as refused:
             read_data_manifest(folder)
         assert "multihop" in str(refused.value)
     for other in (good + b"\n", b" " + good, good[:-1], b"", bytes(len(good)), json.dumps(json.loads(good)).encode()):
@@ -82,7 +83,7 @@ def test_a_changed_special_id_is_refused_and_prepare_writes_the_right_one(whole)
     good = (folder / MANIFEST).read_bytes()
     (folder / MANIFEST).write_bytes(good.replace(b'"mask":4', b'"mask":5'))
     with pytest.raises(
-        ValueError, match=r"manifest.json is damaged \(its own hash does not match\); run `multihop prep`"
+        UserError, match=r"manifest.json is damaged \(its own hash does not match\); run `multihop prep`"
     ):
         open_dataset(folder)
     prepare(data, tok, folder)
@@ -113,7 +114,7 @@ def test_what_it_says_of_the_tokenizer_must_be_what_the_tokenizer_says(whole, ch
 def test_a_name_that_leaves_the_folder_is_refused(whole, of, name):
     folder = whole[-1]
     forge(folder, lambda content: (content[of][0] if of == "shards" else content[of]).update(file=name))
-    with pytest.raises(ValueError, match=rf"manifest.json is not valid \({of}.*file.*run `multihop prep` again$"):
+    with pytest.raises(UserError, match=rf"manifest.json is not valid \({of}.*file.*run `multihop prep` again$"):
         open_dataset(folder)
 
 
@@ -143,7 +144,7 @@ def test_a_name_that_leaves_the_folder_is_refused(whole, of, name):
 def test_numbers_that_cannot_be_are_refused_before_anything_is_made_of_them(whole, change):
     folder = whole[-1]
     forge(folder, change)
-    with pytest.raises(ValueError, match=MANIFEST) as refused:
+    with pytest.raises(UserError, match=MANIFEST) as refused:
         word_start_flags(read_data_manifest(folder).tokenizer)
     assert "\n" not in str(refused.value) and "multihop" in str(refused.value)
 
@@ -151,7 +152,7 @@ def test_numbers_that_cannot_be_are_refused_before_anything_is_made_of_them(whol
 @pytest.mark.parametrize("content", [b'{"settings":' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}", b"[" * 10**6])
 def test_a_manifest_that_is_nested_without_end_is_one_sentence(whole, content):
     (whole[-1] / MANIFEST).write_bytes(content)
-    with pytest.raises(ValueError, match=r"manifest.json is not a JSON object .*deep.*; run `multihop prep` again$"):
+    with pytest.raises(UserError, match=r"manifest.json is not a JSON object .*deep.*; run `multihop prep` again$"):
         read_data_manifest(whole[-1])
 
 
@@ -167,7 +168,7 @@ def test_what_is_no_file_is_told_at_once_and_rebuilt(prepared, whole, name, kind
     (complaint,) = verify_dataset(folder)
     assert name in complaint and "not a regular file" in complaint and "run `multihop prep` again" in complaint
     if name.endswith(".arrow"):
-        with pytest.raises(ValueError, match=r"train-00000.arrow cannot be read \(not a regular file\)"):
+        with pytest.raises(UserError, match=r"train-00000.arrow cannot be read \(not a regular file\)"):
             open_dataset(folder)
     prepare(data, tok, folder)
     assert (folder / name).read_bytes() == prepared[-1][name]
@@ -185,7 +186,7 @@ def test_counts_of_another_size_than_the_vocabulary_are_refused_before_they_are_
         (folder / "token_counts.npy").write_bytes(content)
         sha256 = sha256_file(folder / "token_counts.npy")
         forge(folder, lambda content, sha256=sha256: content["token_counts"].update(sha256=sha256))
-        with pytest.raises(ValueError, match=r"token_counts.npy is damaged; run `multihop prep` to rebuild it"):
+        with pytest.raises(UserError, match=r"token_counts.npy is damaged; run `multihop prep` to rebuild it"):
             read_token_counts(folder, read_data_manifest(folder))
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import bytes_of
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.data_prep.dataset.verify import verify_dataset
@@ -96,5 +97,5 @@ def test_a_reader_between_two_data_sets_is_told_so(tmp_path, data, tok, monkeypa
         prepare(data.model_copy(update={"heldout_fraction": 0.2}), tok, out)
 
     monkeypatch.setattr(Documents, "__init__", replaced_meanwhile)
-    with pytest.raises(ValueError, match=r"replaced by another data set while it was opened|is damaged|has .* bytes"):
+    with pytest.raises(UserError, match=r"replaced by another data set while it was opened|is damaged|has .* bytes"):
         open_dataset(out)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import already_prepared, bytes_of
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.find import find_verified, find_whole
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest, write_manifest
@@ -179,8 +180,8 @@ def test_opening_reads_no_token_and_finds_a_cut_shard(folder):
     shard.write_bytes(good[:at] + bytes(len(tokens)) + good[at + len(tokens) :])
     assert open_dataset(folder).train.lengths.tolist() == lengths
     shard.write_bytes(good[: len(good) // 2] + bytes(len(good) - len(good) // 2))
-    with pytest.raises(ValueError, match=r"train-00000.arrow is damaged .*; run `multihop prep` again"):
+    with pytest.raises(UserError, match=r"train-00000.arrow is damaged .*; run `multihop prep` again"):
         open_dataset(folder)
     shard.write_bytes(good[:-1])
-    with pytest.raises(ValueError, match=r"train-00000.arrow has \d+ bytes, expected \d+; run `multihop prep` again"):
+    with pytest.raises(UserError, match=r"train-00000.arrow has \d+ bytes, expected \d+; run `multihop prep` again"):
         open_dataset(folder)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_splits import write_read_split
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
 from multihop.data_prep.duplicates.decontaminate import (
     DecontaminateSplit,
@@ -330,17 +331,17 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         sets = evaluation_sets(config)
         return evaluation_ngrams(EvaluationNgrams("t", str(tmp_path / "t"), sets, config, CleanConfig(), None))
 
-    with pytest.raises(ValueError, match=r"against=.*none.*\.txt matches no file"):
+    with pytest.raises(UserError, match=r"against=.*none.*\.txt matches no file"):
         sets(str(tmp_path / "none*.txt"))
-    with pytest.raises(ValueError, match=r"matches .*dev\.tsv, expected \.jsonl, or \.txt"):
+    with pytest.raises(UserError, match=r"matches .*dev\.tsv, expected \.jsonl, or \.txt"):
         sets(str(evaluation_file(tmp_path, "dev.tsv", ["a"])))
-    with pytest.raises(ValueError, match="has no text"):
+    with pytest.raises(UserError, match="has no text"):
         table(evaluation_file(tmp_path, "empty.txt", ["", " "]))
     good = evaluation_file(tmp_path, "good.jsonl", ["a b"])
-    with pytest.raises(ValueError, match="line 1 is not a JSON object with a text in 'question'"):
+    with pytest.raises(UserError, match="line 1 is not a JSON object with a text in 'question'"):
         table(good, field="question")
     good.write_text("{}\nnothing\n")
-    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
+    with pytest.raises(UserError, match="line 1 is not a JSON object"):
         table(good)
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from read_splits import write_read_split
 
 from multihop.data_prep.config import NearDuplicatesConfig
@@ -370,5 +371,5 @@ def test_the_work_is_divided_by_its_size(documents: int) -> None:
 
 
 def test_more_bands_than_permutations_are_refused() -> None:
-    with pytest.raises(ValueError, match="bands=65 is more than permutations=64"):
+    with pytest.raises(ValidationError, match="bands=65 is more than permutations=64"):
         NearDuplicatesConfig(permutations=64, bands=65)

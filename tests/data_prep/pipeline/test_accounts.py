@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset import manifest as manifests
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
@@ -77,7 +78,7 @@ def test_if_no_document_is_left_the_rules_that_dropped_most_are_named(
     (tmp_path / "exam.txt").write_text("\n".join(texts))
     (tmp_path / "none.jsonl").touch()
     given = json.loads(json.dumps(settings).replace("{folder}", str(tmp_path)))
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         prepare(DataConfig.model_validate(data.model_dump() | given), tok, tmp_path / "out")
 
 
@@ -89,12 +90,12 @@ def test_a_manifest_that_is_too_large_is_not_written_and_the_old_data_stays(
     monkeypatch.setattr(manifests, "MOST_BYTES", size + 50)
     wide = before.model_copy(update={"set_aside": [SetAside(path="x" * 100, reason="y")]})
     with pytest.raises(
-        ValueError, match=r"would have [\d,]+ bytes for 2 shards of 1 sources.*prepare several smaller data sets"
+        UserError, match=r"would have [\d,]+ bytes for 2 shards of 1 sources.*prepare several smaller data sets"
     ):
         write_manifest(tmp_path, wide)
     assert read_data_manifest(tmp_path) == before
     other = data.model_copy(update={"heldout_fraction": 0.2, "max_bad_fraction": 0.123456789})
     monkeypatch.setattr(manifests, "MOST_BYTES", size)
-    with pytest.raises(ValueError, match="would have"):
+    with pytest.raises(UserError, match="would have"):
         prepare(other, tok, tmp_path)
     assert read_data_manifest(tmp_path) == before

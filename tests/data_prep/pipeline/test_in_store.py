@@ -13,6 +13,7 @@ from made_up_pairs import recipe as pairs_recipe
 from s3_endpoint import S3
 
 from multihop.common.cache import LIMIT
+from multihop.common.errors import UserError
 from multihop.common.storage import open_folder
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
@@ -165,7 +166,7 @@ def test_a_damaged_output_is_refused_by_name(nodes: Nodes, recipe: DataConfig) -
     folder, _, last = name.rpartition("/")
     there = open_folder(f"{nodes.location}/{folder}")
     there.write_atomically(last, there.read_bytes(last)[:-1] + b"?")
-    with pytest.raises(ValueError, match=f"{nodes.location}/{name} is damaged"):
+    with pytest.raises(UserError, match=f"{nodes.location}/{name} is damaged"):
         nodes.prepare(recipe)
     for each in there.names():
         there.remove(each)
@@ -198,7 +199,7 @@ def test_a_node_keeps_to_the_limit_of_its_cache(
     nodes: Nodes, recipe: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT, "1e-6")
-    with pytest.raises(ValueError, match=f"{LIMIT}=1e-6 in this node's environment leaves no room"):
+    with pytest.raises(UserError, match=f"{LIMIT}=1e-6 in this node's environment leaves no room"):
         nodes.prepare(recipe)
     monkeypatch.delenv(LIMIT)
     nodes.prepare(recipe)

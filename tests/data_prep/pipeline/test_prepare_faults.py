@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_data import already_prepared, bytes_of
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, replacing
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest
@@ -88,7 +89,7 @@ def survives(every_stage, out: Path, fault: str, number: int) -> None:
     else:
         assert child.returncode == 1 and "[Errno 27]" in child.stderr.splitlines()[-1], child.stderr
         assert not [path for path in out.rglob(".*") if path.name.endswith(".tmp")]
-    with pytest.raises(ValueError, match="no prepared data set"):
+    with pytest.raises(UserError, match="no prepared data set"):
         open_dataset(out)
     assert already_prepared(data, tok, out) is None
     standing = {path: path.stat().st_mtime_ns for path in (out / "work").glob("*/[!.]*")}
@@ -138,7 +139,7 @@ def test_what_killed_processes_left_goes_before_anything_is_written(tmp_path, da
     for path in left:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(100))
-    with pytest.raises(ValueError, match="more than the text can support"):
+    with pytest.raises(UserError, match="more than the text can support"):
         prepare(data, tok.model_copy(update={"vocab_size": 50_000}), tmp_path / "out")
     assert not any(path.exists() for path in left)
 
@@ -177,7 +178,7 @@ def test_a_data_set_that_is_remade_stands_until_the_other_takes_its_place(tmp_pa
         shutil.copytree(out, place)
         assert in_a_child(config, place, "kill", number).returncode == -signal.SIGKILL
     assert bytes_of(early) == files and open_dataset(early).manifest == old
-    with pytest.raises(ValueError, match="no prepared data set"):
+    with pytest.raises(UserError, match="no prepared data set"):
         open_dataset(late)
     assert prepare(data, tok, early) == prepare(data, tok, late) == prepare(data, tok, tmp_path / "fresh") != old
     assert bytes_of(early) == bytes_of(late) == bytes_of(tmp_path / "fresh")
@@ -227,7 +228,7 @@ def test_a_damaged_file_is_refused_and_prepare_rebuilds_just_it(whole, name, dam
         (folder / name).write_bytes(before[name][:-9] if damage == "cut" else flipped)
     assert len(verify_dataset(folder)) == 1
     if name.endswith(".arrow") and damage != "flipped":
-        with pytest.raises(ValueError, match=f"{name}.*multihop prep"):
+        with pytest.raises(UserError, match=f"{name}.*multihop prep"):
             open_dataset(folder)
     others = {path: path.stat().st_mtime_ns for path in folder.glob("*.arrow") if path.name != name}
     prepare(data, tok, folder)
@@ -319,7 +320,7 @@ def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path,
 )
 def test_too_much_that_is_bad_is_refused(tmp_path, data, tok, corpus, name, content, sentence):
     (corpus / name).write_bytes(content)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         prepare(data, tok, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -338,11 +339,11 @@ def test_a_file_that_may_not_be_read_is_set_aside_until_it_may(tmp_path, data, t
 def test_a_corpus_without_documents_is_refused(tmp_path, tok):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match="no document"):
+    with pytest.raises(UserError, match="no document"):
         prepare(DataConfig(sources=[Source(path=str(tmp_path / "texts"))]), tok, tmp_path / "out")
     (tmp_path / "texts" / "b.txt").write_text(" ")
     lenient = DataConfig(sources=[Source(path=str(tmp_path / "texts"))], max_bad_fraction=1.0)
-    with pytest.raises(ValueError, match=r"all documents of data\.sources were dropped"):
+    with pytest.raises(UserError, match=r"all documents of data\.sources were dropped"):
         prepare(lenient, tok, tmp_path / "out")
 
 
@@ -355,12 +356,12 @@ def test_too_few_documents_to_hold_one_out_is_refused_with_what_would_do(tmp_pat
         (0.9999, r"all 5 documents fall into data.heldout_fraction=0.9999.*lower it"),
     ):
         data = DataConfig(sources=[Source(path=str(tmp_path / "texts"))], heldout_fraction=fraction)
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(UserError, match=sentence):
             prepare(data, tok, tmp_path / "out")
 
 
 def test_a_vocabulary_larger_than_the_text_supports_is_refused_before_any_shard(tmp_path, data, tok):
-    with pytest.raises(ValueError, match="vocab_size=50000 is more than the text can support; set it to"):
+    with pytest.raises(UserError, match="vocab_size=50000 is more than the text can support; set it to"):
         prepare(data, tok.model_copy(update={"vocab_size": 50_000}), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.arrow"))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 from prepared_data import already_prepared, bytes_of
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest, read_token_counts
 from multihop.data_prep.dataset.shards import Documents, open_dataset
@@ -229,15 +230,15 @@ def test_a_pair_is_dropped_if_either_side_has_an_evaluation_text(tmp_path: Path)
 
 def test_too_many_bad_pairs_or_files_end_the_preparation(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [*PAIRS, *[("one", "")] * 5])
-    with pytest.raises(ValueError, match=r"5 of 155 pairs cannot be used.*a\.jsonl:151: empty target"):
+    with pytest.raises(UserError, match=r"5 of 155 pairs cannot be used.*a\.jsonl:151: empty target"):
         prepare(recipe(tmp_path / "a.jsonl"), TOKENS, tmp_path / "out")
     (tmp_path / "a.en").write_text("one\n" * 30)
     (tmp_path / "a.es").write_text("uno\n" * 29)
-    with pytest.raises(ValueError, match=r"1 of 1 files.*a\.en has 30 lines and \S*a\.es 29"):
+    with pytest.raises(UserError, match=r"1 of 1 files.*a\.en has 30 lines and \S*a\.es 29"):
         prepare(recipe(tmp_path / "a.en", target_path=str(tmp_path / "a.es")), TOKENS, tmp_path / "out")
     for name in ("b.en.gz", "b.es.gz"):
         (tmp_path / name).write_bytes(gzip.compress(b"one two\n" * 99)[:-9])
-    with pytest.raises(ValueError, match=r"1 of 1 files.*b\.en\.gz: broken gzip"):
+    with pytest.raises(UserError, match=r"1 of 1 files.*b\.en\.gz: broken gzip"):
         prepare(recipe(tmp_path / "b.en.gz", target_path=str(tmp_path / "b.es.gz")), TOKENS, tmp_path / "out")
 
 
@@ -257,7 +258,7 @@ def test_an_existing_tokenizer_serves_both_sides_or_is_refused(tmp_path: Path, d
             lambda path=path: prepare(data, TOKENS.model_validate({"path": str(path)}), tmp_path / "no"),
             lambda path=path: check_objective(path, True, "translation"),
         ):
-            with pytest.raises(ValueError, match="cannot be used: its vocabulary lacks for pairs") as refusal:
+            with pytest.raises(UserError, match="cannot be used: its vocabulary lacks for pairs") as refusal:
                 call()
             assert str(refusal.value).endswith(lacks)
 
@@ -269,7 +270,7 @@ def test_a_vocabulary_without_the_script_of_a_side_is_refused_before_encoding(tm
     data = recipe(write_jsonl(tmp_path / "a.jsonl", [(source, target.translate(cyrillic)) for source, target in PAIRS]))
     stages: list[str] = []
     told = r"[1-9]\d\.\d% of the target side's tokens are unknown to tokenizer\.path=\S*latin\.model, at most 1% can be"
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=told):
         prepare(data, given, tmp_path / "out", report=lambda stage, done, total: stages.append(stage))
     assert "unknown tokens" in stages and "encode" not in stages
     assert prepare(data, TOKENS, tmp_path / "trained").totals["train"].documents > 100
@@ -280,7 +281,7 @@ def test_rows_of_documents_have_no_source_lengths(tmp_path: Path, data: DataConf
         {"sources": [{"path": data.sources[0].path, "field": "en"}], "heldout_fraction": 0.1}
     )
     prepare(documents, TOKENS.model_copy(update={"vocab_size": 80}), tmp_path / "out")
-    with pytest.raises(ValueError, match="has documents, not pairs"):
+    with pytest.raises(UserError, match="has documents, not pairs"):
         _ = open_dataset(tmp_path / "out").train.source_lengths
 
 
@@ -296,5 +297,5 @@ def test_a_forecast_counts_pairs_and_both_files(tmp_path: Path, data: DataConfig
     prepare(lines, TOKENS, tmp_path / "out", work=tmp_path / "work")
     again = forecast(lines, TOKENS, list_files(lines.sources), [tmp_path / "out"], tmp_path / "work")
     assert again.stands and again.splits_read == again.splits == 1
-    with pytest.raises(ValueError, match="lacks tokens that pairs need"):
+    with pytest.raises(UserError, match="lacks tokens that pairs need"):
         forecast(data, TOKENS.model_copy(update={"special_tokens": "bert"}), list_files(data.sources), [], tmp_path)

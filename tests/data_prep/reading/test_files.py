@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading import readers
 from multihop.data_prep.reading.failures import UnreadableFileError
@@ -193,5 +194,5 @@ def test_a_source_that_is_not_there_is_refused_with_what_to_do(tmp_path, monkeyp
     Path("empty").mkdir()
     Path("empty/notes.md").write_text("x")
     Path("link.txt").symlink_to("nothing")
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         list_files([Source(path=path)])

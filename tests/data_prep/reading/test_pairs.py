@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from made_up_pairs import FIELDS, pair
 from one_file import fails
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading import inputs
 from multihop.data_prep.reading.raw import Bad
@@ -187,7 +188,7 @@ def test_sources_of_pairs_name_what_does_not_fit(tmp_path: Path) -> None:
         write_lines(tmp_path / f"a.{side}", COLUMNS[side])
 
     def refused(**source: Any) -> str:
-        with pytest.raises(ValueError) as refusal:
+        with pytest.raises(UserError) as refusal:
             list_files([Source.model_validate(source)])
         return str(refusal.value)
 

@@ -18,6 +18,7 @@ from prepared_data import already_prepared
 from pyarrow.fs import S3FileSystem
 from web_server import Web, serving
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading import http as http_files
@@ -205,7 +206,7 @@ def test_an_object_that_may_not_be_read_is_set_aside_for_now(s3: Any, s3_places:
     ],
 )
 def test_a_wrong_place_is_one_sentence(s3: Any, bucket: str, path: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence) as failed:
+    with pytest.raises(UserError, match=sentence) as failed:
         list_files([Source(path=path.format(bucket=bucket))])
     assert "\n" not in str(failed.value)
 
@@ -217,7 +218,7 @@ def test_nobody_listens_is_one_sentence(s3: Any, monkeypatch: pytest.MonkeyPatch
         port = taken.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         for path in ("s3://bucket/a.txt", f"http://127.0.0.1:{port}/a.txt"):
-            with pytest.raises(ValueError, match=r"data\.sources\[0\]\.path") as failed:
+            with pytest.raises(UserError, match=r"data\.sources\[0\]\.path") as failed:
                 list_files([Source(path=path)])
             assert "\n" not in str(failed.value)
 
@@ -252,9 +253,9 @@ def test_a_web_server_gives_a_file_through_interruptions(
 
 
 def test_a_file_that_is_not_on_the_web_server_is_refused(web: str) -> None:
-    with pytest.raises(ValueError, match=r"data\.sources\[0\]\.path=http.*does not exist"):
+    with pytest.raises(UserError, match=r"data\.sources\[0\]\.path=http.*does not exist"):
         list_files([Source(path=f"{web}/nothing.txt")])
-    with pytest.raises(ValueError, match="has no file ending in"):
+    with pytest.raises(UserError, match="has no file ending in"):
         list_files([Source(path=f"{web}/README.md")])
 
 
@@ -272,7 +273,7 @@ def test_a_size_that_no_file_has_is_refused(web: str, monkeypatch: pytest.Monkey
     for ranges in (True, False):
         monkeypatch.setattr(Web, "ranges", ranges)
         monkeypatch.setattr(Web, "claims", claims)
-        with pytest.raises(ValueError, match=why) as refused:
+        with pytest.raises(UserError, match=why) as refused:
             list_files([Source(path=f"{web}/a.jsonl")])
         assert "\n" not in str(refused.value) and f"{web}/a.jsonl" in str(refused.value)
 
@@ -282,7 +283,7 @@ def test_files_of_a_petabyte_in_all_are_refused(web: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(Web, "claims", str(2**46))
     ((file,), sources) = list_files([Source(path=f"{web}/a.jsonl")]), [Source(path=f"{web}/a.jsonl")] * 17
     assert len(group_into_splits([file])) == 2**18
-    with pytest.raises(ValueError, match=r"data\.sources have 1,196,268,651,020,288 bytes in total, more than"):
+    with pytest.raises(UserError, match=r"data\.sources have 1,196,268,651,020,288 bytes in total, more than"):
         list_files(sources)
 
 
@@ -331,11 +332,11 @@ def test_a_netrc_that_cannot_be_used_is_one_sentence_without_what_it_holds(
     ):
         (tmp_path / ".netrc").write_text(text)
         (tmp_path / ".netrc").chmod(mode)
-        with pytest.raises(ValueError, match=complaint) as failed:
+        with pytest.raises(UserError, match=complaint) as failed:
             list_files([Source(path=f"{web}/a.jsonl")])
         assert "hunter" not in str(failed.value)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"NETRC=.* does not exist"):
+    with pytest.raises(UserError, match=r"NETRC=.* does not exist"):
         list_files([Source(path=f"{web}/a.jsonl")])
 
 
@@ -369,7 +370,7 @@ def test_a_bucket_of_gs_gives_the_documents_that_the_folder_gives(
         assert all(identity.startswith("etag ") for identity in inputs.hash_files(files).values())
         for pattern in ("gs://texts/**/*.parquet", "gs://texts/*/c.*", "gs://texts/inner/c.parquet"):
             assert [file.name for file in list_files([Source(path=pattern)])] == ["gs://texts/inner/c.parquet"]
-        with pytest.raises(ValueError, match=r"data\.sources\[0\]\.path=gs://nowhere/a\.txt does not exist"):
+        with pytest.raises(UserError, match=r"data\.sources\[0\]\.path=gs://nowhere/a\.txt does not exist"):
             list_files([Source(path="gs://nowhere/a.txt")])
     finally:
         server.terminate()

@@ -13,6 +13,7 @@ import pytest
 from prepared_data import already_prepared
 from web_server import Web, serving
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading import http as http_files
@@ -151,7 +152,7 @@ def test_if_head_is_refused_one_byte_is_requested(
     assert documents(files) == TEXTS
     (tmp_path / "empty.jsonl").write_bytes(b"")
     assert documents(listed(f"{web}/empty.jsonl")) == []
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist"):
         list_files([Source(path=f"{web}/nothing.jsonl")])
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import CleanConfig
 from multihop.data_prep.rules import clean as clean_module
 from multihop.data_prep.rules.clean import clean, depends_on
@@ -87,9 +88,9 @@ def test_repaired_text_is_clean_and_repairing_it_again_changes_nothing(text):
 
 def test_a_missing_ftfy_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "ftfy", None)
-    with pytest.raises(ValueError, match="pip install 'multihop\\[text\\]'"):
+    with pytest.raises(UserError, match="pip install 'multihop\\[text\\]'"):
         clean("schÃ¶n", fix_mojibake=True)
-    with pytest.raises(ValueError, match="pip install 'multihop\\[text\\]'"):
+    with pytest.raises(UserError, match="pip install 'multihop\\[text\\]'"):
         depends_on(CleanConfig(fix_mojibake=True))
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import FilterConfig
 from multihop.data_prep.rules import languages
 from multihop.data_prep.rules.clean import clean
@@ -113,12 +114,12 @@ def test_impossible_settings_are_refused(given):
 
 
 def test_an_unknown_language_is_named():
-    with pytest.raises(ValueError, match=r"data\.filters\.language\.keep holds english, expected codes from .*\ben\b"):
+    with pytest.raises(UserError, match=r"data\.filters\.language\.keep holds english, expected codes from .*\ben\b"):
         make_filter(FilterConfig.model_validate({"language": {"keep": ["en", "english"]}}))
 
 
 def test_a_missing_language_model_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     languages._model.cache_clear()
-    with pytest.raises(ValueError, match="pip install 'multihop\\[text\\]'"):
+    with pytest.raises(UserError, match="pip install 'multihop\\[text\\]'"):
         make_filter(ALL)

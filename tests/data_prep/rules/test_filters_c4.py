@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import C4
 from multihop.data_prep.rules import c4
 from multihop.data_prep.rules.clean import clean
@@ -109,5 +110,5 @@ def test_a_list_that_cannot_be_used_is_named(tmp_path, content):
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"data\.filters\.c4\.bad_words=.*bad\.txt .*one word per line"):
+    with pytest.raises(UserError, match=r"data\.filters\.c4\.bad_words=.*bad\.txt .*one word per line"):
         c4.rules(OFF.model_copy(update={"bad_words": str(path)}))

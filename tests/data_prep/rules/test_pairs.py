@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import FilterConfig, PairFilters
 from multihop.data_prep.rules.filters import depends_on
 from multihop.data_prep.rules.pairs import clean_side, join_sides, make_pair_filter, sides_of
@@ -59,5 +60,5 @@ def test_a_side_in_another_language_is_dropped_and_a_doubtful_one_is_kept() -> N
     assert reason("Format", "Formato", languages=languages) is None, "one word tells no language"
     config = FilterConfig.model_validate({"pairs": {"languages": languages}})
     assert depends_on(config)["languages"].startswith("py3langid")
-    with pytest.raises(ValueError, match=r"languages\.target=spanish, expected a code from a"):
+    with pytest.raises(UserError, match=r"languages\.target=spanish, expected a code from a"):
         make_pair_filter(PairFilters.model_validate({"languages": {"source": "en", "target": "spanish"}}))

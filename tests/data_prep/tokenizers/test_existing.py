@@ -16,6 +16,7 @@ from prepared_data import already_prepared
 from pydantic import ValidationError
 from reference_tokenizers import bert_ids, gpt2_ids, gpt2_letters
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.dataset.verify import verify_dataset
@@ -186,7 +187,7 @@ def damaged_bert(folder: Path, change: Callable[[list[str]], list[str]]) -> Path
 
 def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert: Path, gpt2: Path) -> None:
     def refusal(path: Path, lowercase: bool = True) -> str:
-        with pytest.raises(ValueError, match=r"^tokenizer\.path=") as caught:
+        with pytest.raises(UserError, match=r"^tokenizer\.path=") as caught:
             adopt(path, lowercase)
         return str(caught.value)
 
@@ -227,7 +228,7 @@ def test_an_objective_needs_its_tokens(bert: Path, gpt2: Path) -> None:
     check_objective(bert, True, "mlm+nsp")
     check_objective(gpt2, True, "clm")
     for path, objective in ((bert, "clm"), (gpt2, "mlm")):
-        with pytest.raises(ValueError, match=f"but objective.name={objective} needs others"):
+        with pytest.raises(UserError, match=f"but objective.name={objective} needs others"):
             check_objective(path, True, objective)
 
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import Source, TokenizerConfig
 from multihop.data_prep.reading import sources
 from multihop.data_prep.reading.raw import Bad
@@ -270,5 +271,5 @@ def test_a_model_of_another_make_is_refused(document: Callable[[int], str], sett
         sentence_iterator=(document(number) for number in range(100)), model_writer=model, vocab_size=400,
         hard_vocab_limit=False, minloglevel=2, **settings,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="was not trained by `multihop prep`"):
+    with pytest.raises(UserError, match="was not trained by `multihop prep`"):
         build_tokenizer(model.getvalue(), {"unk": 0}, False)

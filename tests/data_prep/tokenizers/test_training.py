@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import TokenizerConfig
 from multihop.data_prep.tokenizers import training as tokenizer_training
 from multihop.data_prep.tokenizers.info import word_start_flags
@@ -54,7 +55,7 @@ def test_special_tokens_and_word_starts(sentences, kind, special, ids, tmp_path)
 
 def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_one_that_fits(sentences):
     for kind in ("unigram", "bpe"):
-        with pytest.raises(ValueError, match="vocab_size=90000 is more than the text can support; set it to") as caught:
+        with pytest.raises(UserError, match="vocab_size=90000 is more than the text can support; set it to") as caught:
             train(sentences, TokenizerConfig(kind=kind, vocab_size=90_000, threads=1))
         fitting = int(str(caught.value).split("set it to ")[1].split()[0])
         model = train(sentences, TokenizerConfig(kind=kind, vocab_size=fitting, threads=1))
@@ -63,7 +64,7 @@ def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_one_that_fits
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused_with_one_that_fits():
     letters = [chr(0x4E00 + i) * 3 for i in range(300)]
-    with pytest.raises(ValueError, match=r"vocab_size=64 is too small .* set it to 30. or more"):
+    with pytest.raises(UserError, match=r"vocab_size=64 is too small .* set it to 30. or more"):
         train(letters, TokenizerConfig(vocab_size=64, threads=1))
 
 
@@ -75,7 +76,7 @@ def test_text_without_a_stop_is_learned_from(document):
 
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "m.model").write_bytes(b"no model")
-    with pytest.raises(ValueError, match="not a tokenizer"):
+    with pytest.raises(UserError, match="not a tokenizer"):
         load(tmp_path / "m.model")
 
 
@@ -84,15 +85,13 @@ def test_a_sample_for_which_the_memory_will_not_do_is_refused_with_one_that_fits
     config = TokenizerConfig(kind=kind, vocab_size=150, sample_mb=3000, threads=1)
     monkeypatch.setattr(tokenizer_training, "available_memory", lambda: 4 * 2**30)
     assert training_memory(config, 3 * 10**9) > 4 * 2**30
-    with pytest.raises(
-        ValueError, match=r"sample_mb=3000 needs about .* GiB are free; set it to \d+ or less"
-    ) as caught:
+    with pytest.raises(UserError, match=r"sample_mb=3000 needs about .* GiB are free; set it to \d+ or less") as caught:
         train(sentences, config, 3 * 10**9)
     fitting = int(str(caught.value).split("set it to ")[1].split()[0])
     assert fitting > 50 and training_memory(config, fitting * 10**6) <= 4 * 2**30
     assert train(sentences, config, fitting * 10**6) == train(sentences, config)
     monkeypatch.setattr(tokenizer_training, "available_memory", lambda: 2**20)
-    with pytest.raises(ValueError, match=r"use a larger machine$"):
+    with pytest.raises(UserError, match=r"use a larger machine$"):
         train(sentences, config, 1)
 
 
@@ -104,5 +103,5 @@ def test_bytes_stand_behind_the_special_tokens(sentences, kind):
     assert processor.encode("é")[-2:] == [5 + byte for byte in "é".encode()]
     info = describe(train(sentences, config), "")
     assert not word_start_flags(info)[:261].any()
-    with pytest.raises(ValueError, match=r"tokenizer.vocab_size=200 is too small"):
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=200 is too small"):
         train(sentences, TokenizerConfig(kind=kind, vocab_size=200, byte_fallback=True, threads=1))

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, SentencePieceTrainer
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import Source, TokenizerConfig
 from multihop.data_prep.reading import sources
 from multihop.data_prep.reading.raw import Bad
@@ -181,7 +182,7 @@ def test_a_model_of_another_algorithm_is_refused(document: Callable[[int], str])
         sentence_iterator=(document(n) for n in range(20)), model_writer=model, vocab_size=30, model_type="char",
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="neither unigram nor bpe"):
+    with pytest.raises(UserError, match="neither unigram nor bpe"):
         SentencePiece(model.getvalue())
 
 

@@ -10,6 +10,7 @@ from evaluation_plans import write_plan_for
 from made_up_runs import make_run, with_predictions
 from markdown_it import MarkdownIt
 
+from multihop.common.errors import UserError
 from multihop.common.json_lines import append_row, read_rows
 from multihop.eval.comparison.report import write_comparison
 from multihop.eval.comparison.run_files import read_runs, training_clock
@@ -103,7 +104,7 @@ def test_runs_that_have_only_begun_have_a_sound_report(tmp_path: Path) -> None:
         (runs[0] / path).unlink()
     found, markdown, _ = _report(runs, tmp_path / "nothing")
     assert "Tasks" not in markdown and len(found) == 2
-    with pytest.raises(ValueError, match=r"no run has a number as model\.depth"):
+    with pytest.raises(UserError, match=r"no run has a number as model\.depth"):
         write_comparison(runs, tmp_path / "nothing", "sizes", x="model.depth")
 
 

@@ -10,6 +10,7 @@ from huggingface import save
 from made_up_pairs import pair
 from pairs import SIZES, VARIANTS
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.inference.attention_map import attending, attention_map
@@ -97,5 +98,5 @@ def test_a_picture_has_a_row_for_each_token(pairs_data: Path, tmp_path: Path) ->
 
 def test_a_model_without_attention_is_refused(pairs_data: Path) -> None:
     model = trained(pairs_data, {"family": "seq2seq", "attention": "none"})
-    with pytest.raises(ValueError, match="the model is a seq2seq with attention=none: its decoder attends to nothing"):
+    with pytest.raises(UserError, match="the model is a seq2seq with attention=none: its decoder attends to nothing"):
         attention_map(model, found_of(model))

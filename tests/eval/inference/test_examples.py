@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.evaluated import of_parent, of_run
@@ -57,11 +58,11 @@ def test_a_model_that_began_with_other_weights(
         assert row["before"] == row["after"] != ""
     random = make_examples(examples)["examples"]
     assert random[0]["before"] != random[0]["after"]
-    with pytest.raises(ValueError, match="/nowhere holds no checkpoints"):
+    with pytest.raises(UserError, match="/nowhere holds no checkpoints"):
         of_parent(examples.after, "/nowhere", sha256)
-    with pytest.raises(ValueError, match=r"no longer holds the run's initial weights .*restore them"):
+    with pytest.raises(UserError, match=r"no longer holds the run's initial weights .*restore them"):
         of_parent(examples.after, parent.checkpoint_dir, "0" * 64)
-    with pytest.raises(ValueError, match=r"was not initialized from model\.init_from="):
+    with pytest.raises(UserError, match=r"was not initialized from model\.init_from="):
         of_parent(examples.after, parent.checkpoint_dir, None)
 
 
@@ -78,7 +79,7 @@ def test_texts_that_cannot_be_used_are_refused() -> None:
     check_examples(MASKED, "bert", "[MASK]")
     check_examples(["A <mask>"], "roberta", "<mask>")
     check_examples(["The river", ""], "gpt2", None)
-    with pytest.raises(ValueError, match=r"eval.examples\[1\]='A \[MASK\]' has no mask token; write <mask>"):
+    with pytest.raises(UserError, match=r"eval.examples\[1\]='A \[MASK\]' has no mask token; write <mask>"):
         check_examples(["A <mask>", "A [MASK]"], "roberta", "<mask>")
-    with pytest.raises(ValueError, match=r"eval.examples\[0\]='A \[MASK\]' has the mask token .* write a prompt"):
+    with pytest.raises(UserError, match=r"eval.examples\[0\]='A \[MASK\]' has the mask token .* write a prompt"):
         check_examples(["A [MASK]"], "gpt2", None)

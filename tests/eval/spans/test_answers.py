@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.eval.spans.answers import Answer, Span, answer_questions, best_threshold, predicted_texts
 from multihop.eval.spans.predictions import N_BEST, NULL_ODDS, PREDICTIONS, n_best, official_files
 from multihop.eval.spans.windows import Window
@@ -81,7 +82,7 @@ def test_examples_keep_their_order_and_logits_that_are_not_finite_are_refused() 
     assert (one.spans[0].text, two.spans[0].text) == ("b1", "a0")
     assert (one.null, two.null) == (Span("", -10.0, 2.0), Span("", 1.0, -10.0))
     logits[0][2, 0] = np.nan
-    with pytest.raises(ValueError, match=r"question q2 has logits that are not finite"):
+    with pytest.raises(UserError, match=r"question q2 has logits that are not finite"):
         answer_questions(examples, windows, logits)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_tokenizers import gpt2_letters
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
@@ -175,8 +176,8 @@ def test_other_families_have_other_frames_and_a_causal_model_says_no_at_its_last
 
 def test_no_room_and_no_token_are_errors(unigram: Tokenizer) -> None:
     example = Example(("a", "b"), (0, 1), "56be")
-    with pytest.raises(ValueError, match=r"eval\.seq_len=67 .* question of up to 64 tokens and 3 .* at least 68"):
+    with pytest.raises(UserError, match=r"eval\.seq_len=67 .* question of up to 64 tokens and 3 .* at least 68"):
         windows([example], _WORDPIECE, _BERT, False, 67)
     assert len(windows([example], _WORDPIECE, _BERT, False, 68)) == 1
-    with pytest.raises(ValueError, match=r"context of question 56be has no token"):
+    with pytest.raises(UserError, match=r"context of question 56be has no token"):
         windows([Example(("a", "\x00"), (), "56be")], _WORDPIECE, _BERT, False, 70)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.predictions import write_predictions
 from multihop.eval.statistics.predictions import read_predictions, read_statistics
 
@@ -38,7 +39,7 @@ def test_other_examples_and_missing_files_are_not_compared(tmp_path: Path, other
 @pytest.mark.parametrize("table", [[], [1, 2], [[1, "x"]], [[1], [1, 2]], None, [[1, None]]])
 def test_a_damaged_table_is_named(tmp_path: Path, table: Any) -> None:
     row = write(tmp_path, "a", {"statistics": table, "targets": []})
-    with pytest.raises(ValueError, match=r"predictions/a\.json: statistics is not a table of numbers"):
+    with pytest.raises(UserError, match=r"predictions/a\.json: statistics is not a table of numbers"):
         read_statistics([(tmp_path, row)], [(tmp_path, row)])
 
 
@@ -47,5 +48,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     row, path = {"key": "a", "predictions_sha256": sha256}, tmp_path / "eval" / "predictions" / "a.json"
     assert read_predictions(tmp_path, row) == json.loads(path.read_text())
     path.write_text(path.read_text().replace("0.0", "1.0"))
-    with pytest.raises(ValueError, match=r"a\.json is damaged: its SHA-256 is not its row's; delete it"):
+    with pytest.raises(UserError, match=r"a\.json is damaged: its SHA-256 is not its row's; delete it"):
         read_predictions(tmp_path, row)

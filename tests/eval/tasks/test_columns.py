@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.columns import Scheme, as_iob2, read_columns
 
 
@@ -103,13 +104,13 @@ def test_lines_are_kept_if_the_first_column_does_not_count_words(tmp_path: Path)
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, lines: str, scheme: Scheme, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"words\.conll.*{message}"):
+    with pytest.raises(UserError, match=rf"words\.conll.*{message}"):
         read_columns(_file(tmp_path, lines), 0, -1, scheme)
 
 
 def test_a_label_that_is_not_known_is_named_as_the_file_has_it(tmp_path: Path) -> None:
     path = _file(tmp_path, "a I-PER\nb I-PER\nc I-SHIP\n")
-    with pytest.raises(ValueError, match=r"line 3: expected one of the labels O, B-PER, I-PER, got 'I-SHIP'"):
+    with pytest.raises(UserError, match=r"line 3: expected one of the labels O, B-PER, I-PER, got 'I-SHIP'"):
         read_columns(path, 0, 1, "IOB1", ["O", "B-PER", "I-PER"])
-    with pytest.raises(ValueError, match=r"line 1: expected one of the labels O, I-PER, got 'I-PER'"):
+    with pytest.raises(UserError, match=r"line 1: expected one of the labels O, I-PER, got 'I-PER'"):
         read_columns(path, 0, 1, "IOB1", ["O", "I-PER"])

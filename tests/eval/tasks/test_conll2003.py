@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks import conll2003
 
 _IOB1 = (
@@ -43,7 +44,7 @@ def test_parts_of_speech_are_those_of_the_training_file(tmp_path: Path) -> None:
     assert (task.name, task.kind, task.metric, task.labels) == ("conll2003-pos", "tagging", "accuracy", ("NNP", "VBZ"))
     assert [example.targets for example in task.dev] == [(0, 0, 0, 0), (1,), (0,)] and len(task.test) == 1
     _own(tmp_path, test="stone NNP I-NP O\nrolls VBP I-VP O\n")
-    with pytest.raises(ValueError, match=r"test\.txt, line 2: expected one of the labels NNP, VBZ, got 'VBP'"):
+    with pytest.raises(UserError, match=r"test\.txt, line 2: expected one of the labels NNP, VBZ, got 'VBP'"):
         conll2003.read_pos(data)
 
 
@@ -55,7 +56,7 @@ def test_the_package_is_read_where_there_is_no_own_directory(conll: Path, tmp_pa
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"conll2003, where valid\.txt is missing"):
+    with pytest.raises(UserError, match=r"conll2003, where valid\.txt is missing"):
         conll2003.find(_own(tmp_path, train=_IOB1))
 
 
@@ -64,5 +65,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_a_line_of_another_format_is_named(tmp_path: Path, line: str) -> None:
     data = _own(tmp_path, train=_IOB1, valid=f"river NN I-NP O\n{line}\n")
-    with pytest.raises(ValueError, match=r"valid\.txt, line 2: expected"):
+    with pytest.raises(UserError, match=r"valid\.txt, line 2: expected"):
         conll2003.read(data)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks import glue
 from multihop.eval.tasks.table_files import columns_of, tsv_rows
 from multihop.eval.tasks.task import Example, Task
@@ -89,7 +90,7 @@ def test_sts_b_is_a_score_from_0_to_5(lay: Lay) -> None:
     assert task.unlabelled["STS-B.tsv"] == (Example(("A river.", "A stone."), id="3"),)
     for wrong in ("5.1", "nan", "high"):
         lay("STS-B", dev=[f"{_STSB}\tscore", f"{row}\t{wrong}"])
-        with pytest.raises(ValueError, match=rf"dev\.tsv, line 2: expected a number from 0 to 5, got '{wrong}'"):
+        with pytest.raises(UserError, match=rf"dev\.tsv, line 2: expected a number from 0 to 5, got '{wrong}'"):
             glue.read("glue/stsb", str(data))
 
 
@@ -112,7 +113,7 @@ def test_mnli_has_two_development_and_two_test_sets(lay: Lay) -> None:
     assert task.other_sets == {"mismatched": (Example(("mm", "so mm"), (1,), "5"),)}
     assert {name: part[0].texts[0] for name, part in task.unlabelled.items()} == {"MNLI-m.tsv": "x", "MNLI-mm.tsv": "y"}
     (data / "glue" / "MNLI" / "dev_mismatched.tsv").unlink()
-    with pytest.raises(ValueError, match=r"dev_mismatched\.tsv is missing"):
+    with pytest.raises(UserError, match=r"dev_mismatched\.tsv is missing"):
         glue.find("glue/mnli", str(data))
 
 
@@ -155,7 +156,7 @@ def test_mrpc_in_its_own_files_with_the_official_development_set(lay: Lay) -> No
     assert len(task.train) == 8 and [example.targets for example in task.test] == [(0,), (1,), (0,), (1,)]
     assert [(e.id, e.texts[0], e.targets) for e in task.unlabelled["MRPC.tsv"]][3] == ("3", "one 3", ())
     lay("MRPC", dev_ids=["1003\t3"])
-    with pytest.raises(ValueError, match=r"dev_ids\.tsv: expected pairs of ids of msr_paraphrase_train\.txt"):
+    with pytest.raises(UserError, match=r"dev_ids\.tsv: expected pairs of ids of msr_paraphrase_train\.txt"):
         glue.read("glue/mrpc", str(data))
 
 
@@ -171,11 +172,11 @@ def test_mrpc_without_the_list_has_a_development_set_by_hash_and_says_so(lay: La
 def test_a_missing_directory_and_a_missing_file_are_named(lay: Lay, tmp_path: Path) -> None:
     for name in glue.NAMES:
         with pytest.raises(
-            ValueError, match=rf"task {name} reads .*, where the directory.* is missing; get .* from https"
+            UserError, match=rf"task {name} reads .*, where the directory.* is missing; get .* from https"
         ):
             glue.find(name, str(tmp_path))
     data = lay("RTE", train=["index\tsentence1\tsentence2\tlabel"])
-    with pytest.raises(ValueError, match=r"RTE, where dev\.tsv is missing"):
+    with pytest.raises(UserError, match=r"RTE, where dev\.tsv is missing"):
         glue.find("glue/rte", str(data))
     assert glue.find("glue/rte", str(lay("RTE", dev=["x"]))) == data / "glue" / "RTE"
 
@@ -196,18 +197,18 @@ def test_a_missing_directory_and_a_missing_file_are_named(lay: Lay, tmp_path: Pa
 )
 def test_a_file_of_another_task_and_a_broken_line_are_named(lay: Lay, lines: list[str], message: str) -> None:
     good = ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"]
-    with pytest.raises(ValueError, match=rf"RTE/train\.tsv.*{message}"):
+    with pytest.raises(UserError, match=rf"RTE/train\.tsv.*{message}"):
         glue.read("glue/rte", str(lay("RTE", train=lines, dev=good)))
-    with pytest.raises(ValueError, match=rf"RTE/dev\.tsv.*{message}"):
+    with pytest.raises(UserError, match=rf"RTE/dev\.tsv.*{message}"):
         glue.read("glue/rte", str(lay("RTE", train=good, dev=lines)))
 
 
 def test_a_file_with_a_header_in_place_of_colas_and_bytes_that_are_not_utf8_are_named(lay: Lay) -> None:
     data = lay("CoLA", train=["index\tsentence1\tsentence2\tlabel"], dev=["a\t1\t\tb"])
-    with pytest.raises(ValueError, match=r"train\.tsv, line 1: expected the four columns of CoLA .* and no header"):
+    with pytest.raises(UserError, match=r"train\.tsv, line 1: expected the four columns of CoLA .* and no header"):
         glue.read("glue/cola", str(data))
     (data / "glue" / "CoLA" / "train.tsv").write_bytes("a\t1\t\tfine\na\t1\t\tcafé\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train\.tsv, line 2: byte 8 of the line is not UTF-8"):
+    with pytest.raises(UserError, match=r"train\.tsv, line 2: byte 8 of the line is not UTF-8"):
         glue.read("glue/cola", str(data))
 
 

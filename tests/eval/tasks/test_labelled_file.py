@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.labelled_file import find_own, read_own
 from multihop.eval.tasks.table_files import columns_of, csv_rows
 from multihop.eval.tasks.task import Example
@@ -69,7 +70,7 @@ def test_labels_may_be_given_in_their_order(tmp_path: Path) -> None:
     task = read_own(_task(tmp_path, content, **files))
     assert task.labels == ("2", "1", "0") and [e.targets for e in task.train + task.dev] == [(1,), (2,), (0,)]
     assert task.metric == "macro F1" and task.test == ()
-    with pytest.raises(ValueError, match=r"dev\.csv, line 2: expected one of the labels 0, 1, got '2'"):
+    with pytest.raises(UserError, match=r"dev\.csv, line 2: expected one of the labels 0, 1, got '2'"):
         read_own(_task(tmp_path, {**_CLASSES, "dev": "dev.csv"}, **files))
 
 
@@ -85,7 +86,7 @@ def test_pairs_with_scores(tmp_path: Path) -> None:
     assert task.train == task.dev == (Example(("one", "two"), (1.5,)), Example(("x", "7"), (-2.0,)))
     assert (task.metric, task.labels) == ("Pearson", ())
     _task(tmp_path, content, train_jsonl='{"a": "one", "b": "two", "y": true}\n')
-    with pytest.raises(ValueError, match=r"train\.jsonl, line 1: expected a number, got 'true'"):
+    with pytest.raises(UserError, match=r"train\.jsonl, line 1: expected a number, got 'true'"):
         read_own(path)
 
 
@@ -107,7 +108,7 @@ def test_words_with_labels(tmp_path: Path) -> None:
     assert (task.labels, task.metric) == (("O", "B-PER", "I-PER"), "entity F1")
     assert task.train == (Example(("Silver", "Bay"), (1, 0)),) and task.dev == (Example(("New", "Bay"), (1, 2)),)
     plain = {**content, "fields": {**fields, "scheme": "none"}}
-    with pytest.raises(ValueError, match=r"dev\.txt, line 1: expected one of the labels O, S-PER, got 'B-PER'"):
+    with pytest.raises(UserError, match=r"dev\.txt, line 1: expected one of the labels O, S-PER, got 'B-PER'"):
         read_own(_task(tmp_path, plain))
     assert read_own(_task(tmp_path, {**plain, "dev": "train.conll"})).metric == "accuracy"
 
@@ -127,7 +128,7 @@ def test_without_a_development_set_examples_of_one_text_stay_together(tmp_path: 
 
 
 def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"task\.yaml: 2 examples are too few to split .*; name dev, too"):
+    with pytest.raises(UserError, match=r"task\.yaml: 2 examples are too few to split .*; name dev, too"):
         read_own(_task(tmp_path, _CLASSES, train_csv="said,mood\na,good\nb,bad\n"))
 
 
@@ -173,7 +174,7 @@ def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str
         "other_jsonl": '{"said": "a"}\n', "list_jsonl": "[1]\n", "file_dat": table, "words_conll": "a O\n",
     }  # fmt: skip
     path = _task(tmp_path, {**_CLASSES, "dev": "dev.csv", **change}, **files)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         read_own(path)
 
 
@@ -217,7 +218,7 @@ def test_mistakes_in_a_text_are_named(tmp_path: Path, change: dict[str, Any], me
     }  # fmt: skip
     path = _task(tmp_path, {"kind": "perplexity", "test": "good.txt", **change}, **files)
     (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         read_own(path)
 
 
@@ -225,9 +226,9 @@ def test_a_file_that_is_no_yaml_and_one_of_a_text_are_named(tmp_path: Path) -> N
     path = tmp_path / "task.yaml"
     for text, message in (("a: [", "is not valid YAML"), ("reviews", "valid dictionary"), ("", "valid dictionary")):
         path.write_text(text)
-        with pytest.raises(ValueError, match=rf"task\.yaml.*{message}"):
+        with pytest.raises(UserError, match=rf"task\.yaml.*{message}"):
             find_own(path)
-    with pytest.raises(ValueError, match=r"missing\.yaml does not exist; give the path of a task's YAML file"):
+    with pytest.raises(UserError, match=r"missing\.yaml does not exist; give the path of a task's YAML file"):
         find_own(tmp_path / "missing.yaml")
 
 

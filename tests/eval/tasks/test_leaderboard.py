@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.leaderboard import predictions_file
 
 
@@ -26,6 +27,6 @@ def test_predictions_are_spelled_as_the_leaderboard_expects(
 
 def test_a_task_without_a_leaderboard_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="task conll2003 has no leaderboard's file of predictions; these have: glue/cola"
+        UserError, match="task conll2003 has no leaderboard's file of predictions; these have: glue/cola"
     ):
         predictions_file("conll2003", ["0"], [1.0])

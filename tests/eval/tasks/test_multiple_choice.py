@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks import multiple_choice
 from multihop.eval.tasks.task import Example
 
@@ -52,16 +53,16 @@ def test_broken_rows_of_swag_are_named_by_their_first_line(tmp_path: Path) -> No
         ([], "expected 12 columns .* got 11"),
     ):
         _swag(tmp_path, "train.csv", [_swag_row([2]), _swag_row(wrong)], [*_HEADER, "label"])
-        with pytest.raises(ValueError, match=rf"train\.csv, line 4: {message}"):
+        with pytest.raises(UserError, match=rf"train\.csv, line 4: {message}"):
             multiple_choice.read("swag", data)
     _swag(tmp_path, "train.csv", [], [*_HEADER, "label"])
-    with pytest.raises(ValueError, match=r"train\.csv has a header and no examples"):
+    with pytest.raises(UserError, match=r"train\.csv has a header and no examples"):
         multiple_choice.read("swag", data)
     _swag(tmp_path, "train.csv", [], _HEADER)
-    with pytest.raises(ValueError, match=r"train\.csv, line 1: expected a header with the columns .*label, found"):
+    with pytest.raises(UserError, match=r"train\.csv, line 1: expected a header with the columns .*label, found"):
         multiple_choice.read("swag", data)
     (tmp_path / "swag" / "train.csv").write_text(f'{",".join([*_HEADER, "label"])}\n1,"never closed\n2\n')
-    with pytest.raises(ValueError, match=r"train\.csv, line 2: the row is not CSV"):
+    with pytest.raises(UserError, match=r"train\.csv, line 2: the row is not CSV"):
         multiple_choice.read("swag", data)
 
 
@@ -106,21 +107,21 @@ def test_another_content_than_races_is_named(tmp_path: Path, other: dict[str, An
     data = _race(tmp_path, _passage())
     path = tmp_path / "RACE" / "dev" / "high" / "1.txt"
     path.write_text(json.dumps(_passage(**other)))
-    with pytest.raises(ValueError, match=rf"dev/high/1\.txt {message}"):
+    with pytest.raises(UserError, match=rf"dev/high/1\.txt {message}"):
         multiple_choice.read("race", data)
     path.write_text("An article.")
-    with pytest.raises(ValueError, match=r"dev/high/1\.txt is not a JSON object .*; unpack RACE's archive again"):
+    with pytest.raises(UserError, match=r"dev/high/1\.txt is not a JSON object .*; unpack RACE's archive again"):
         multiple_choice.read("race", data)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"swag, where these are missing: train\.csv, val\.csv; get them from https://github"
+        UserError, match=r"swag, where these are missing: train\.csv, val\.csv; get them from https://github"
     ):
         multiple_choice.find("swag", str(tmp_path))
     (tmp_path / "RACE" / "train" / "middle").mkdir(parents=True)
-    with pytest.raises(ValueError, match="RACE, where these are missing: dev/middle;"):
+    with pytest.raises(UserError, match="RACE, where these are missing: dev/middle;"):
         multiple_choice.find("race-middle", str(tmp_path))
     (tmp_path / "RACE" / "dev" / "middle").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"expected \.txt files of RACE in .*train/middle, found none"):
+    with pytest.raises(UserError, match=r"expected \.txt files of RACE in .*train/middle, found none"):
         multiple_choice.read("race-middle", str(tmp_path))

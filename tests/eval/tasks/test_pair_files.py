@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.known_tasks import load_task
 from multihop.eval.tasks.task import Task
 
@@ -80,6 +81,6 @@ def test_how_it_is_searched_is_part_of_the_task(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(tmp_path: Path, described: str, files: dict[str, str], told: str) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         task_of(tmp_path, f"kind: translation\n{described}", **files)
     assert told in str(error.value)

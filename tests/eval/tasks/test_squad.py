@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks import squad
 from multihop.eval.tasks.task import Example
 
@@ -55,37 +56,37 @@ def test_an_impossible_question_has_no_answer_whatever_looks_plausible(tmp_path:
 @pytest.mark.parametrize("start", [9, 11, -1, 500])
 def test_an_answer_that_is_not_at_its_offset_is_named(tmp_path: Path, start: int) -> None:
     path = _write(tmp_path, "dev-v1.1.json", _question(7, ("🐙", 10)), _question(8, ("🐙", start)))
-    with pytest.raises(ValueError, match=rf"dev-v1\.1\.json, question 56be0008: .* at character {start} "):
+    with pytest.raises(UserError, match=rf"dev-v1\.1\.json, question 56be0008: .* at character {start} "):
         squad.read_file("squad1", path)
 
 
 def test_a_question_without_an_answer_is_refused_unless_it_is_impossible(tmp_path: Path) -> None:
     path = _write(tmp_path, "dev-v2.0.json", _question(1, is_impossible=False))
-    with pytest.raises(ValueError, match=r"question 56be0001: expected an answer and found 0"):
+    with pytest.raises(UserError, match=r"question 56be0001: expected an answer and found 0"):
         squad.read_file("squad2", path)
     path = _write(tmp_path, "dev-v2.0.json", _question(1, ("🐙", 10), is_impossible=True))
-    with pytest.raises(ValueError, match=r"question 56be0001: expected no answer, .* found 1"):
+    with pytest.raises(UserError, match=r"question 56be0001: expected no answer, .* found 1"):
         squad.read_file("squad2", path)
     path = _write(tmp_path, "dev-v1.1.json", _question(1, is_impossible=True))
-    with pytest.raises(ValueError, match=r"task squad1 reads the files of SQuAD v1\.1"):
+    with pytest.raises(UserError, match=r"task squad1 reads the files of SQuAD v1\.1"):
         squad.read_file("squad1", path)
 
 
 def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
     path = _write(tmp_path, "dev-v2.0.json", _question(1, ("🐙", 10)))
-    with pytest.raises(ValueError, match=r"dev-v2\.0\.json is not in the format of SQuAD v2\.0 .*is_impossible"):
+    with pytest.raises(UserError, match=r"dev-v2\.0\.json is not in the format of SQuAD v2\.0 .*is_impossible"):
         squad.read_file("squad2", path)
-    with pytest.raises(ValueError, match=r"question 56be0001: its context is blank"):
+    with pytest.raises(UserError, match=r"question 56be0001: its context is blank"):
         squad.read_file("squad1", _write(tmp_path, "dev-v1.1.json", _question(1, ("", 0)), context=" \n"))
-    with pytest.raises(ValueError, match=r"dev-v1\.1\.json has no questions"):
+    with pytest.raises(UserError, match=r"dev-v1\.1\.json has no questions"):
         squad.read_file("squad1", _write(tmp_path, "dev-v1.1.json"))
-    with pytest.raises(ValueError, match=r"has two questions with the id 56be0001"):
+    with pytest.raises(UserError, match=r"has two questions with the id 56be0001"):
         squad.read_file("squad1", _write(tmp_path, "dev-v1.1.json", *[_question(1, ("🐙", 10))] * 2))
     path.write_text('{"data": [{"paragraphs": [')
-    with pytest.raises(ValueError, match=r"dev-v2\.0\.json is not a JSON object .*download it again"):
+    with pytest.raises(UserError, match=r"dev-v2\.0\.json is not a JSON object .*download it again"):
         squad.read_file("squad2", path)
     path.write_text('{"data": ["paragraphs"]}')
-    with pytest.raises(ValueError, match=r"is not in the format"):
+    with pytest.raises(UserError, match=r"is not in the format"):
         squad.read_file("squad2", path)
 
 
@@ -100,13 +101,13 @@ def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
 )
 def test_a_value_that_is_not_a_text_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = _write(tmp_path, "dev-v1.1.json", {**_question(1, ("🐙", 10)), **change})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         squad.read_file("squad1", path)
 
 
 def test_a_missing_file_is_named_with_its_address(tmp_path: Path) -> None:
     _write(tmp_path, "train-v1.1.json", _question(1, ("🐙", 10)))
-    with pytest.raises(ValueError, match=r"squad1 reads .*/dev-v1\.1\.json, .*download https://.*/dev-v1\.1\.json"):
+    with pytest.raises(UserError, match=r"squad1 reads .*/dev-v1\.1\.json, .*download https://.*/dev-v1\.1\.json"):
         squad.find("squad1", str(tmp_path))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_scorers import Scorer
 
+from multihop.common.errors import UserError
 from multihop.eval.tasks.task import Example
 from multihop.eval.zero_shot.cbt import read_cbt
 from multihop.eval.zero_shot.choice import evaluate_choices
@@ -45,9 +46,9 @@ def test_the_likeliest_continuation_by_the_definition(causal: Scorer, batch_toke
 
 
 def test_choices_need_labels(causal: Scorer) -> None:
-    with pytest.raises(ValueError, match="example 2 has no label"):
+    with pytest.raises(UserError, match="example 2 has no label"):
         evaluate_choices(*causal, [EXAMPLES[0], Example(("a", "b", "c"))])
-    with pytest.raises(ValueError, match="at least one example"):
+    with pytest.raises(UserError, match="at least one example"):
         evaluate_choices(*causal, [])
 
 
@@ -81,6 +82,6 @@ def test_cbt_questions_are_choices_of_the_rest_of_the_sentence(causal: Scorer, t
 def test_a_broken_cbt_file_is_named_with_its_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "cbtest_CN_test_2500ex.txt"
     path.write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         read_cbt(path)
     assert str(path) in str(error.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_scorers import WORDS, Scorer
 
+from multihop.common.errors import UserError
 from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada, read_lambada
 
 _STOP_WORDS = ("the", "her", "of")
@@ -95,6 +96,6 @@ def test_both_official_formats_are_read(tmp_path: Path) -> None:
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         read_lambada(path)
     assert str(path) in str(error.value)

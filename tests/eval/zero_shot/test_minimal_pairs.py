@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_scorers import Scorer
 
+from multihop.common.errors import UserError
 from multihop.eval.zero_shot.minimal_pairs import Masking, Pair, evaluate_pairs, read_pairs
 from multihop.eval.zero_shot.scoring import pseudo_log_likelihoods
 
@@ -39,12 +40,12 @@ def test_the_official_files_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ['{"sentence_good": "a", "sentence_bad": "b", "UID": "d"}', "a b", ""])
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str) -> None:
-    with pytest.raises(ValueError, match=r"has no \.jsonl files"):
+    with pytest.raises(UserError, match=r"has no \.jsonl files"):
         read_pairs(tmp_path)
     _write(tmp_path)
     path = tmp_path / "b_two.jsonl"
     path.write_text(path.read_text() + content if content else "")
-    with pytest.raises(ValueError, match=r"b_two\.jsonl, line 3: expected a JSON object" if content else "is empty"):
+    with pytest.raises(UserError, match=r"b_two\.jsonl, line 3: expected a JSON object" if content else "is empty"):
         read_pairs(tmp_path)
 
 

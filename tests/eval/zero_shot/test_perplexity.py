@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer
 
+from multihop.common.errors import UserError
 from multihop.eval.zero_shot.perplexity import (
     UNIT_WORDS,
     Convention,
@@ -149,17 +150,17 @@ def test_the_tokens_of_the_blocks_are_the_tokens_of_the_text(causal: Scorer, tmp
 
 def test_broken_files_and_settings_are_refused(causal: Scorer, tmp_path: Path) -> None:
     path = tmp_path / "ptb.test.txt"
-    with pytest.raises(ValueError, match=r"ptb\.test\.txt cannot be read \(No such file"):
+    with pytest.raises(UserError, match=r"ptb\.test\.txt cannot be read \(No such file"):
         read_perplexity_text(path, "ptb", False)
     path.write_bytes(b" \n\n")
-    with pytest.raises(ValueError, match=r"ptb\.test\.txt is empty"):
+    with pytest.raises(UserError, match=r"ptb\.test\.txt is empty"):
         read_perplexity_text(path, "ptb", False)
     path.write_bytes(b"one\ntwo\xff\n")
-    with pytest.raises(ValueError, match=r"ptb\.test\.txt, line 2: expected UTF-8"):
+    with pytest.raises(UserError, match=r"ptb\.test\.txt, line 2: expected UTF-8"):
         read_perplexity_text(path, "ptb", False)
     path.write_text("river" * 1000)
     text = read_perplexity_text(path, "text", False)
-    with pytest.raises(ValueError, match="a stride of 65 leaves out tokens of windows of 64; give 1 to 64"):
+    with pytest.raises(UserError, match="a stride of 65 leaves out tokens of windows of 64; give 1 to 64"):
         evaluate_perplexity(*causal, text, 64, 65)
-    with pytest.raises(ValueError, match="1 words in 5,000 bytes, too few"):
+    with pytest.raises(UserError, match="1 words in 5,000 bytes, too few"):
         evaluate_perplexity(*causal, text, 64)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_scorers import Scorer
 
+from multihop.common.errors import UserError
 from multihop.eval.zero_shot.scoring import Continuation, log_likelihoods, pseudo_log_likelihoods
 
 
@@ -79,11 +80,11 @@ def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_token
 
 
 def test_what_a_model_cannot_score_is_refused(causal: Scorer, masked: Scorer) -> None:
-    with pytest.raises(ValueError, match=r"needs a causal model, and model\.family=bert"):
+    with pytest.raises(UserError, match=r"needs a causal model, and model\.family=bert"):
         log_likelihoods(masked.model, [Continuation([1], [2])])
-    with pytest.raises(ValueError, match=r"need a masked model, and model\.family=gpt2"):
+    with pytest.raises(UserError, match=r"need a masked model, and model\.family=gpt2"):
         pseudo_log_likelihoods(causal.model, [[1]], causal.special_ids)
-    with pytest.raises(ValueError, match=r"continuation 2 has 161 tokens, and the model has max_positions=160"):
+    with pytest.raises(UserError, match=r"continuation 2 has 161 tokens, and the model has max_positions=160"):
         log_likelihoods(causal.model, [Continuation([1], [2]), Continuation([1], [2] * 161)])
-    with pytest.raises(ValueError, match=r"sentence 1 has 63 tokens, and the model has max_positions=64"):
+    with pytest.raises(UserError, match=r"sentence 1 has 63 tokens, and the model has max_positions=64"):
         pseudo_log_likelihoods(masked.model, [[7] * 63], masked.special_ids)

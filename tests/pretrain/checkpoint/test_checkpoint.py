@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from saved_tensors import RUN, START, as_given, flip, manifest_of, rank_file, rewrite_manifest, save, whole, write
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, sha256_json
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
@@ -34,9 +35,9 @@ def test_what_was_saved_by_any_number_of_ranks_is_read_whole_and_in_slices(tmp_p
         for start, numel in [(0, 35), (11, 20), (34, 1)]:
             found = reader.read("weight", "word.weight", start, numel)
             assert torch.equal(found, whole(3)["word.weight"].view(-1)[start : start + numel])
-        with pytest.raises(ValueError, match=r"holds 1 of 5 elements of weight/norm\.bias"):
+        with pytest.raises(UserError, match=r"holds 1 of 5 elements of weight/norm\.bias"):
             reader.read("weight", "norm.bias", 8, 5)
-        with pytest.raises(ValueError, match=r"holds 0 of 5 elements of exp_avg/norm\.bias"):
+        with pytest.raises(UserError, match=r"holds 0 of 5 elements of exp_avg/norm\.bias"):
             reader.read("exp_avg", "norm.bias", 0, 5)
 
 
@@ -271,5 +272,5 @@ def test_what_is_committed_is_never_written_over(tmp_path: Path) -> None:
 def test_an_unknown_format_version_is_refused(tmp_path: Path, version: int) -> None:
     folder = save(tmp_path, 7, 1)
     rewrite_manifest(folder, format_version=version)
-    with pytest.raises(ValueError, match=rf"manifest\.json has format version {version}, supported are 2 to 4"):
+    with pytest.raises(UserError, match=rf"manifest\.json has format version {version}, supported are 2 to 4"):
         read_checkpoint_manifest(folder)

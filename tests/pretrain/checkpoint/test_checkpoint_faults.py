@@ -17,6 +17,7 @@ import pytest
 import torch
 from saved_tensors import RUN, START, flip, manifest_of, rank_file, save, whole
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.retention import sweep
@@ -49,7 +50,7 @@ def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path
         for at in range(len(original)):
             for bit in range(8):
                 path.write_bytes(flip(original, at, bit))
-                with pytest.raises(ValueError, match=path.name):
+                with pytest.raises(UserError, match=path.name):
                     verify(str(folder))
             count += 1
         path.write_bytes(original)
@@ -69,14 +70,14 @@ def test_missing_and_shortened_files_are_named(tmp_path: Path) -> None:
     file = folder / rank_file(1)
     content = file.read_bytes()
     file.write_bytes(content[:-4])
-    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is damaged: it has \d+ bytes, the manifest says"):
+    with pytest.raises(UserError, match=r"rank-0001\..*\.safetensors is damaged: it has \d+ bytes, the manifest says"):
         verify(str(folder))
-    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors cannot be read: it has \d+ bytes"):
+    with pytest.raises(UserError, match=r"rank-0001\..*\.safetensors cannot be read: it has \d+ bytes"):
         read_all(folder)
     file.unlink()
-    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is missing"):
+    with pytest.raises(UserError, match=r"rank-0001\..*\.safetensors is missing"):
         verify(str(folder))
-    with pytest.raises(ValueError, match=r"rank-0001\..*\.safetensors is missing"):
+    with pytest.raises(UserError, match=r"rank-0001\..*\.safetensors is missing"):
         read_all(folder)
     (folder / rank_file(0)).unlink()
     found, rejected = newest_good(str(tmp_path))
@@ -93,7 +94,7 @@ def test_a_checkpoint_without_manifest_does_not_exist_and_is_swept(tmp_path: Pat
     half = Path(save(tmp_path, 2, 1))
     (half / "manifest.json").unlink()
     assert newest_step(str(tmp_path)) == 1
-    with pytest.raises(ValueError, match="never committed"):
+    with pytest.raises(UserError, match="never committed"):
         read_checkpoint_manifest(str(half))
     assert sweep(str(tmp_path), 1, f"{RUN[:8]}-b") == ["removed step-00000002, which was never committed"]
     assert not half.exists() and newest_step(str(tmp_path)) == 1
@@ -209,7 +210,7 @@ def test_ranks_that_do_not_hold_each_element_once_commit_nothing(tmp_path: Path)
     ]:
         writer = CheckpointWriter(str(tmp_path), 0, 1, START, 9)
         writer.save(live, manifest_of(1, 1))
-        with pytest.raises(ValueError, match=reason):
+        with pytest.raises(UserError, match=reason):
             writer.wait()
         assert newest_step(str(tmp_path)) is None
 
@@ -229,7 +230,7 @@ def test_what_is_no_file_is_a_sentence(tmp_path: Path, kind: str, name: str) -> 
     found, (reason,) = newest_good(str(tmp_path))
     assert found is not None and found.step == 1
     assert f"{folder / name} is damaged: it cannot be read (" in reason
-    with pytest.raises(ValueError, match=re.escape(str(folder / name))):
+    with pytest.raises(UserError, match=re.escape(str(folder / name))):
         read_all(folder)
 
 

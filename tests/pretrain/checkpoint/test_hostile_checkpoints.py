@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from saved_tensors import as_version_3, rank_file, rewrite_manifest, save
 
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, sha256_json
 from multihop.pretrain.checkpoint.manifest import read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights, newest_good, verify
@@ -93,9 +94,9 @@ def test_a_manifest_that_asks_for_too_much_is_a_sentence(tmp_path: Path, changes
 
 
 def refused(read: Callable[[str], object], folder: Path) -> str:
-    with pytest.raises(ValueError, match=re.escape(str(folder))) as error:
+    with pytest.raises(UserError, match=re.escape(str(folder))) as error:
         read(str(folder))
-    assert type(error.value) is ValueError
+    assert type(error.value) is UserError
     return str(error.value)
 
 

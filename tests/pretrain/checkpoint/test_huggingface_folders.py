@@ -23,6 +23,7 @@ from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
 from worker_runs import recipe
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest, read_token_counts
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
@@ -68,7 +69,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], many[name]) for name in one)
     first = sorted((tmp_path / "many").glob("*.safetensors"))[0]
     first.unlink()
-    with pytest.raises(ValueError, match=f"{first.name} is missing"):
+    with pytest.raises(UserError, match=f"{first.name} is missing"):
         import_model(tmp_path / "many")
 
 
@@ -182,9 +183,9 @@ def test_models_that_differ_are_refused(
     folder = shutil.copytree(saved(family), tmp_path / "model")
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, **changes}))
-    with pytest.raises(ValueError, match=complaint) as refused:
+    with pytest.raises(UserError, match=complaint) as refused:
         import_model(folder)
-    assert type(refused.value) is ValueError
+    assert type(refused.value) is UserError
     assert "\n" not in str(refused.value)
 
 
@@ -225,7 +226,7 @@ def test_damaged_folders_are_refused(
 ) -> None:
     folder = shutil.copytree(saved("bert"), tmp_path / "model")
     damage(folder)
-    with pytest.raises(ValueError, match=complaint) as refused:
+    with pytest.raises(UserError, match=complaint) as refused:
         import_model(folder)
     assert "\n" not in str(refused.value)
 
@@ -250,21 +251,21 @@ def test_an_index_names_files_of_its_folder(index: str, saved: Callable[[str], P
     folder = shutil.copytree(saved("bert"), tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(ValueError, match="does not map tensors to files of its directory"):
+    with pytest.raises(UserError, match="does not map tensors to files of its directory"):
         import_model(folder)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     config = config_of("gpt", 1, 16, 2, 8, intermediate=32)
     checkpoint = save(rough_model(config), tmp_path / "checkpoints")
-    with pytest.raises(ValueError, match=r"4 \* hidden = 64, .* intermediate=32"):
+    with pytest.raises(UserError, match=r"4 \* hidden = 64, .* intermediate=32"):
         export_model(checkpoint, config, VOCABULARY, specials_of("gpt"), tmp_path / "out")
     config = config_of("gpt2", 1, 16, 2, 8, intermediate=32)
-    with pytest.raises(ValueError, match=r"\['end'\] are not among"):
+    with pytest.raises(UserError, match=r"\['end'\] are not among"):
         export_model(checkpoint, config, VOCABULARY, {"pad": 0}, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"has final_norm.weight of shape None, .* a gpt2 has it of shape \[16\]"):
+    with pytest.raises(UserError, match=r"has final_norm.weight of shape None, .* a gpt2 has it of shape \[16\]"):
         export_model(checkpoint, config, VOCABULARY, specials_of("gpt2"), tmp_path / "out")
-    with pytest.raises(ValueError, match=r"has word.weight of shape \[211, 16\], .* \[212, 16\]"):
+    with pytest.raises(UserError, match=r"has word.weight of shape \[211, 16\], .* \[212, 16\]"):
         export_model(checkpoint, config, VOCABULARY + 1, specials_of("gpt2"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

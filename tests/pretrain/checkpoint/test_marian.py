@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
 from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 from multihop.pretrain.checkpoint.huggingface_export import export_model
@@ -162,9 +163,9 @@ def test_what_has_no_counterpart_is_refused(changes: dict[str, Any], complaint: 
     config = config_of(**changes)
     model = build_model(config, VOCABULARY)
     roughen(model)
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         export_model(save(model, tmp_path / "in"), config, VOCABULARY, SPECIALS, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"needs the special tokens \['end', 'pad'\]"):
+    with pytest.raises(UserError, match=r"needs the special tokens \['end', 'pad'\]"):
         export_model(str(tmp_path / "in"), config_of(), VOCABULARY, {"end": 0, "unk": 1}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -184,7 +185,7 @@ def test_other_equations_are_refused(changes: dict[str, Any], complaint: str, tm
     theirs_of(config_of()).save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**content, **changes}))
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         import_model(tmp_path)
 
 
@@ -199,7 +200,7 @@ def test_stored_positions_must_be_sinusoids(tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     stored[name][3, 4] += 0.5
     save_file(stored, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"has {name} with other values than sinusoids"):
+    with pytest.raises(UserError, match=f"has {name} with other values than sinusoids"):
         import_model(tmp_path)
 
 
@@ -282,11 +283,11 @@ def test_the_auto_classes_open_an_export(joint: bool, tmp_path: Path) -> None:
 
 def test_tokenizers_that_marian_cannot_have_are_refused(tmp_path: Path) -> None:
     source, target = tokenizer_of(WORDS, 60, tmp_path / "source"), tokenizer_of(OTHERS, 50, tmp_path / "a", (2, 1, 0))
-    with pytest.raises(ValueError, match="special tokens under other ids"):
+    with pytest.raises(UserError, match="special tokens under other ids"):
         export_marian_tokenizers(source, target, 64, tmp_path)
-    with pytest.raises(ValueError, match=r"lacks the special tokens \['pad'\]"):
+    with pytest.raises(UserError, match=r"lacks the special tokens \['pad'\]"):
         info = source[1].model_copy(update={"special_ids": {"end": 1, "unk": 2}})
         export_marian_tokenizers((source[0], info), None, 64, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="MarianTokenizer reads SentencePiece models"):
+    with pytest.raises(UserError, match="MarianTokenizer reads SentencePiece models"):
         export_marian_tokenizers((tmp_path / "tokenizer.json", source[1]), None, 64, tmp_path)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from multihop.common.errors import UserError
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.tensor_file import Extent, header_of, read_header
 
@@ -76,7 +77,7 @@ def test_our_own_header(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(UserError, match=reason):
         read(tmp_path, data)
 
 

@@ -17,7 +17,9 @@ from hashed_batches import Weights, config_of, sequence_hashes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_OBJECTIVES
+from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import key_of
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
@@ -238,13 +240,13 @@ def test_without_weights_there_is_one_index_for_all() -> None:
 def test_a_source_too_small_for_a_sample_is_named(data: Data, tmp_path: Path) -> None:
     config = config_of("clm", [{"seq_len": 20, "batch_size": 4, "steps": 3}], WEIGHTS[1])
     config = config.model_copy(update={"phases": [config.phases[0].model_copy(update={"seq_len": 10**5})]})
-    with pytest.raises(ValueError, match=r"train documents of data.sources\[0\] have \d+ tokens, too few"):
+    with pytest.raises(UserError, match=r"train documents of data.sources\[0\] have \d+ tokens, too few"):
         build_indexes(tmp_path, open_dataset(data("clm")), config)
 
 
 def test_a_source_without_weight_beside_one_with_is_refused() -> None:
     sources = [Source(path="a", weight=1.0), Source(path="b"), Source(path="c")]
-    with pytest.raises(ValueError, match=r"data.sources\[1\].weight is missing"):
+    with pytest.raises(ValidationError, match=r"data.sources\[1\].weight is missing"):
         DataConfig(sources=sources)
 
 

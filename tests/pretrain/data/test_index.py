@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.data.index import build_index, index_path, open_index
@@ -45,7 +46,7 @@ def test_an_index_that_is_none_is_refused_by_name_and_made_again(tmp_path, bert_
         put(name)
         if name == path:
             with pytest.raises(
-                ValueError, match=rf"^the sample index {path} cannot be read .* rerun the same command to rebuild it"
+                UserError, match=rf"^the sample index {path} cannot be read .* rerun the same command to rebuild it"
             ):
                 open_index(tmp_path, data, "train", objective, 24)
         build_index(tmp_path, data, "train", objective, 24)

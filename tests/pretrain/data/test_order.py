@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import key_of, mix, random_bits, uniform
 from multihop.pretrain.config import PhaseConfig, RampSegment
 from multihop.pretrain.data.mixture import MIXTURE_BLOCK, quotas
@@ -162,12 +163,12 @@ def test_steps_that_are_not_there_are_refused() -> None:
     assert locate(phases, 9) == (0, 9)
     assert locate(phases, 10) == (1, 0)
     for ask in (locate, is_skipped):
-        with pytest.raises(ValueError, match="step must be < 30"):
+        with pytest.raises(UserError, match="step must be < 30"):
             ask(phases, 30)
-        with pytest.raises(ValueError, match="step must be >= 0, got -1"):
+        with pytest.raises(UserError, match="step must be >= 0, got -1"):
             ask(phases, -1)
     for step in (-1, 31):
-        with pytest.raises(ValueError, match=f"step must be between 0 and 30, got {step}"):
+        with pytest.raises(UserError, match=f"step must be between 0 and 30, got {step}"):
             samples_before(phases, step)
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair, write_jsonl
+from pydantic import ValidationError
 
+from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
@@ -158,7 +160,7 @@ def test_longer_pairs_are_left_out_and_told(mixed: Path, tmp_path: Path, caplog:
     longest = np.maximum(data.source_lengths, data.lengths - data.source_lengths) + 1
     assert 0 < maker.train_indexes[0][0].size == (longest <= 40).sum() < len(data)
     assert f"{(longest > 40).sum()} of {len(data)} pairs have a side longer than phases[].seq_len=40" in caplog.text
-    with pytest.raises(ValueError, match="too few for one sample of 8"):
+    with pytest.raises(UserError, match="too few for one sample of 8"):
         maker_of(config_of([{"seq_len": 8, "batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
 
 
@@ -179,11 +181,11 @@ def test_impossible_combinations(phase: dict[str, Any], engine: dict[str, Any], 
         "phases": [{"seq_len": 96, "steps": 3, **phase}],
         "engine": engine,
     }
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValidationError) as error:
         TrainingConfig.model_validate(content)
     assert told in str(error.value)
 
 
 def test_tokens_are_for_pairs_alone() -> None:
-    with pytest.raises(ValueError, match=r"batch_tokens=300 is for objective\.name=translation, not clm"):
+    with pytest.raises(ValidationError, match=r"batch_tokens=300 is for objective\.name=translation, not clm"):
         TrainingConfig.model_validate({"model": {"preset": "gpt2"}, "phases": [{"batch_tokens": 300, "steps": 3}]})

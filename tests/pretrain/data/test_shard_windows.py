@@ -13,6 +13,7 @@ from hashed_batches import config_of, sequence_hashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_shards import prepare_many_shards
+from pydantic import ValidationError
 
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
@@ -205,5 +206,5 @@ def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], P
 def test_objectives_that_read_everywhere_are_refused(objective: str, why: str) -> None:
     described = config_of(objective, [{"seq_len": 20, "steps": 3}]).model_dump()
     described["data"]["shuffle_shards"] = 4
-    with pytest.raises(ValueError, match=rf"data.shuffle_shards=4 reads some shards at a time.* {why}"):
+    with pytest.raises(ValidationError, match=rf"data.shuffle_shards=4 reads some shards at a time.* {why}"):
         TrainingConfig.model_validate(described)

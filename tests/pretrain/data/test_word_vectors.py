@@ -9,6 +9,7 @@ import torch
 from kinds_of_families import TEXT_FAMILIES
 from numpy.typing import NDArray
 
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.data import word_vectors as module
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors, word_vectors
@@ -69,7 +70,7 @@ def test_they_are_computed_once_and_a_damaged_file_again(bert_data: Path, tmp_pa
     data, model = open_dataset(bert_data), described()
     build_word_vectors(tmp_path / "none", data, described(word_init="random"))
     assert not (tmp_path / "none").exists()
-    with pytest.raises(ValueError, match=r"the file of word vectors .* cannot be read .* rerun the same command"):
+    with pytest.raises(UserError, match=r"the file of word vectors .* cannot be read .* rerun the same command"):
         open_word_vectors(tmp_path, data.manifest.fingerprint, WIDTH)
     build_word_vectors(tmp_path, data, model)
     (path,) = tmp_path.glob("*.npy")

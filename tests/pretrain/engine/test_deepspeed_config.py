@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.deepspeed_config import KEYS, fill_deepspeed_config, read_deepspeed_config
 
@@ -55,7 +56,7 @@ def test_offload_is_said_to_deepspeed_and_its_own_adam_is_not_used() -> None:
     ],
 )
 def test_contradictions_are_refused(given: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         fill_deepspeed_config(given, CONFIG, 8)
 
 
@@ -91,14 +92,14 @@ def test_contradictions_are_refused(given: dict[str, object], complaint: str) ->
     ],
 )
 def test_only_what_is_known_to_be_harmless_is_passed_on(key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{key[:100]} is not a key that multihop passes .*; allowed here: ") as failed:
+    with pytest.raises(UserError, match=f"{key[:100]} is not a key that multihop passes .*; allowed here: ") as failed:
         fill_deepspeed_config(nested(key, value), CONFIG, 8)
     assert "hunter2" not in str(failed.value)
 
 
 @pytest.mark.parametrize("value", ["lots of hunter2", [1], {"a": 1}, math.inf, math.nan, True, 0, -1, 1.5])
 def test_values_of_the_wrong_kind_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="reduce_bucket_size must be a whole number above 0") as failed:
+    with pytest.raises(UserError, match="reduce_bucket_size must be a whole number above 0") as failed:
         fill_deepspeed_config({"zero_optimization": {"reduce_bucket_size": value}}, CONFIG, 8)
     assert "hunter2" not in str(failed.value)
 
@@ -114,7 +115,7 @@ def test_values_of_the_wrong_kind_are_refused(value: object) -> None:
 )
 def test_what_would_have_no_effect_is_refused(stage: int, key: str, value: object) -> None:
     config = CONFIG.model_copy(update={"engine": CONFIG.engine.model_copy(update={"zero_stage": stage})})
-    with pytest.raises(ValueError, match=f"{key}={json.dumps(value)} has no effect with engine.zero_stage={stage}"):
+    with pytest.raises(UserError, match=f"{key}={json.dumps(value)} has no effect with engine.zero_stage={stage}"):
         fill_deepspeed_config(nested(key, value), config, 8)
     for unset in (False, None, "auto"):
         if value is True or unset is not False:
@@ -144,7 +145,7 @@ def test_unset_keys_are_not_passed_on() -> None:
 @pytest.mark.parametrize("section", ["zero_optimization", "bf16", "fp16"])
 @pytest.mark.parametrize("value", [None, True, 1, "x", []])
 def test_a_section_is_one(section: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{section} must be an object; write"):
+    with pytest.raises(UserError, match=f"{section} must be an object; write"):
         fill_deepspeed_config({section: value}, CONFIG, 8)
 
 
@@ -176,14 +177,14 @@ def test_the_projects_own_file_suits_the_defaults() -> None:
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist"):
         read_deepspeed_config(tmp_path / "none.json")
     for content in ("{", "[" * 100_000, '{"a": 1, "a": 2}'):
         (tmp_path / "broken.json").write_text(content)
-        with pytest.raises(ValueError, match=r"broken\.json is not valid JSON"):
+        with pytest.raises(UserError, match=r"broken\.json is not valid JSON"):
             read_deepspeed_config(tmp_path / "broken.json")
     (tmp_path / "long.json").write_text(" " * 2**20 + "{}")
-    with pytest.raises(ValueError, match="is longer than"):
+    with pytest.raises(UserError, match="is longer than"):
         read_deepspeed_config(tmp_path / "long.json")
-    with pytest.raises(ValueError, match="is a directory; give the path of a DeepSpeed configuration"):
+    with pytest.raises(UserError, match="is a directory; give the path of a DeepSpeed configuration"):
         read_deepspeed_config(tmp_path)

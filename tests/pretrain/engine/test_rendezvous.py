@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.pretrain.engine.rendezvous import SECRET, Listener, Meeting, Store, invite, meeting_of
 
 PATIENCE = timedelta(seconds=20)
@@ -201,5 +202,5 @@ def test_a_host_name_that_others_cannot_reach_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")  # as Debian's installer writes /etc/hosts
     for key, value in {"MASTER_ADDR": name, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(ValueError, match=r"ranks on other hosts cannot reach; give torchrun"):
+    with pytest.raises(UserError, match=r"ranks on other hosts cannot reach; give torchrun"):
         meeting_of(tmp_path, 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kinds_of_families import TEXT_FAMILIES
+from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
 from worker_runs import STEPS, checkpoint, recipe
@@ -142,7 +143,7 @@ def test_every_declared_objective_trains_every_parameter(
 
 def test_an_objective_that_the_family_does_not_declare_is_refused() -> None:
     for family, objective in (("bert", "mlm+sop"), ("roberta", "mlm+nsp"), ("gpt2", "mlm"), ("albert", "clm")):
-        with pytest.raises(ValueError, match=f"does not train model.family={family}; set one of"):
+        with pytest.raises(ValidationError, match=f"does not train model.family={family}; set one of"):
             config_of(family, objective)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -68,7 +69,9 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
 def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> None:
     described = {"family": family, **SIZES, "output_bias": "unigram"}
     if not TEXT_FAMILIES[family].has_output_bias:
-        with pytest.raises(ValueError, match=f"output_bias=unigram: family={family} has no bias in its output layer"):
+        with pytest.raises(
+            ValidationError, match=f"output_bias=unigram: family={family} has no bias in its output layer"
+        ):
             ModelConfig.model_validate(described)
         return
     config = ModelConfig.model_validate(described)
@@ -364,7 +367,7 @@ def test_the_loss_with_smoothed_labels(rows: int, vocabulary: int, with_bias: bo
     ],
 )
 def test_impossible_models_are_refused(given: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValidationError, match=complaint):
         ModelConfig.model_validate(given)
 
 

@@ -11,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES, TRANSLATING
+from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from worker_runs import STEPS, checkpoint, recipe, rows
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import TrainingConfig
@@ -290,14 +292,14 @@ TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
 )
 def test_impossible_models_are_refused(given: dict[str, Any], complaint: str) -> None:
     lacking = {"heads": 1} if given["family"] == "seq2seq" else {}
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValidationError, match=complaint):
         ModelConfig.model_validate({**SIZES, **lacking, **given})
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_an_export_is_refused(family: str) -> None:
     specials = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4, "end": 5}
-    with pytest.raises(ValueError, match="with relative positions, and this model has positions=relative; it cannot"):
+    with pytest.raises(UserError, match="with relative positions, and this model has positions=relative; it cannot"):
         config_json(config_of(family), 100, specials)
 
 

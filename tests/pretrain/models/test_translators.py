@@ -18,6 +18,7 @@ from pairs import (
     pairs_of,
     translator,
 )
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -236,7 +237,7 @@ def test_the_operations_of_a_step_are_counted(variant: dict[str, Any]) -> None:
     ],
 )
 def test_keys_that_a_family_does_not_have_are_refused(described: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValidationError, match=complaint):
         ModelConfig.model_validate(described)
 
 

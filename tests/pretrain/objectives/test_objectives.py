@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import FIRST, GPT2, documents_of, tokenizer_of
 
+from multihop.common.errors import UserError
 from multihop.common.keyed import random_bits
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.pretrain.config import ObjectiveConfig
@@ -105,7 +106,7 @@ def test_two_consecutive_segments_in_order_or_swapped(
 ) -> None:
     documents = documents_of(tmp_path_factory.getbasetemp() / "order.arrow", sentences)
     if max(map(len, sentences)) == 1:
-        with pytest.raises(ValueError, match="needs documents of two sentences or more, and there is none"):
+        with pytest.raises(UserError, match="needs documents of two sentences or more, and there is none"):
             pairs.build_index(documents, seq_len, 1, SOP)
         return
     index = pairs.build_index(documents, seq_len, 1, SOP)
@@ -152,7 +153,7 @@ def test_a_pair_becomes_cls_a_sep_b_sep(bert_data: Path, objective: ObjectiveCon
 
 def test_one_document_is_too_few_for_next_sentences(tmp_path: Path) -> None:
     one = documents_of(tmp_path / "one.arrow", [[3, 4]])
-    with pytest.raises(ValueError, match="draws from another document"):
+    with pytest.raises(UserError, match="draws from another document"):
         pairs.build_index(one, 64, 1, NSP)
 
 

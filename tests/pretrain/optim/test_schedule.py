@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.common.errors import UserError
 from multihop.pretrain.config import PhaseConfig
 from multihop.pretrain.data.phases import locate
 from multihop.pretrain.optim.schedule import factor, learning_rate
@@ -154,7 +155,7 @@ def test_phases_follow_one_another_and_warm_up_anew() -> None:
     assert rates[0] == 0.5 and rates[1] == rates[2] == 1.0
     assert rates[10] == 0.25 and rates[11] == 0.5
     assert 0 < rates[9] < 0.2 and 0 < rates[29] < 0.01
-    with pytest.raises(ValueError, match="step must be < 30"):
+    with pytest.raises(UserError, match="step must be < 30"):
         learning_rate(phases, 30)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.owner import claim_checkpoints
 from multihop.pretrain.run.files import read_config
 
@@ -22,7 +23,7 @@ def test_a_place_of_checkpoints_belongs_to_one_run(place: str, tmp_path: Path) -
     one, other = (run_dir(tmp_path, name) for name in ("one", "other"))
     for _ in range(2):
         claim_checkpoints(one, f"{place}/shared")
-    with pytest.raises(ValueError, match="holds the checkpoints of another run"):
+    with pytest.raises(UserError, match="holds the checkpoints of another run"):
         claim_checkpoints(other, f"{place}/shared")
     claim_checkpoints(other, f"{place}/another")
 
@@ -51,7 +52,7 @@ def test_of_many_runs_that_claim_a_place_at_once_one_owns_it(
 def test_a_store_that_ignores_the_condition_is_found_out(bucket: str, s3: Any, tmp_path: Path) -> None:
     s3.without_header = "HTTP_IF_NONE_MATCH"
     with pytest.raises(
-        ValueError, match=r"the store of s3://.* does not support conditional writes .*choose a store that does"
+        UserError, match=r"the store of s3://.* does not support conditional writes .*choose a store that does"
     ):
         claim_checkpoints(run_dir(tmp_path, "run"), f"{bucket}/run")
 
@@ -61,14 +62,14 @@ def test_a_copy_of_a_runs_folder_is_another_run_and_a_moved_one_is_not(tmp_path:
     claim_checkpoints(run, place)
     shutil.copytree(run, tmp_path / "copy")
     with pytest.raises(
-        ValueError, match=rf"the one in {run} on host \S+; choose another name or .*remove its file owner"
+        UserError, match=rf"the one in {run} on host \S+; choose another name or .*remove its file owner"
     ):
         claim_checkpoints(tmp_path / "copy", place)
     claim_checkpoints(run, place)
     run.rename(tmp_path / "moved")
     claim_checkpoints(tmp_path / "moved", place)
     shutil.copytree(tmp_path / "moved", run)  # where the run has been before
-    with pytest.raises(ValueError, match=rf"the one in {tmp_path / 'moved'} on host"):
+    with pytest.raises(UserError, match=rf"the one in {tmp_path / 'moved'} on host"):
         claim_checkpoints(run, place)
     (tmp_path / "store" / "owner").unlink()
     claim_checkpoints(run, place)
@@ -100,7 +101,7 @@ def test_checkpoints_in_a_runs_folder_are_copied_with_it(tmp_path: Path) -> None
     (tmp_path / "linked").mkdir()
     shutil.copy(run / "identity", tmp_path / "linked")
     (tmp_path / "linked" / "checkpoints").symlink_to(run / "checkpoints")
-    with pytest.raises(ValueError, match=f"the one in {run} on host"):
+    with pytest.raises(UserError, match=f"the one in {run} on host"):
         claim_checkpoints(tmp_path / "linked", str(tmp_path / "linked" / "checkpoints"))
 
 
@@ -111,7 +112,7 @@ def test_an_owner_or_identity_that_says_nothing_is_a_sentence(tmp_path: Path, co
     for file, advice in ((place / "owner", "or remove it if the checkpoints"), (run / "identity", "restore it from")):
         before = file.read_bytes()
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{file} .*; .*{advice}") as refused:
+        with pytest.raises(UserError, match=rf"{file} .*; .*{advice}") as refused:
             claim_checkpoints(run, str(place))
         assert "\n" not in str(refused.value)
         file.write_bytes(before)
@@ -119,16 +120,16 @@ def test_an_owner_or_identity_that_says_nothing_is_a_sentence(tmp_path: Path, co
 
 def test_a_place_that_cannot_be_written_to_is_found_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written to"):
+    with pytest.raises(UserError, match="cannot be written to"):
         claim_checkpoints(run_dir(tmp_path, "run"), str(tmp_path / "file"))
 
 
 def test_a_recipe_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"recipe.json is missing"):
+    with pytest.raises(UserError, match=r"recipe.json is missing"):
         read_config(tmp_path)
     (tmp_path / "recipe.json").write_text(
         json.dumps({"model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}], "engine": {"micro_batch": 0}})
     )
-    with pytest.raises(ValueError, match=r"engine: .*micro_batch=0 is not a number of samples") as error:
+    with pytest.raises(UserError, match=r"engine: .*micro_batch=0 is not a number of samples") as error:
         read_config(tmp_path)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)

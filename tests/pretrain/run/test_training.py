@@ -143,7 +143,7 @@ def test_training_needs_no_extra(bert_data: Path, tmp_path: Path, monkeypatch: p
     for name, value in without_extras(tmp_path).items():
         monkeypatch.setenv(name, value)
     refused = subprocess.run([sys.executable, "-c", "import mlflow"], capture_output=True, text=True)
-    assert "No module named 'mlflow'" in refused.stderr
+    assert "import of mlflow halted" in refused.stderr
     finish(tmp_path / "run", bert_data, 1, phases__0__steps=2)
 
 
