@@ -35,7 +35,7 @@ from network_hosts import Hosts  # noqa: E402
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5a" * 32}
 PATIENCE_S = 180
 SETTLED_S = 30.0
-"""Training between faults: spares import meanwhile."""
+"""Training between faults: standby processes import meanwhile."""
 
 
 def main() -> None:
@@ -85,12 +85,12 @@ def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
 
     def fault(name: str, ranks: int, happen: Callable[[], None]) -> None:
         wait_until(lambda: len(rows(run)) > 0 and rows(run)[-1]["time"] > started + SETTLED_S, driver, folder)
-        before, starts = rows(run)[-1]["step"], len(json_lines(run / "starts.jsonl"))
+        before, starts = rows(run)[-1]["step"], len(json_lines(run / "launches.jsonl"))
         at = time.time()
         happen()
-        wait_until(lambda: len(json_lines(run / "starts.jsonl")) > starts, driver, folder)
-        wait_until(lambda: rows(run)[-1]["time"] > json_lines(run / "starts.jsonl")[-1]["time"], driver, folder)
-        start = json_lines(run / "starts.jsonl")[-1]
+        wait_until(lambda: len(json_lines(run / "launches.jsonl")) > starts, driver, folder)
+        wait_until(lambda: rows(run)[-1]["time"] > json_lines(run / "launches.jsonl")[-1]["time"], driver, folder)
+        start = json_lines(run / "launches.jsonl")[-1]
         assert start["world_size"] == ranks, start
         first = next(row for row in rows(run) if row["time"] > start["time"])
         last = max(row["time"] for row in rows(run) if row["time"] < start["time"])
@@ -131,9 +131,9 @@ def write_recipe(folder: Path) -> None:
         "tokenizer": {"vocab_size": 500, "special_tokens": "gpt2"},
         "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
-        "phases": [{"seq_len": 64, "batch_size": 8, "steps": 1_000_000, "lr": 1e-3}],
-        "engine": {"deepspeed": {}, "micro_batch": 4, "log_every": 1, "evaluate_every": 1_000_000},
-        "checkpoint": {"every_steps": 100},
+        "phases": [{"seq_len": 64, "global_batch_size": 8, "steps": 1_000_000, "lr": 1e-3}],
+        "engine": {"deepspeed": {}, "micro_batch_size": 4, "log_interval": 1, "eval_interval": 1_000_000},
+        "checkpoint": {"save_interval": 100},
         "cluster": {"workers": [1, 2]},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -28,7 +28,7 @@ from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import check_headers, file_checks
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import ModelConfig
-from multihop.pretrain.models.build import decays, outline_model
+from multihop.pretrain.models.build import build_model_on_meta, decays
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32
@@ -88,7 +88,7 @@ ROWS = {
 
 def parameters_of(preset: str, vocab_size: int) -> dict[str, int]:
     """Parameter -> number of elements."""
-    model = outline_model(ModelConfig.model_validate({"preset": preset}), vocab_size)
+    model = build_model_on_meta(ModelConfig.model_validate({"preset": preset}), vocab_size)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 

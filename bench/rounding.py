@@ -52,14 +52,14 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    given = load_recipe(options.recipe, []).engine.micro_batch
+    given = load_recipe(options.recipe, []).engine.micro_batch_size
     assert isinstance(given, int), "a number of samples"
     first = f"1 rank, micro-batch {2 * given}"
-    saves = [f"checkpoint.every_steps={EVERY}", "checkpoint.keep=1000"]
+    saves = [f"checkpoint.save_interval={EVERY}", "checkpoint.keep=1000"]
     variants: dict[str, tuple[int, list[str]]] = {
-        first: (1, [f"engine.micro_batch={2 * given}", *saves]),
+        first: (1, [f"engine.micro_batch_size={2 * given}", *saves]),
         f"2 ranks, micro-batch {given}": (2, []),
-        f"1 rank, micro-batch {given // 2}": (1, [f"engine.micro_batch={given // 2}"]),
+        f"1 rank, micro-batch {given // 2}": (1, [f"engine.micro_batch_size={given // 2}"]),
     }
     curves = {}
     for number, (name, (ranks, overrides)) in enumerate(variants.items()):
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[str]) -> Path:
     """A new run directory with its recipe and the data, which is prepared once."""
-    every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_every=1", *overrides]
+    every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_interval=1", *overrides]
     data, run_dir = work / "prepared", work / name
     if not data.exists():
         command = [sys.executable, "-m", "multihop.cluster.cli.main", "prep", str(options.recipe), "--runs", str(work)]

@@ -58,13 +58,13 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     """Our engine as a training worker uses it: model section, vocabulary, and the batch of the case."""
     import torch
 
-    from multihop.common.malloc import keep_all_freed_memory
+    from multihop.common.malloc import disable_malloc_trim
     from multihop.pretrain.config import TrainingConfig
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import join
     from multihop.pretrain.models.build import build_model, initialise
 
-    keep_all_freed_memory()  # as a training worker does
+    disable_malloc_trim()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
     os.environ.update(where)
     ranks = join()
@@ -77,7 +77,7 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     config = TrainingConfig.model_validate(
         {
             "model": described,
-            "phases": [{"steps": 2, "seq_len": case["length"], "batch_size": case["sequences"]}],
+            "phases": [{"steps": 2, "seq_len": case["length"], "global_batch_size": case["sequences"]}],
             "engine": engine_settings,
         }
     )

@@ -1,9 +1,9 @@
 """Throughput of a training step while the driver tracks it in MLflow, against without: `python bench/tracking.py`.
 
-A process trains, step after step, and after each step a row of its metrics is written, as with `engine.log_every: 1`:
-the most that there can be to log. This process is the driver, on the same machine, which is the worst case too. Blocks
-of steps with and without the driver's thread that follows the file take turns. Beside the ratio of their speeds stands
-what the thread costs in CPU time, which other work on the machine disturbs less.
+A process trains, step after step, and after each step a row of its metrics is written, as with
+`engine.log_interval: 1`: the most that there can be to log. This process is the driver, on the same machine, which is
+the worst case too. Blocks of steps with and without the driver's thread that follows the file take turns. Beside the
+ratio of their speeds stands what the thread costs in CPU time, which other work on the machine disturbs less.
 """
 
 import argparse

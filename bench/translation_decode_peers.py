@@ -61,11 +61,11 @@ def ours(case: Case) -> Decoder:
     """Our search."""
     import torch
 
-    from multihop.common.malloc import keep_all_freed_memory
+    from multihop.common.malloc import disable_malloc_trim
     from multihop.eval.inference.beam_search import Search, beam_search
     from multihop.eval.inference.packed_weights import PackedWeights
 
-    keep_all_freed_memory()  # as `translate` does
+    disable_malloc_trim()  # as `translate` does
     model = model_of(case).to("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedWeights(model)  # as `translate` does
     sources, specials = sources_of(case), {"pad": PAD, "end": END, "unk": UNKNOWN}

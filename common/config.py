@@ -35,18 +35,18 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Decides(Flag):
+class Affects(Flag):
     """What changes with the value of a key."""
 
     DATA = auto()
     """The prepared data set."""
     ORDER = auto()
     """Which samples a step uses, and what the model sees of them."""
-    MEANING = auto()
+    COMPATIBILITY = auto()
     """Whether weights fit, and what they stand for: cannot change under a run."""
     UPDATES = auto()
     """What the weights become, by more than rounding."""
-    PLACE = auto()
+    LOCATION = auto()
     """Where the run and its checkpoints are."""
     MEMORY = auto()
     """How many samples fit into memory."""
@@ -56,17 +56,23 @@ class Decides(Flag):
     """The result of a trial that is fine-tuned."""
     ZERO_SHOT = auto()
     """The result of a trial without training."""
-    NOTHING = auto()
+    LOGGING = auto()
     """What is shown or kept."""
 
 
-DATA, ORDER, MEANING, UPDATES, PLACE = Decides.DATA, Decides.ORDER, Decides.MEANING, Decides.UPDATES, Decides.PLACE
-MEMORY, SPEED, NOTHING = Decides.MEMORY, Decides.SPEED, Decides.NOTHING
-FINE_TUNING, ZERO_SHOT = Decides.FINE_TUNING, Decides.ZERO_SHOT
+DATA, ORDER, COMPATIBILITY, UPDATES, LOCATION = (
+    Affects.DATA,
+    Affects.ORDER,
+    Affects.COMPATIBILITY,
+    Affects.UPDATES,
+    Affects.LOCATION,
+)
+MEMORY, SPEED, LOGGING = Affects.MEMORY, Affects.SPEED, Affects.LOGGING
+FINE_TUNING, ZERO_SHOT = Affects.FINE_TUNING, Affects.ZERO_SHOT
 
 
 @cache
-def declarations(section: type[BaseModel]) -> dict[str, Decides]:
+def declarations(section: type[BaseModel]) -> dict[str, Affects]:
     """What each key of a section decides: "phases[].seq_len" -> ORDER | MEMORY, for instance.
 
     Raises:
@@ -75,7 +81,7 @@ def declarations(section: type[BaseModel]) -> dict[str, Decides]:
     return dict(_walk(section, "", None))
 
 
-def decided_by(section: type[BaseModel], key: str) -> Decides:
+def decided_by(section: type[BaseModel], key: str) -> Affects:
     """What a key of a recipe, with or without list indexes, decides; of a whole section, all that its keys decide.
 
     Raises:
@@ -89,16 +95,16 @@ def decided_by(section: type[BaseModel], key: str) -> Decides:
     ]
     if not found:
         raise KeyError(key)
-    return Decides(sum(each.value for each in set(_members(found))))
+    return Affects(sum(each.value for each in set(_members(found))))
 
 
-def part_deciding(section: BaseModel, what: Decides) -> dict[str, Any]:
+def part_deciding(section: BaseModel, what: Affects) -> dict[str, Any]:
     """The keys of a section that decide any of `what`, as plain JSON values; sections without any are left out."""
     part: dict[str, Any] = _part(section, what, None)
     return part
 
 
-def _members(flags: list[Decides]) -> Iterator[Decides]:
+def _members(flags: list[Affects]) -> Iterator[Affects]:
     for each in flags:
         yield from each
 
@@ -108,7 +114,7 @@ def _lies_below(pattern: str, declared: str) -> bool:
     return pattern.startswith((f"{declared}.", f"{declared}["))
 
 
-def _walk(section: type[BaseModel], prefix: str, inherited: Decides | None) -> Iterator[tuple[str, Decides]]:
+def _walk(section: type[BaseModel], prefix: str, inherited: Affects | None) -> Iterator[tuple[str, Affects]]:
     for name, field in section.model_fields.items():
         declared, path = _declared(field) or inherited, f"{prefix}{name}"
         inner = _section_in(field.annotation)
@@ -121,8 +127,8 @@ def _walk(section: type[BaseModel], prefix: str, inherited: Decides | None) -> I
             yield path, declared
 
 
-def _declared(field: FieldInfo) -> Decides | None:
-    found = [each for each in field.metadata if isinstance(each, Decides)]
+def _declared(field: FieldInfo) -> Affects | None:
+    found = [each for each in field.metadata if isinstance(each, Affects)]
     assert len(found) <= 1, field
     return found[0] if found else None
 
@@ -138,7 +144,7 @@ def _section_in(annotation: Any) -> tuple[type[BaseModel], bool] | None:
     return None
 
 
-def _part(value: Any, what: Decides, inherited: Decides | None) -> Any:
+def _part(value: Any, what: Affects, inherited: Affects | None) -> Any:
     if isinstance(value, BaseModel):
         part = {}
         for name, field in type(value).model_fields.items():

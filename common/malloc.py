@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = -1
 
 
-def keep_all_freed_memory() -> None:
+def disable_malloc_trim() -> None:
     """Make glibc keep all freed memory for later allocations; for a process that trains or generates text.
 
     Each step frees and allocates the same large blocks; fresh pages are zeroed at their first touch, which takes 5 to

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from multihop.common.config import DATA, MEANING, ORDER, Section
+from multihop.common.config import COMPATIBILITY, DATA, ORDER, Section
 from multihop.common.errors import UserError
 
 
@@ -297,7 +297,7 @@ class DataConfig(Section):
     """null: drop only exact copies."""
     decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
     """null: do not compare with evaluation texts."""
-    shuffle_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
+    shuffle_window_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
     """In each epoch, so many shards of 256 MB are drawn at a time, and their samples shuffled among themselves; null:
     all. With it, nodes that share only an object store fetch shards while training goes on."""
 
@@ -347,24 +347,24 @@ class DataConfig(Section):
 class TokenizerConfig(Section):
     """The tokenizer: an existing one, or a SentencePiece model trained on the documents."""
 
-    path: Annotated[str | None, DATA | MEANING] = None
+    path: Annotated[str | None, DATA | COMPATIBILITY] = None
     """An existing tokenizer: a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and
     merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` may be set then."""
-    lowercase: Annotated[bool, DATA | MEANING] = True
+    lowercase: Annotated[bool, DATA | COMPATIBILITY] = True
     """For a vocab.txt: lower-case text and strip accents, as BERT-uncased does."""
-    kind: Annotated[Literal["unigram", "bpe"], DATA | MEANING] = "unigram"
-    vocab_size: Annotated[int, DATA | MEANING] = Field(default=16_000, ge=64, le=2**31 - 1)
+    kind: Annotated[Literal["unigram", "bpe"], DATA | COMPATIBILITY] = "unigram"
+    vocab_size: Annotated[int, DATA | COMPATIBILITY] = Field(default=16_000, ge=64, le=2**31 - 1)
     """Number of tokens, special tokens included."""
-    special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | MEANING] = "bert"
+    special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | COMPATIBILITY] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
     gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, which pairs need: <pad> </s> <unk> as ids 0 to 2."""
-    separate: Annotated[bool, DATA | MEANING] = Field(default=False, exclude_if=_is_default)
+    separate: Annotated[bool, DATA | COMPATIBILITY] = Field(default=False, exclude_if=_is_default)
     """Of pairs: train a tokenizer of `vocab_size` for each side, not one for both."""
-    byte_fallback: Annotated[bool, DATA | MEANING] = False
+    byte_fallback: Annotated[bool, DATA | COMPATIBILITY] = False
     """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
-    sample_mb: Annotated[float, DATA | MEANING] = Field(default=100.0, gt=0)
+    sample_mb: Annotated[float, DATA | COMPATIBILITY] = Field(default=100.0, gt=0)
     """Megabytes of text to train it on: the documents with the smallest hashes."""
-    threads: Annotated[int, DATA | MEANING] = Field(default=2, ge=1, le=128)
+    threads: Annotated[int, DATA | COMPATIBILITY] = Field(default=2, ge=1, le=128)
     """Training threads. Part of the recipe because unigram scores change with their number."""
 
     @model_validator(mode="after")

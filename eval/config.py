@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from multihop.common.config import FINE_TUNING, NOTHING, ZERO_SHOT, Section
+from multihop.common.config import FINE_TUNING, LOGGING, ZERO_SHOT, Section
 from multihop.common.errors import UserError
 
 Init = Literal["pretrained", "parent", "random"]
@@ -132,7 +132,7 @@ assert set(SETTINGS) == set(Grid.model_fields)
 class TaskConfig(Grid):
     """A task, with what is set for it alone; null: as for all tasks."""
 
-    name: Annotated[str, NOTHING]
+    name: Annotated[str, LOGGING]
     """The name of a task, or the path of a YAML file that describes one's own."""
     start_from: Annotated[str | None, FINE_TUNING] = None
     """Another task of `eval.tasks`: trials begin with the encoder that its trial of the same start and seed was
@@ -154,24 +154,24 @@ class EvalConfig(Grid):
     stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride
     document_context: Annotated[bool, FINE_TUNING] = _DEFAULT.document_context
     report_on: Annotated[ReportOn, FINE_TUNING] = _DEFAULT.report_on
-    tasks: Annotated[list[TaskConfig], NOTHING] = Field(default=[])
+    tasks: Annotated[list[TaskConfig], LOGGING] = Field(default=[])
     """Names of tasks, or mappings of a name and what is set for this task alone."""
-    seeds: Annotated[list[int], NOTHING] = Field(default=[0, 1, 2], min_length=1)
-    starts: Annotated[list[Init], NOTHING] = Field(default=["pretrained", "random"], min_length=1)
+    seeds: Annotated[list[int], LOGGING] = Field(default=[0, 1, 2], min_length=1)
+    inits: Annotated[list[Init], LOGGING] = Field(default=["pretrained", "random"], min_length=1)
     """Random weights cost as much as the checkpoint again, and show what pretraining is worth."""
-    data_dir: Annotated[str | None, NOTHING] = None
+    data_dir: Annotated[str | None, LOGGING] = None
     """Directory with the official files of those tasks that no installed package contains; null:
     `share/multihop` in the Python environment, where `make demo` puts them."""
-    cpus: Annotated[int, NOTHING] = Field(default=1, ge=1)
+    cpus: Annotated[int, LOGGING] = Field(default=1, ge=1)
     """CPU cores of a trial."""
-    gpus: Annotated[_Positive, NOTHING] = 1.0
+    gpus: Annotated[_Positive, LOGGING] = 1.0
     """GPUs of a trial where the cluster has GPUs; 0.25: four trials share one."""
-    memory_gb: Annotated[_Positive | None, NOTHING] = None
+    memory_gb: Annotated[_Positive | None, LOGGING] = None
     """Memory that a trial reserves on its node, in GB; null: none."""
-    examples: Annotated[list[str], NOTHING] = Field(default=[])
+    examples: Annotated[list[str], LOGGING] = Field(default=[])
     """Texts with mask tokens, or prompts for a causal model: what the model makes of them before and after pretraining
     is shown in the report."""
-    checkpoint: Annotated[str | None, NOTHING] = None
+    checkpoint: Annotated[str | None, LOGGING] = None
     """Directory of a Hugging Face model with its tokenizer: evaluate this instead of the run's own checkpoint."""
 
     @field_validator("tasks", mode="before")
@@ -179,7 +179,7 @@ class EvalConfig(Grid):
     def _a_name_is_enough(cls, tasks: Any) -> Any:
         return [{"name": each} if isinstance(each, str) else each for each in tasks] if _is_list(tasks) else tasks
 
-    @field_validator("tasks", "seeds", "starts", "examples")
+    @field_validator("tasks", "seeds", "inits", "examples")
     @classmethod
     def _no_duplicates(cls, values: list[Any]) -> list[Any]:
         names = [each.name if isinstance(each, TaskConfig) else each for each in values]

@@ -19,8 +19,8 @@ _STEPS = 200
 _NO_GAIN, _STANDSTILL = 0.02, 0.01
 _HIGH_COSINE, _LOW_RANK = 0.5, 0.2
 _ADVICE = (
-    "try a longer phases[].warmup, a half or a quarter of phases[].lr, a smaller phases[].batch_size with more steps, "
-    "a second value of 0.98 in optimizer.betas, or for a masked model model.output_bias=unigram and "
+    "try a longer phases[].warmup_ratio, a half or a quarter of phases[].lr, a smaller phases[].global_batch_size with "
+    "more steps, a second value of 0.98 in optimizer.betas, or for a masked model model.output_bias=unigram and "
     "model.attention_init=neighbours"
 )
 

@@ -29,7 +29,7 @@ def plan_trials(
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
     sources = {asked.start_from for asked in config.tasks}
     models = {"pretrained": evaluated, "parent": parent, "random": None}
-    assert parent is not None or "parent" not in config.starts
+    assert parent is not None or "parent" not in config.inits
     trials = []
     for asked in config.tasks:
         name = located(asked.name)
@@ -44,7 +44,7 @@ def plan_trials(
             described = describe_task(task, settings, evaluated.heldout_sha256 if name == HELDOUT else None)
             work = _work(task, settings)
             for seed in config.seeds[: 1 if untrained else None]:
-                for init in config.starts:
+                for init in config.inits:
                     start = models[init]
                     trials.append(
                         Trial(

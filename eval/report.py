@@ -22,14 +22,14 @@ from multihop.eval.statistics.words import show
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.run.changes import flatten
 
-Facts = dict[str, Any]
+TemplateContext = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
 _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
 
 
-def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | None = None) -> None:
+def write_report(run_dir: Path, recipe: TemplateContext | None = None, summary: TemplateContext | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
     Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/plan.json, eval/results.jsonl,
@@ -70,7 +70,7 @@ def write_report(run_dir: Path, recipe: Facts | None = None, summary: Facts | No
     write_atomically(run_dir / "report.html", render("report.html.jinja", facts))
 
 
-def read_curves(rows: list[Row], summary: Facts) -> list[Curve]:
+def read_curves(rows: list[Row], summary: TemplateContext) -> list[Curve]:
     """The parts of the loss by step, each with its references; parts that the run does not have are left out."""
     references = {"unigram model": summary.get("unigram_loss"), "uniform guess": summary.get("uniform_loss")}
     known = {name: value for name, value in references.items() if value is not None}
@@ -82,7 +82,7 @@ def read_curves(rows: list[Row], summary: Facts) -> list[Curve]:
     return [curve for curve in found if curve.train or curve.heldout]
 
 
-def headline(recipe: Facts, summary: Facts) -> str:
+def headline(recipe: TemplateContext, summary: TemplateContext) -> str:
     """What was trained, and how its held-out loss compares with two models that use no context."""
     published = (recipe.get("eval") or {}).get("checkpoint")
     if published is not None:
@@ -124,7 +124,7 @@ def _caption(curves: list[Curve]) -> str:
     return " ".join([*(what[curve.name] for curve in curves), f"{references} the same held-out tokens."])
 
 
-def _loss_table(summary: Facts) -> list[tuple[str, str, str]]:
+def _loss_table(summary: TemplateContext) -> list[tuple[str, str, str]]:
     """Name, value on the last logged batch of training, value on the held-out text, of each loss that the run has."""
     pairs = [(LOSS, summary.get("train_loss"), summary.get(heldout(LOSS)))]
     pairs += [(name, summary.get(name), summary.get(heldout(name))) for name in PARTS]
@@ -136,7 +136,7 @@ def _loss_table(summary: Facts) -> list[tuple[str, str, str]]:
     ]
 
 
-def _run_facts(summary: Facts) -> Pairs:
+def _run_facts(summary: TemplateContext) -> Pairs:
     facts = [("status", str(summary["status"]))]
     facts += [("steps", f"{summary['steps']:,}"), ("tokens", f"{summary['tokens']:,}")]
     if summary.get("tokens_per_s") is not None:
@@ -150,7 +150,7 @@ def _run_facts(summary: Facts) -> Pairs:
     return facts + ([("total time", duration(sum(stages.values())))] if stages else [])
 
 
-def _data_facts(manifest: Manifest) -> Facts:
+def _data_facts(manifest: Manifest) -> TemplateContext:
     facts = [("fingerprint", manifest.fingerprint)]
     for split, total in manifest.totals.items():
         what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} tokens"
@@ -176,7 +176,7 @@ def as_pairs(tree: Any) -> Pairs:
     ]
 
 
-def _read_json(path: Path) -> Facts:
+def _read_json(path: Path) -> TemplateContext:
     try:
         return read_json_object(path, advice="delete it and rerun `multihop run`")
     except FileNotFoundError:

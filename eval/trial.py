@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multihop.common.config import FINE_TUNING, ZERO_SHOT, Decides, part_deciding
+from multihop.common.config import FINE_TUNING, ZERO_SHOT, Affects, part_deciding
 from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import Init, TrialSettings
@@ -128,5 +128,5 @@ def trial_name(row: Row) -> str:
     return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
 
 
-def _what(trial: Trial) -> Decides:
+def _what(trial: Trial) -> Affects:
     return ZERO_SHOT if trial.kind in UNTRAINED else FINE_TUNING

@@ -33,13 +33,17 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
     translates = objective.name == "translation"
     yield "objective.label_smoothing", objective, "label_smoothing", translates, (given, "objective.name=translation")
     for number, phase in enumerate(config.phases):
-        for name, schedules in (("power", ("polynomial",)), ("decay", ("warmup-stable-decay",)), ("final", _DECAYING)):
+        for name, schedules in (
+            ("power", ("polynomial",)),
+            ("decay_ratio", ("warmup-stable-decay",)),
+            ("min_lr_ratio", _DECAYING),
+        ):
             where, instead = f"phases[{number}]", " or ".join(schedules)
             reads = phase.schedule in schedules
             yield f"{where}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
     optimizer = config.optimizer
     is_lamb = optimizer.name == "lamb"
     yield "optimizer.max_trust", optimizer, "max_trust", is_lamb, (f"name={optimizer.name}", "optimizer.name=lamb")
-    by_samples = any(phase.batch_tokens is None for phase in config.phases)
-    by_tokens = ("phases[].batch_tokens", "engine.micro_batch_tokens")
-    yield "engine.micro_batch", config.engine, "micro_batch", by_samples, by_tokens
+    by_samples = any(phase.global_batch_tokens is None for phase in config.phases)
+    by_tokens = ("phases[].global_batch_tokens", "engine.micro_batch_tokens")
+    yield "engine.micro_batch_size", config.engine, "micro_batch_size", by_samples, by_tokens

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from multihop.common.config import MEANING, MEMORY, NOTHING, ORDER, PLACE, SPEED, UPDATES, Section
+from multihop.common.config import COMPATIBILITY, LOCATION, LOGGING, MEMORY, ORDER, SPEED, UPDATES, Section
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.pretrain.models.config import ModelConfig
@@ -15,7 +15,9 @@ from multihop.pretrain.models.families import FAMILIES, PRESETS
 class ObjectiveConfig(Section):
     """What the model learns to predict."""
 
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], MEANING | ORDER | MEMORY] = "mlm+nsp"
+    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
+        "mlm+nsp"
+    )
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
     masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
     model.family."""
@@ -48,7 +50,7 @@ class RampSegment(Section):
     """Steps at the start of a phase with a batch size of their own."""
 
     steps: Annotated[int, ORDER] = Field(ge=1)
-    batch_size: Annotated[int, ORDER] = Field(ge=1)
+    global_batch_size: Annotated[int, ORDER] = Field(ge=1)
 
 
 class LrScaling(Section):
@@ -56,7 +58,7 @@ class LrScaling(Section):
 
     rule: Annotated[Literal["sqrt", "linear"], UPDATES]
     """sqrt: as LAMB was scaled (You et al. 2020, section 4); linear: as SGD was (Goyal et al. 2017, section 2.1)."""
-    batch_size: Annotated[int, UPDATES] = Field(ge=1)
+    global_batch_size: Annotated[int, UPDATES] = Field(ge=1)
     """The batch size for which `lr` was chosen."""
 
 
@@ -65,13 +67,14 @@ class PhaseConfig(Section):
 
     seq_len: Annotated[int, ORDER | MEMORY] = Field(default=128, ge=8)
     """Tokens per sample, special tokens included."""
-    batch_size: Annotated[int, ORDER] = Field(default=256, ge=1)
+    global_batch_size: Annotated[int, ORDER] = Field(default=256, ge=1)
     """Samples per step, over all ranks."""
-    batch_tokens: Annotated[int | None, ORDER] = Field(default=None, ge=8)
-    """translation: the most tokens of each side per step, over all ranks, instead of `batch_size`: pairs of similar
-    length, as many as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `batch_size` pairs of any length."""
+    global_batch_tokens: Annotated[int | None, ORDER] = Field(default=None, ge=8)
+    """translation: the most tokens of each side per step, over all ranks, instead of `global_batch_size`: pairs of
+    similar length, as many as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `global_batch_size` pairs of any
+    length."""
     batch_ramp: list[RampSegment] = Field(default_factory=list)
-    """Segments of smaller batches at the start of the phase; `batch_size` holds after them."""
+    """Segments of smaller batches at the start of the phase; `global_batch_size` holds after them."""
     steps: Annotated[int, ORDER] = Field(ge=1)
     skip_steps: Annotated[list[int], UPDATES] = Field(default_factory=list)
     """0-based steps of the run that are not trained on; their samples are used up. They must be in this phase."""
@@ -82,28 +85,28 @@ class PhaseConfig(Section):
     schedule: Annotated[
         Literal["linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant"], UPDATES
     ] = "linear"
-    warmup: Annotated[float | None, UPDATES] = Field(default=0.05, ge=0.0, lt=1.0)
+    warmup_ratio: Annotated[float | None, UPDATES] = Field(default=0.05, ge=0.0, lt=1.0)
     """Share of the phase's steps in which the rate increases from 0 to `lr`; null if `warmup_steps` is set."""
     warmup_steps: Annotated[int | None, UPDATES] = Field(default=None, ge=0)
-    """Warm-up in steps, instead of `warmup`."""
+    """Warm-up in steps, instead of `warmup_ratio`."""
     power: Annotated[float, UPDATES] = Field(default=1.0, gt=0.0)
     """Exponent of the polynomial schedule."""
-    decay: Annotated[float, UPDATES] = Field(default=0.1, gt=0.0, le=1.0)
+    decay_ratio: Annotated[float, UPDATES] = Field(default=0.1, gt=0.0, le=1.0)
     """Share of the phase's steps, at its end, in which warmup-stable-decay decays."""
-    final: Annotated[float, UPDATES] = Field(default=0.0, ge=0.0, le=1.0)
+    min_lr_ratio: Annotated[float, UPDATES] = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate of linear, cosine, polynomial and warmup-stable-decay, as a share of `lr`."""
 
     @model_validator(mode="before")
     @classmethod
     def _tokens_take_the_place_of_samples(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("batch_tokens") is not None:
-            default = cls.model_fields["batch_size"].default
-            others = {"batch_size": default, "batch_ramp": [], "lr_scaling": None}
+        if isinstance(given, dict) and given.get("global_batch_tokens") is not None:
+            default = cls.model_fields["global_batch_size"].default
+            others = {"global_batch_size": default, "batch_ramp": [], "lr_scaling": None}
             for name, unset in others.items():
                 if given.get(name, unset) != unset:
                     raise UserError(
-                        f"batch_tokens={given['batch_tokens']} makes steps by tokens, and {name}={given[name]} counts "
-                        "samples; remove one of them"
+                        f"global_batch_tokens={given['global_batch_tokens']} makes steps by tokens, and "
+                        f"{name}={given[name]} counts samples; remove one of them"
                     )
         return given
 
@@ -111,23 +114,25 @@ class PhaseConfig(Section):
     @classmethod
     def _steps_take_the_place_of_the_share(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("warmup_steps") is not None:
-            return {"warmup": None, **given}
+            return {"warmup_ratio": None, **given}
         return given
 
     @model_validator(mode="after")
     def _stretches_fit(self) -> "PhaseConfig":
-        if self.batch_tokens is not None and self.batch_tokens < self.seq_len:
+        if self.global_batch_tokens is not None and self.global_batch_tokens < self.seq_len:
             raise UserError(
-                f"batch_tokens={self.batch_tokens} has no room for a side of seq_len={self.seq_len} tokens; raise it "
-                "or shorten seq_len"
+                f"global_batch_tokens={self.global_batch_tokens} has no room for a side of seq_len={self.seq_len} "
+                "tokens; raise it or shorten seq_len"
             )
         ramp = sum(segment.steps for segment in self.batch_ramp)
         if ramp >= self.steps:
             raise UserError(
-                f"batch_ramp takes {ramp} of {self.steps} steps; shorten it to leave steps for `batch_size`"
+                f"batch_ramp takes {ramp} of {self.steps} steps; shorten it to leave steps for `global_batch_size`"
             )
-        if (self.warmup is None) == (self.warmup_steps is None):
-            raise UserError(f"set one of warmup={self.warmup} and warmup_steps={self.warmup_steps}; the other is null")
+        if (self.warmup_ratio is None) == (self.warmup_steps is None):
+            raise UserError(
+                f"set one of warmup_ratio={self.warmup_ratio} and warmup_steps={self.warmup_steps}; the other is null"
+            )
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
             raise UserError(f"warmup_steps={self.warmup_steps} must be below steps={self.steps}; lower it")
         if self.schedule == "warmup-stable-decay" and self.warmup_length + self.decay_length > self.steps:
@@ -140,15 +145,15 @@ class PhaseConfig(Section):
     @property
     def warmup_length(self) -> int:
         """Steps of warm-up."""
-        if self.warmup is not None:
-            return round(self.warmup * self.steps)
+        if self.warmup_ratio is not None:
+            return round(self.warmup_ratio * self.steps)
         assert self.warmup_steps is not None
         return self.warmup_steps
 
     @property
     def decay_length(self) -> int:
         """Steps of decay under warmup-stable-decay."""
-        return max(1, round(self.decay * self.steps))
+        return max(1, round(self.decay_ratio * self.steps))
 
 
 class OptimizerConfig(Section):
@@ -160,7 +165,7 @@ class OptimizerConfig(Section):
     """Decoupled weight decay; not applied to biases and layer norms."""
     betas: Annotated[tuple[float, float], UPDATES] = (0.9, 0.999)
     eps: Annotated[float, UPDATES] = Field(default=1e-6, gt=0.0)
-    clip_norm: Annotated[float, UPDATES] = Field(default=1.0, ge=0.0)
+    max_grad_norm: Annotated[float, UPDATES] = Field(default=1.0, ge=0.0)
     """Maximum global gradient norm; 0 disables clipping."""
     max_trust: Annotated[float, UPDATES] = Field(default=10.0, gt=0.0)
     """lamb: upper bound of the trust ratio."""
@@ -178,11 +183,11 @@ class EngineConfig(Section):
     """What is kept in host memory: the optimizer state (ZeRO stage 1 and up), or also the weights (ZeRO stage 3)."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], UPDATES | MEMORY] = "fp32"
     """Precision of the model; the optimizer updates fp32 weights. fp16 uses a dynamic loss scale."""
-    micro_batch: Annotated[int | Literal["auto"], SPEED] = 32
+    micro_batch_size: Annotated[int | Literal["auto"], SPEED] = 32
     """Samples per forward pass of a rank; auto: as many as fit into memory, measured at the first start."""
     micro_batch_tokens: Annotated[int | None, SPEED] = Field(default=None, ge=8)
-    """With phases[].batch_tokens, instead of `micro_batch`: the most tokens of each side in a forward pass of a rank;
-    null: all of the rank's share."""
+    """With phases[].global_batch_tokens, instead of `micro_batch_size`: the most tokens of each side in a forward pass
+    of a rank; null: all of the rank's share."""
     activation_checkpointing: Annotated[Literal["none", "selective", "full"], SPEED | MEMORY] = "none"
     """What is recomputed in the backward pass. selective: all but the results of matrix products and attention
     (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
@@ -192,21 +197,23 @@ class EngineConfig(Section):
     """On a GPU: use deterministic kernels only. On a CPU all kernels are."""
     data_workers: Annotated[int, SPEED] = Field(default=1, ge=0)
     """Data loader processes per rank; 0: batches are made in the training process."""
-    max_consecutive_nonfinite_steps: Annotated[int, NOTHING] = Field(default=20, ge=1)
+    max_consecutive_nonfinite_steps: Annotated[int, LOGGING] = Field(default=20, ge=1)
     """Maximum of consecutive steps with a non-finite loss or gradient; after that many the run stops with an error."""
-    hang_timeout_s: Annotated[float, NOTHING] = Field(default=1800.0, gt=0.0)
+    hang_timeout_s: Annotated[float, LOGGING] = Field(default=1800.0, gt=0.0)
     """Seconds without progress after which a rank writes the stacks of its threads to its log and exits."""
-    log_every: Annotated[int, NOTHING] = Field(default=10, ge=1)
+    log_interval: Annotated[int, LOGGING] = Field(default=10, ge=1)
     """Steps between two rows of metrics.jsonl."""
-    evaluate_every: Annotated[int, NOTHING] = Field(default=200, ge=1)
+    eval_interval: Annotated[int, LOGGING] = Field(default=200, ge=1)
     """Steps between two held-out losses."""
-    heldout_samples: Annotated[int, NOTHING] = Field(default=512, ge=1)
+    heldout_samples: Annotated[int, LOGGING] = Field(default=512, ge=1)
     """Samples for the held-out loss, the same each time."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "EngineConfig":
-        if isinstance(self.micro_batch, int) and self.micro_batch < 1:
-            raise UserError(f"micro_batch={self.micro_batch} is not a number of samples; set at least 1, or auto")
+        if isinstance(self.micro_batch_size, int) and self.micro_batch_size < 1:
+            raise UserError(
+                f"micro_batch_size={self.micro_batch_size} is not a number of samples; set at least 1, or auto"
+            )
         if self.precision != "fp32" and self.zero_stage == 0:
             raise UserError(
                 f"precision={self.precision} with zero_stage=0 has no fp32 weights; set zero_stage to 1, 2 or 3"
@@ -223,12 +230,12 @@ class EngineConfig(Section):
 class CheckpointConfig(Section):
     """When checkpoints are saved, and which are kept."""
 
-    every_steps: Annotated[int, NOTHING] = Field(default=200, ge=1)
-    keep: Annotated[int, NOTHING] = Field(default=3, ge=1)
+    save_interval: Annotated[int, LOGGING] = Field(default=200, ge=1)
+    keep: Annotated[int, LOGGING] = Field(default=3, ge=1)
     """How many of the newest committed checkpoints are kept."""
-    keep_every: Annotated[int | None, NOTHING] = Field(default=None, ge=1)
+    keep_every: Annotated[int | None, LOGGING] = Field(default=None, ge=1)
     """Checkpoints of steps that are multiples of this are kept for good."""
-    location: Annotated[str | None, PLACE] = None
+    location: Annotated[str | None, LOCATION] = None
     """A folder or s3://BUCKET/PREFIX for the run's checkpoints, which go into NAME below it; null: the run's folder."""
 
     @field_validator("location")
@@ -242,11 +249,11 @@ class CheckpointConfig(Section):
 class TrainingConfig(Section):
     """The part of recipe.json that a training worker reads."""
 
-    name: Annotated[str, PLACE] = "run"
+    name: Annotated[str, LOCATION] = "run"
     """Name of the run's folder, and of its checkpoints if they are elsewhere."""
     seed: Annotated[int, ORDER | UPDATES] = Field(default=1, ge=0, lt=2**63)
     data: DataConfig | None = None
-    """Training uses only the weights of the sources and `shuffle_shards`."""
+    """Training uses only the weights of the sources and `shuffle_window_shards`."""
     model: ModelConfig
     objective: ObjectiveConfig = ObjectiveConfig()
     phases: list[PhaseConfig] = Field(min_length=1)
@@ -281,33 +288,33 @@ class TrainingConfig(Section):
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
                 )
-            if phase.batch_tokens is not None and self.objective.name != "translation":
+            if phase.global_batch_tokens is not None and self.objective.name != "translation":
                 raise UserError(
-                    f"phases[{number}].batch_tokens={phase.batch_tokens} is for objective.name=translation, not "
-                    f"{self.objective.name}; set phases[{number}].batch_size"
+                    f"phases[{number}].global_batch_tokens={phase.global_batch_tokens} is for "
+                    f"objective.name=translation, not {self.objective.name}; set phases[{number}].global_batch_size"
                 )
-            if phase.batch_tokens is not None and self.engine.micro_batch == "auto":
+            if phase.global_batch_tokens is not None and self.engine.micro_batch_size == "auto":
                 raise UserError(
-                    f"engine.micro_batch=auto counts samples, and phases[{number}].batch_tokens={phase.batch_tokens} "
-                    "tokens; remove it, or set engine.micro_batch_tokens"
+                    f"engine.micro_batch_size=auto counts samples, and phases[{number}].global_batch_tokens="
+                    f"{phase.global_batch_tokens} tokens; remove it, or set engine.micro_batch_tokens"
                 )
             micro_tokens = self.engine.micro_batch_tokens
-            if micro_tokens is not None and phase.batch_tokens is None:
+            if micro_tokens is not None and phase.global_batch_tokens is None:
                 raise UserError(
                     f"engine.micro_batch_tokens={micro_tokens} has no effect on phases[{number}], which has no "
-                    "batch_tokens; set engine.micro_batch, or phases[].batch_tokens"
+                    "global_batch_tokens; set engine.micro_batch_size, or phases[].global_batch_tokens"
                 )
             if micro_tokens is not None and micro_tokens < phase.seq_len:
                 raise UserError(
                     f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
                     f"{phase.seq_len} tokens; raise it"
                 )
-        together = self.data.shuffle_shards if self.data else None
+        together = self.data.shuffle_window_shards if self.data else None
         if together is not None and self.objective.name in ("mlm+nsp", "translation"):
             why = "draws second segments from all documents" if self.objective.name == "mlm+nsp" else "sorts all pairs"
             raise UserError(
-                f"data.shuffle_shards={together} reads some shards at a time, and objective.name={self.objective.name} "
-                f"{why}; remove it, or set another objective"
+                f"data.shuffle_window_shards={together} reads some shards at a time, and objective.name="
+                f"{self.objective.name} {why}; remove it, or set another objective"
             )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:

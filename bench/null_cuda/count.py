@@ -67,7 +67,7 @@ def count_step(case: dict[str, Any], settings: dict[str, Any], micro_batches: in
     config = TrainingConfig.model_validate(
         {
             "model": {**sizes, "max_positions": max(512, case["length"])},
-            "phases": [{"steps": 2, "seq_len": case["length"], "batch_size": case["sequences"]}],
+            "phases": [{"steps": 2, "seq_len": case["length"], "global_batch_size": case["sequences"]}],
             "engine": {"deepspeed": {}, "precision": "bf16", **settings},
         }
     )

@@ -6,9 +6,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from multihop.cluster.console import console, plain
-from multihop.cluster.doctor.finding import Facts
-from multihop.cluster.doctor.order import Order, order_of
-from multihop.cluster.jobs.errand import ErrandFailed
+from multihop.cluster.doctor.finding import NodeReport
+from multihop.cluster.doctor.order import CheckRequest, order_of
+from multihop.cluster.jobs.head_script import HeadScriptFailed
 from multihop.cluster.ray.jobs import Jobs
 from multihop.cluster.runs.recipe import Recipe
 from multihop.common.errors import UserError
@@ -34,7 +34,7 @@ def examine_and_show(
         runs = str(Path(runs).absolute())
     try:
         report = _report(address, order_of(recipe, runs, gpu))
-    except ErrandFailed as error:
+    except HeadScriptFailed as error:
         print(f"multihop: the cluster could not be examined: {shown(str(error))}", file=sys.stderr)
         return FAILED
     if as_json:
@@ -49,7 +49,7 @@ def is_fit(address: str, recipe: Recipe, runs: str) -> bool:
     return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 
 
-def show(report: Facts) -> None:
+def show(report: NodeReport) -> None:
     """Print a table of the nodes, one of the links, and the findings."""
     from rich.console import Console
 
@@ -69,7 +69,7 @@ def show(report: Facts) -> None:
         out.print(plain(f"✗ {text}: {finding['advice']}"), soft_wrap=True)
 
 
-def _report(address: str | None, order: Order) -> Facts:
+def _report(address: str | None, order: CheckRequest) -> NodeReport:
     def say(line: str) -> None:
         console.print(plain(f"examining: {line}"))
 

@@ -24,7 +24,7 @@ from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.models.build import draw, outline_model
+from multihop.pretrain.models.build import build_model_on_meta, draw
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
@@ -89,7 +89,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
     with _appearing(out) as temporary:
         model, vocab_size, weights = import_model(source)
         drawn, shapes = [], {}
-        for name, outline in outline_model(model, vocab_size, read_source_vocab_size(source)).named_parameters():
+        for name, outline in build_model_on_meta(model, vocab_size, read_source_vocab_size(source)).named_parameters():
             shapes[name] = list(outline.shape)
             if name not in weights:
                 weights[name] = torch.empty(outline.shape)

@@ -36,7 +36,7 @@ _EXTRA_OF = {
 
 
 @contextmanager
-def told_in_a_sentence() -> Iterator[None]:
+def friendly_errors() -> Iterator[None]:
     """Exit with a sentence where the user, the disk or a store that is away is the cause; other errors pass."""
     try:
         yield

@@ -19,8 +19,8 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import settings_of, sources_key
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.data.batches import BatchMaker, RankStep
-from multihop.pretrain.data.index import build_indexes, look_up
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
+from multihop.pretrain.data.index import build_indexes, index_rows
 from multihop.pretrain.data.phases import is_skipped, locate, share_of_rank
 from multihop.pretrain.objectives import objective_of
 from multihop.pretrain.run.changes import differences
@@ -48,7 +48,7 @@ def inspect_step(
         micro_batch_sizes = [_MICRO_BATCH] * len(recipe.phases)
         samples = []
         for number in ranks:
-            maker = BatchMaker.open(recipe, data_folder, index_folder, number, world_size or 1, micro_batch_sizes)
+            maker = BatchBuilder.open(recipe, data_folder, index_folder, number, world_size or 1, micro_batch_sizes)
             samples += _samples(maker, step, data_folder, {} if world_size is None else {"rank": number})
     return InspectedStep(step, phase, is_skipped(recipe.phases, step), samples)
 
@@ -97,12 +97,12 @@ def _index_folder(run_dir: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
+def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
     """A rank's samples, decoded from the arrays that it trains on."""
     made, chosen = maker.step(step), maker.choose(step)
     share = share_of_rank(made.batch_size, maker.rank, maker.world_size)
     phase = maker.config.phases[chosen.phase]
-    rows = look_up(
+    rows = index_rows(
         maker.config.objective,
         maker.train_indexes[chosen.phase],
         chosen.sources[share],
@@ -142,7 +142,7 @@ def _samples(maker: BatchMaker, step: int, data_folder: Path, rank: dict[str, in
     return found
 
 
-def _pairs(made: RankStep) -> Iterator[tuple[list[int], list[int]]]:
+def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
     """The tokens of both sides of each pair, as the encoder reads and the decoder predicts them."""
     for batch in made.micro_batches:
         seen: Mapping[str, Any] = batch.inputs
@@ -152,7 +152,7 @@ def _pairs(made: RankStep) -> Iterator[tuple[list[int], list[int]]]:
             yield from ((source.tolist(), target.tolist()) for source, target in zip(sources, targets, strict=True))
 
 
-def _documents(maker: BatchMaker, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
+def _documents(maker: BatchBuilder, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
     """All spans of a sample. Document ids are strings because many JSON readers round large integers."""
     texts, sources = maker.data.train, maker.data.manifest.sources
     parts = [

@@ -29,11 +29,11 @@ def submit(
     from multihop.cluster.cli.doctor import is_fit
     from multihop.cluster.cli.jobs import submit_and_follow
     from multihop.cluster.jobs.paths import load_for_cluster
-    from multihop.cluster.jobs.submit import Order
+    from multihop.cluster.jobs.submit import JobRequest
     from multihop.common.exit_codes import FAILED
 
     loaded = load_for_cluster(recipe, overrides or [], runs)
-    order = Order(loaded, stage, runs.rstrip("/"), allow_change or ())
+    order = JobRequest(loaded, stage, runs.rstrip("/"), allow_change or ())
     if check and not is_fit(address, order.recipe, order.runs):
         raise typer.Exit(FAILED)
     raise typer.Exit(submit_and_follow(address, order))

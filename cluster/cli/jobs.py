@@ -5,12 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from multihop.cluster.jobs.errand import ErrandFailed, run_errand
-from multihop.cluster.jobs.errands.pack_results import MARK
-from multihop.cluster.jobs.errands.print_log import OFFSET_PREFIX
 from multihop.cluster.jobs.fetched import unpack_results
 from multihop.cluster.jobs.follow import exit_code, follow, verdict
-from multihop.cluster.jobs.submit import Order, submit
+from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_script
+from multihop.cluster.jobs.head_scripts.pack_results import MARK
+from multihop.cluster.jobs.head_scripts.print_log import OFFSET_PREFIX
+from multihop.cluster.jobs.submit import JobRequest, submit
 from multihop.cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DETACHED, FAILED
@@ -21,7 +21,7 @@ _FOLLOW_TIMEOUT_S = 600
 this process is still alive."""
 
 
-def submit_and_follow(address: str, order: Order) -> int:
+def submit_and_follow(address: str, order: JobRequest) -> int:
     """Submit an order, follow it, and return the run's exit code."""
     jobs = Jobs(address)
     return _follow(jobs, submit(jobs, order, lambda line: print(shown(line), flush=True)))
@@ -56,7 +56,7 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
     if rank is not None:
         try:
             _show_rank(jobs, job, rank, following)
-        except ErrandFailed as error:
+        except HeadScriptFailed as error:
             print(f"multihop: {shown(str(error))}", file=sys.stderr)
             return FAILED
         return 0
@@ -70,7 +70,7 @@ def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
     """Print a rank's log; if `following`, also what is appended to it until the job ends.
 
     Raises:
-        ErrandFailed: There is no such log, or it cannot be read.
+        HeadScriptFailed: There is no such log, or it cannot be read.
     """
     read_to = 0
 
@@ -85,7 +85,7 @@ def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
         now = jobs.get(job.id) if following else None
         goes_on = now is not None and not now.has_ended
         of_job = [JOB, job.id, str(_FOLLOW_TIMEOUT_S)] if goes_on else []
-        run_errand(jobs, "print_log", [_folder(job), str(rank), str(read_to), *of_job], write)
+        run_head_script(jobs, "print_log", [_folder(job), str(rank), str(read_to), *of_job], write)
         if not goes_on:
             return
 
@@ -98,7 +98,7 @@ def stop_job(address: str, name: str, now: bool) -> int:
         print(f"{name} has ended: {job.status.lower()}")
         return 0
     if now:
-        print(run_errand(jobs, "kill", [JOB, job.id]).strip())
+        print(run_head_script(jobs, "kill", [JOB, job.id]).strip())
     jobs.stop(job.id)
     ended = follow(jobs, job.id, lambda chunk: None)
     print(verdict(ended, name))
@@ -114,8 +114,8 @@ def fetch_results(address: str, name: str, out: Path) -> None:
     jobs = Jobs(address)
     job = find_job(jobs, name)
     try:
-        printed = run_errand(jobs, "pack_results", [_folder(job)])
-    except ErrandFailed as error:
+        printed = run_head_script(jobs, "pack_results", [_folder(job)])
+    except HeadScriptFailed as error:
         raise UserError(str(error)) from None
     lines = [line.removeprefix(MARK) for line in printed.splitlines() if line.startswith(MARK)]
     fetched = unpack_results(b"".join(base64.b64decode(line, validate=True) for line in lines), out / name)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from multihop.cluster.cli.checkpoint_commands import checkpoints_app
-from multihop.cluster.cli.failures import told_in_a_sentence
+from multihop.cluster.cli.failures import friendly_errors
 from multihop.cluster.cli.job_commands import job_commands
 from multihop.cluster.cli.locate_run import locate_run
 from multihop.cluster.cli.options import (
@@ -96,8 +96,8 @@ def prep(
     """Prepare the data: text to token shards."""
     if dry_run:
         from multihop.cluster.cli.data import show_forecast
-        from multihop.cluster.runs.home import folder_here
         from multihop.cluster.runs.recipe import load_recipe
+        from multihop.cluster.runs.remote_run import folder_here
 
         show_forecast(load_recipe(recipe, overrides or []), folder_here(runs))
         return
@@ -364,11 +364,11 @@ def _run(
     def work() -> int:
         # These import torch: errors in the recipe are reported before that.
         from multihop.cluster.runs.follow import follow
-        from multihop.cluster.runs.home import folder_here, in_home, opened_home
+        from multihop.cluster.runs.remote_run import folder_here, open_remote_run, with_remote_checkpoints
         from multihop.cluster.runs.stages import run_stages
 
-        placed = in_home(loaded, runs)
-        with opened_home(runs, placed.name) as home:
+        placed = with_remote_checkpoints(loaded, runs)
+        with open_remote_run(runs, placed.name) as home:
             if not following:
                 return run_stages(placed, folder_here(runs), wanted, allowed or (), verify, home)
             if home is not None:
@@ -400,7 +400,7 @@ def main() -> None:
     """The command `multihop`; it exits with one of multihop.common.exit_codes."""
     signal.signal(signal.SIGTERM, _interrupt)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
-    with told_in_a_sentence():
+    with friendly_errors():
         app()
 
 

@@ -34,14 +34,14 @@ def all_reduce_rates(rank: int, world_size: int, host: str, own_host: str, port:
     import torch
     import torch.distributed as dist
 
-    from multihop.pretrain.engine.rendezvous import Listener, Meeting, Store
+    from multihop.pretrain.engine.rendezvous import Endpoint, Listener, Store
 
-    meeting = Meeting(host, port, bytes.fromhex(secret))
-    listener = Listener(meeting) if rank == 0 else None
+    endpoint = Endpoint(host, port, bytes.fromhex(secret))
+    listener = Listener(endpoint) if rank == 0 else None
     on_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     patience = timedelta(seconds=_PATIENCE_S)
-    store = Store(meeting, patience)
+    store = Store(endpoint, patience)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=patience
     )

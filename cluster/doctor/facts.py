@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.jobs.errands.look import installed, versions
+from multihop.cluster.jobs.head_scripts.inspect_head import installed, versions
 
 
 def machine(folders: Sequence[str], variables: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-Facts = dict[str, Any]
+NodeReport = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from multihop.cluster.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Order:
+class CheckRequest:
     """Of `multihop doctor`."""
 
     gpu: bool | None = False
@@ -32,7 +32,7 @@ class Order:
         return asdict(self)
 
 
-def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> Order:
+def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> CheckRequest:
     """What a run of this recipe needs of the cluster; without a recipe, what any run does.
 
     Args:
@@ -42,10 +42,10 @@ def order_of(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> Order
     if runs and runs.startswith("s3://"):
         runs = None
     if recipe is None:
-        return Order(gpu=gpu, places=places, runs=runs)
+        return CheckRequest(gpu=gpu, places=places, runs=runs)
     if recipe.checkpoint.location is not None:
         places.append(recipe.checkpoint.location)
-    return Order(
+    return CheckRequest(
         gpu=gpu,
         places=places,
         tracks=True,

@@ -3,12 +3,12 @@
 import json
 
 from multihop.cluster.doctor.examine import MARK, SAYS
-from multihop.cluster.doctor.finding import Facts
-from multihop.cluster.doctor.order import Order
+from multihop.cluster.doctor.finding import NodeReport
+from multihop.cluster.doctor.order import CheckRequest
 from multihop.cluster.doctor.rounds import Say
 from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line
-from multihop.cluster.jobs.errand import ErrandFailed, run_small_job
-from multihop.cluster.jobs.errands.look import code_hash
+from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_job
+from multihop.cluster.jobs.head_scripts.inspect_head import code_hash
 from multihop.cluster.jobs.submit import look
 from multihop.cluster.ray.jobs import Jobs
 from multihop.cluster.runs.code_version import code_version
@@ -16,11 +16,11 @@ from multihop.cluster.runs.code_version import code_version
 _ORDER = "order.json"
 
 
-def examine_remotely(jobs: Jobs, order: Order, say: Say) -> Facts:
+def examine_remotely(jobs: Jobs, order: CheckRequest, say: Say) -> NodeReport:
     """The report of `examine`. As for `submit`, the code is sent if the head has another.
 
     Raises:
-        ErrandFailed: the job failed.
+        HeadScriptFailed: the job failed.
     """
     here = code_version()
     installed = look(jobs, "").code
@@ -35,9 +35,9 @@ def examine_remotely(jobs: Jobs, order: Order, say: Say) -> Facts:
         if line.startswith(SAYS):
             say(line.removeprefix(SAYS).strip())
 
-    printed = run_small_job(jobs, "doctor", command, contents, code, pass_on)
+    printed = run_head_job(jobs, "doctor", command, contents, code, pass_on)
     found = next((line for line in printed.splitlines() if line.startswith(MARK)), None)
     if found is None:
-        raise ErrandFailed("the job printed no report")
-    report: Facts = json.loads(found.removeprefix(MARK))
+        raise HeadScriptFailed("the job printed no report")
+    report: NodeReport = json.loads(found.removeprefix(MARK))
     return report

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from multihop.cluster.console import plain
-from multihop.cluster.doctor.finding import Facts, gigabytes
+from multihop.cluster.doctor.finding import NodeReport, gigabytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _NONE = "-"
 
 
-def nodes_table(report: Facts) -> "Table":
+def nodes_table(report: NodeReport) -> "Table":
     """A row a node."""
     from rich.table import Table
 
@@ -21,7 +21,7 @@ def nodes_table(report: Facts) -> "Table":
     return table
 
 
-def links_table(report: Facts) -> "Table":
+def links_table(report: NodeReport) -> "Table":
     """A row a link, a column a size of all-reduce, in MB/s that each rank sends."""
     from rich.table import Table
 
@@ -39,7 +39,7 @@ def links_table(report: Facts) -> "Table":
 _NODES = ("node", "clock", "memory", "shm", "disk", "files", "matmul", "write", "read")
 
 
-def _cells(facts: Facts) -> tuple[str, ...]:
+def _cells(facts: NodeReport) -> tuple[str, ...]:
     machine, clock, compute = (facts.get(key, {"error": ""}) for key in ("machine", "clock", "compute"))
     if "error" in machine:
         return ("no answer", *[_NONE] * (len(_NODES) - 2))
@@ -56,13 +56,13 @@ def _cells(facts: Facts) -> tuple[str, ...]:
     )
 
 
-def _devices(compute: Facts) -> str:
+def _devices(compute: NodeReport) -> str:
     slowest = min(device["flops"] for device in compute["devices"])
     count = f"{len(compute['devices'])} x " if len(compute["devices"]) > 1 else ""
     return f"{count}{slowest / 1e9:,.0f} GFLOP/s"
 
 
-def _slowest(facts: Facts, what: str) -> str:
+def _slowest(facts: NodeReport, what: str) -> str:
     rates = [found[what] for found in facts.get("places", {}).values() if what in found]
     return f"{min(rates) / 1e6:,.0f} MB/s" if rates else _NONE
 

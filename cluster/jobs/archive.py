@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from multihop.cluster.jobs.errands.look import PACKAGES, code_files
+from multihop.cluster.jobs.head_scripts.inspect_head import PACKAGES, code_files
 from multihop.cluster.runs.code_version import CodeVersion, git
 from multihop.common.errors import UserError
 from multihop.common.redaction import shown

@@ -4,8 +4,8 @@ import io
 import tarfile
 from pathlib import Path
 
-from multihop.cluster.jobs.errands.files import matches, matching
-from multihop.cluster.jobs.errands.pack_results import RESULTS
+from multihop.cluster.jobs.head_scripts.files import matches, matching
+from multihop.cluster.jobs.head_scripts.pack_results import RESULTS
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from multihop.cluster.runs.home import in_home
 from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved
+from multihop.cluster.runs.remote_run import with_remote_checkpoints
 from multihop.common.errors import UserError
 
 _SQLITE = "sqlite:///"
@@ -29,7 +29,7 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
             f"tracking.uri={uri} is relative; write {_SQLITE} and the absolute path on the cluster's head, or omit it "
             "for SQLite in the directory of the runs"
         )
-    return resolved(recipe if runs is None else in_home(recipe, runs))
+    return resolved(recipe if runs is None else with_remote_checkpoints(recipe, runs))
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str | None]]:

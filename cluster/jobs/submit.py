@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
-from multihop.cluster.jobs.errand import run_errand
-from multihop.cluster.jobs.errands.look import MARK, code_hash
+from multihop.cluster.jobs.head_script import run_head_script
+from multihop.cluster.jobs.head_scripts.inspect_head import MARK, code_hash
 from multihop.cluster.ray.jobs import (
     CODE,
     COMMIT,
@@ -31,7 +31,7 @@ from multihop.cluster.runs.code_version import CodeVersion, code_version
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
-from multihop.pretrain.run.changes import binding_differences, check_allowed, differences, listed
+from multihop.pretrain.run.changes import check_allowed, differences, listed, locked_changes
 
 COMMANDS = {"prep": "prep", "train": "train", "eval": "eval", None: "run"}
 """The command for each stage."""
@@ -39,7 +39,7 @@ _RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
-class Order:
+class JobRequest:
     """What is to be run where."""
 
     recipe: Recipe
@@ -76,7 +76,7 @@ class Found:
     """Of the run that stands under this name."""
 
 
-def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
+def submit(jobs: Jobs, order: JobRequest, say: Callable[[str], object]) -> Job:
     """Submit, or find the job that does this already.
 
     Args:
@@ -137,13 +137,13 @@ def submit(jobs: Jobs, order: Order, say: Callable[[str], object]) -> Job:
 
 def look(jobs: Jobs, run_dir: str) -> Found:
     """Ask the head for its code, its packages and the recipe of a run."""
-    printed = run_errand(jobs, "look", [run_dir])
+    printed = run_head_script(jobs, "inspect_head", [run_dir])
     found = json.loads(next(line for line in printed.splitlines() if line.startswith(MARK)).removeprefix(MARK))
     recipe = None if found["recipe"] is None else json.loads(found["recipe"])
     return Found(found["code"], found["versions"], recipe)
 
 
-def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
+def _attached(job: Job, order: JobRequest, say: Callable[[str], object]) -> Job:
     now = order.recipe.model_dump(mode="json")
     if job.metadata.get(CONTENT) != order.content:
         changed = differences(_comparable(job.recipe), _comparable(now))
@@ -158,14 +158,14 @@ def _attached(job: Job, order: Order, say: Callable[[str], object]) -> Job:
     return job
 
 
-def _changes(order: Order, standing: dict[str, Any] | None) -> list[str]:
+def _changes(order: JobRequest, standing: dict[str, Any] | None) -> list[str]:
     """The differences from the run that stands, as lines; raises UserError for those that are not allowed."""
     if standing is None:
         return ["a new run"]
     where = f"{order.runs}/{order.recipe.name}"
     then = validate_recipe(standing, f"{where}/recipe.json").model_dump(mode="json")
     now = order.recipe.model_dump(mode="json")
-    check_allowed(binding_differences(then, now, Recipe), Recipe, order.allowed, where)
+    check_allowed(locked_changes(then, now, Recipe), Recipe, order.allowed, where)
     changed = differences(_comparable(then), _comparable(now))
     return [listed([entry]) for entry in changed] or ["the same as that of the run that stands"]
 

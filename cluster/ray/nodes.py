@@ -45,15 +45,15 @@ class Nodes:
         if self._asked is not None:
             _ask_for(self.kind, 0)  # nodes that nobody uses may end
 
-    def room(self, silent: Set[str] = frozenset()) -> int:
+    def room(self, unresponsive: Set[str] = frozenset()) -> int:
         """How many ranks fit on the live nodes, beside other jobs: `least` to `most`, or 0.
 
         Where it is less than `most`, the autoscaler is asked for nodes, if the cluster has one.
 
         Args:
-            silent: ids of nodes that do not count.
+            unresponsive: ids of nodes that do not count.
         """
-        capacity, now = self._capacity(silent), time.monotonic()
+        capacity, now = self._capacity(unresponsive), time.monotonic()
         if self._seen is None or self._seen[0] != capacity:
             self._seen = capacity, now
         if capacity.free < self._most and (self._asked is None or now - self._asked >= _REMIND_S):
@@ -64,12 +64,12 @@ class Nodes:
         room = min(capacity.free, self._most, self._tried or self._most)
         return room if room >= self._least else 0
 
-    def room_to_start(self, silent: Set[str] = frozenset()) -> int:
+    def room_to_start(self, unresponsive: Set[str] = frozenset()) -> int:
         """As `room`, but 0 for a few seconds while resources of ranks or tasks that just ended may not be free yet.
 
         Prints what it waits for: at once, every minute, and when the wait is over.
         """
-        room, now = self.room(silent), time.monotonic()
+        room, now = self.room(unresponsive), time.monotonic()
         assert self._seen is not None
         capacity, since = self._seen
         self._looks_since = self._looks_since or now
@@ -87,11 +87,11 @@ class Nodes:
         next_try = "trying again" if self._tried == ranks else f"trying {self._tried}"
         console.print(f"{clock()} the cluster did not place {ranks} ranks, although they seemed to fit: {next_try}")
 
-    def _capacity(self, silent: Set[str]) -> _Capacity:
+    def _capacity(self, unresponsive: Set[str]) -> _Capacity:
         import ray
 
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        counted = alive.keys() - silent
+        counted = alive.keys() - unresponsive
         if any("GPU" in alive[node] for node in counted):
             self.kind = "GPU"  # and stays so when those nodes are lost, and the head is left, which may have none
         free, own = free_resources(), ranks_by_node()

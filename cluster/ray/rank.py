@@ -19,15 +19,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.ray.copy_of_run import LOST_FILE, RunHome, data_of, fetch_run, hand_in, log_of, requests_as_files
 from multihop.cluster.ray.network import free_port, interface_of
+from multihop.cluster.ray.node_cache import (
+    LOST_FILE,
+    RunHome,
+    data_of,
+    fetch_run,
+    log_of,
+    requests_as_files,
+    upload_logs,
+)
 from multihop.cluster.ray.shard_fetching import fetching_shards
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
 from multihop.common.files import write_atomically
 from multihop.pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
 from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.spare import ForkedRank, SpareGone, start_rank
+from multihop.pretrain.run.standby import ForkedRank, StandbyLost, start_rank
 
 _LOST_POLL_S = 0.5
 _LAST_LINE_S = 1.0
@@ -61,7 +69,7 @@ def run_rank(config: dict[str, Any]) -> None:
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0
         stack.enter_context(requests_as_files(home, run_dir))
-        stack.callback(hand_in, home, config["start"], run_dir, rank, log_from)
+        stack.callback(upload_logs, home, config["start"], run_dir, rank, log_from)
         if home.streams:
             fails = stack.enter_context(fetching_shards(home, run_dir, data))
         _run(run_dir, config, fails)
@@ -113,7 +121,7 @@ def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None])
         "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
         "GLOO_SOCKET_IFNAME": interface_of(host),
     }
-    child = _start(run_dir, environment, config["spares"].get(get_runtime_context().get_node_id()))
+    child = _start(run_dir, environment, config["standbys"].get(get_runtime_context().get_node_id()))
     last_line: list[str] = [""]
     reader = threading.Thread(target=_keep_last_line, args=(child, last_line), daemon=True)
     reader.start()
@@ -129,13 +137,13 @@ def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None])
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 
 
-def _start(run_dir: Path, environment: dict[str, str], spare: str | None) -> "subprocess.Popen[str] | ForkedRank":
-    """Start this rank's process: the spare of this node becomes it, if there is one."""
-    if spare is not None:
+def _start(run_dir: Path, environment: dict[str, str], standby: str | None) -> "subprocess.Popen[str] | ForkedRank":
+    """Start this rank's process: the standby process of this node becomes it, if there is one."""
+    if standby is not None:
         try:
-            return start_rank(spare, str(run_dir), environment)
-        except SpareGone as error:
-            log.warning("the spare process is gone (%s); the rank imports by itself", error)
+            return start_rank(standby, str(run_dir), environment)
+        except StandbyLost as error:
+            log.warning("the standby process is gone (%s); the rank imports by itself", error)
     return subprocess.Popen(
         # -P: a directory `pretrain` in the working directory must not shadow the package.
         [sys.executable, "-P", "-m", "multihop.pretrain.run.worker", str(run_dir)],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from multihop.cluster.ray.copy_of_run import TRAINING_SHARDS, RunHome
+from multihop.cluster.ray.node_cache import TRAINING_SHARDS, RunHome
 from multihop.common import mirror
 from multihop.common.cache import make_room, prepared_copies
 from multihop.common.storage import open_folder

@@ -1,4 +1,4 @@
-"""Notices nodes that have fallen silent, sooner than Ray's health check does, and those about to be taken away."""
+"""Notices nodes that have stopped responding, sooner than Ray's health check does, and those about to be taken away."""
 
 import socket
 import threading
@@ -22,7 +22,7 @@ class Watch:
     """Connects to each live node once a second.
 
     Only time during which this process polled counts as silence: after a pause of its own (a suspended laptop, a
-    stalled machine) all nodes would seem to have been silent.
+    stalled machine) all nodes would seem to have been unresponsive.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
-    def silent(self) -> set[str]:
+    def unresponsive(self) -> set[str]:
         """Ids of nodes that Ray takes for alive and that have not answered for 8 seconds."""
         silent_s, looked = self._looked
         return {node for node, seconds in silent_s.items() if seconds + _passed_since(looked) > _SILENT_S}

@@ -34,13 +34,13 @@ def check_evaluation(recipe: Recipe) -> None:
     model = _evaluated_model(recipe)
     check_tasks(recipe.eval, model.family)
     check_starts(recipe.eval)
-    if "parent" in recipe.eval.starts and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
+    if "parent" in recipe.eval.inits and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
         why = (
             "model.init_from is not set, so they are random"
             if recipe.model.init_from is None
             else "the training of eval.checkpoint is unknown"
         )
-        raise UserError(f"eval.starts has parent, the initial weights of the training, but {why}; remove parent")
+        raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
     check_settings(recipe.eval, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
@@ -59,8 +59,8 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     from multihop.eval.plan import plan_trials
 
     evaluated, config = _evaluated(run), run.recipe.eval
-    needs_parent = "parent" in config.starts
-    parent = _parent(run, evaluated, "remove parent from eval.starts", to_run) if needs_parent else None
+    needs_parent = "parent" in config.inits
+    parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
     return plan_trials(config, evaluated, weights_dir(run.results), parent)
 
 

@@ -20,7 +20,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
 from multihop.common.json_lines import append_row
 from multihop.common.lease import HeldError
-from multihop.pretrain.run.changes import CHANGES, Difference, binding_differences, check_allowed
+from multihop.pretrain.run.changes import CHANGES, Difference, check_allowed, locked_changes
 from multihop.pretrain.run.check_start import check_steps_left
 from multihop.pretrain.run.files import checkpoints_of
 
@@ -101,7 +101,7 @@ def when_free(attempt: Callable[[], _Result]) -> _Result:
 
 
 @contextmanager
-def held_when_free(folder: Path) -> Iterator[None]:
+def wait_for_lock(folder: Path) -> Iterator[None]:
     """`held`, once nobody else holds it; the folder is created if it does not exist."""
     make_folder(folder)
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def held_when_free(folder: Path) -> Iterator[None]:
         yield
 
 
-def seems_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process holds the folder, by what the holder wrote: a look at the lock itself could get in its way.
 
     A holder on another host is taken to be alive; one on this host is looked for.
@@ -176,7 +176,7 @@ def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> list[
     # A recipe.json of an older version lacks newer keys, which have their defaults.
     advice = "restore it from a copy, or set name=… for a new run"
     then = validate_recipe(read_json_object(path, advice=advice), str(path)).model_dump(mode="json")
-    changed = binding_differences(then, recipe.model_dump(mode="json"), Recipe)
+    changed = locked_changes(then, recipe.model_dump(mode="json"), Recipe)
     check_allowed(changed, Recipe, allowed, str(run_dir))
     return changed
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from multihop.cluster.console import console
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.runs.evaluated import check_evaluation, planned_trials
-from multihop.cluster.runs.folder import check_recipe, held, seems_held, when_free
+from multihop.cluster.runs.folder import check_recipe, held, is_locked, when_free
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from multihop.cluster.runs.stages import run_stages
 from multihop.cluster.runs.summary import read_summary, summarise
-from multihop.cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.concurrent_logging import log_concurrently
 from multihop.cluster.tracking.store import store_uri
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder
@@ -97,7 +97,7 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
         if last in new:
             return
         if not new:
-            at_work = seems_held(folder)
+            at_work = is_locked(folder)
             if not at_work and not said:
                 console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
             said = not at_work
@@ -147,7 +147,7 @@ def _evaluate(run: ResolvedRun) -> None:
         console.print(f"step {run.step}: {line}", markup=False)
     summary = summarise(run.folder, "running", read_summary(run.folder).get("stages", {}))
     write_report(run.folder, run.recipe.model_dump(mode="json"), summary)
-    log_beside(run.folder, run.recipe.tracking.uri, final(read_rows(run.results)))
+    log_concurrently(run.folder, run.recipe.tracking.uri, final(read_rows(run.results)))
 
 
 def _scores(rows: Sequence[Row]) -> list[str]:

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from multihop.cluster.ray.map import Resources, map_on_ray
-from multihop.cluster.runs.folder import held_when_free
-from multihop.cluster.runs.home import Home
+from multihop.cluster.runs.folder import wait_for_lock
+from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.common.errors import UserError
 from multihop.common.mapping import ReportProgress
 from multihop.data_prep.config import DataConfig, TokenizerConfig
@@ -28,7 +28,7 @@ def provide(
     place: Path,
     report: ReportProgress,
     full: bool = False,
-    home: Home | None = None,
+    home: RemoteRun | None = None,
 ) -> tuple[Path, Manifest]:
     """Find the data set of a run, or prepare it on the Ray that the caller has started.
 
@@ -57,7 +57,7 @@ def provide(
     map_items = map_on_ray if home is None else partial(map_on_ray, resources=Resources(here=True))
     if not place.is_symlink() and place.exists():
         if inputs is None:
-            with held_when_free(store):
+            with wait_for_lock(store):
                 inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         manifest = find_whole(place, inputs.identity, map_items, report, full)
         if manifest is None:
@@ -71,7 +71,7 @@ def provide(
         manifest = find_whole(folder, inputs.identity, map_items, report, full)
         if manifest is not None:
             return folder, manifest
-    with held_when_free(store):
+    with wait_for_lock(store):
         inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         folder = store / inputs.identity[:16]
         if home is None:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.store import STORE_FILES
-from multihop.common.config import NOTHING, PLACE, SPEED, Section, decided_by
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
@@ -28,21 +28,21 @@ _MAX_SHOWN = 200
 class TrackingConfig(Section):
     """Where runs are tracked and compared."""
 
-    uri: Annotated[str | None, NOTHING] = None
+    uri: Annotated[str | None, LOGGING] = None
     """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
-    experiment: Annotated[str, NOTHING] = Field(default="multihop", min_length=1)
+    experiment: Annotated[str, LOGGING] = Field(default="multihop", min_length=1)
 
 
 class ClusterConfig(Section):
     """The Ray cluster that the run uses."""
 
-    address: Annotated[str | None, NOTHING] = None
+    address: Annotated[str | None, LOGGING] = None
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
     workers: Annotated[list[Annotated[int, Field(ge=1)]], SPEED] = Field(default=[2], min_length=1, max_length=2)
     """Number of ranks in pretraining, or [least, most]: as many as the cluster has room for. The run goes on with fewer
     when nodes are lost, and with more when they join. Sample order and batch size do not depend on it; the
     results of a step differ by rounding."""
-    env: Annotated[list[str], NOTHING] = Field(default=[])
+    env: Annotated[list[str], LOGGING] = Field(default=[])
     """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
     Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
 
@@ -82,7 +82,7 @@ class ClusterConfig(Section):
 class Recipe(TrainingConfig):
     """All settings of a run."""
 
-    name: Annotated[str, PLACE]
+    name: Annotated[str, LOCATION]
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
     eval: EvalConfig = EvalConfig()
@@ -249,7 +249,7 @@ def resolved(recipe: Recipe) -> Recipe:
     if recipe.model.init_from is not None:
         recipe = _with(recipe, "model", init_from=_absolute(recipe.model.init_from))
     assert isinstance(recipe.engine.deepspeed, dict)
-    fill_deepspeed_config(recipe.engine.deepspeed, recipe, recipe.engine.micro_batch)
+    fill_deepspeed_config(recipe.engine.deepspeed, recipe, recipe.engine.micro_batch_size)
     return recipe
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.copy_of_run import RunHome
+from multihop.cluster.ray.node_cache import RunHome
 from multihop.cluster.runs.folder import note_change
-from multihop.cluster.runs.home import Home
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
@@ -37,7 +37,7 @@ class ResolvedRun:
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
     """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
-    home: Home | None = None
+    home: RemoteRun | None = None
     """If the run has one in an object store; `folder` is this node's copy."""
 
     @property
@@ -62,7 +62,7 @@ class ResolvedRun:
 
     def shared(self) -> RunHome | None:
         """What nodes need to know to fetch its data set, which is written to the home; None without a home."""
-        streams = self.recipe.data.shuffle_shards is not None
+        streams = self.recipe.data.shuffle_window_shards is not None
         return None if self.home is None else self.home.share_data(self.data_folder, streams)
 
     @property
@@ -71,7 +71,7 @@ class ResolvedRun:
         return self.step == total_steps(self.recipe.phases)
 
 
-def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: Home | None = None) -> ResolvedRun:
+def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: RemoteRun | None = None) -> ResolvedRun:
     """List the inputs, find the data set and the newest checkpoint.
 
     Args:

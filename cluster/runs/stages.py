@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from multihop.cluster.console import console, progress_line
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
-from multihop.cluster.runs.folder import held_when_free, opened
-from multihop.cluster.runs.home import Home
+from multihop.cluster.runs.folder import opened, wait_for_lock
 from multihop.cluster.runs.prepared import link, provide
 from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
 from multihop.cluster.tracking.access import check_access
@@ -60,7 +60,7 @@ def run_stages(
     wanted: Sequence[str] = STAGES,
     allowed: Sequence[str] = (),
     full_verify: bool = False,
-    home: Home | None = None,
+    home: RemoteRun | None = None,
 ) -> int:
     """Do what is not done of these stages; returns the exit code.
 
@@ -201,7 +201,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     Returns:
         Whether a signal stopped it.
     """
-    from multihop.cluster.ray.gang import train_on_ray
+    from multihop.cluster.ray.train_driver import train_on_ray
     from multihop.data_prep.dataset.shards import open_dataset
 
     last, heldout, told = total_steps(run.recipe.phases), "starting", False
@@ -239,7 +239,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
     if not has_work and not run.results.parent.exists():
         return 0
-    with held_when_free(run.results.parent):
+    with wait_for_lock(run.results.parent):
         tracker.look_again()
         tracker.log_trials(final(read_rows(run.results)))
         examples = planned_examples(run)

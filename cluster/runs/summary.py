@@ -45,7 +45,7 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
 
 
 def summarise(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str, Any]:
-    """Summarise metrics.jsonl and starts.jsonl.
+    """Summarise metrics.jsonl and launches.jsonl.
 
     Args:
         status: running, stopped, failed or done.
@@ -56,7 +56,7 @@ def summarise(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
     evaluated = {row["step"]: row for row in reversed(rows) if heldout(LOSS) in row}
     last = logged[max(logged)] if logged else {}
     last_heldout = evaluated[max(evaluated)] if evaluated else {}
-    starts = read_rows(run_dir / "starts.jsonl")
+    starts = read_rows(run_dir / "launches.jsonl")
     return {
         "status": status,
         "steps": last.get("step", 0),

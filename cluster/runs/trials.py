@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import console, progress_line
-from multihop.cluster.ray.copy_of_run import RunHome, data_of
 from multihop.cluster.ray.failures import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
+from multihop.cluster.ray.node_cache import RunHome, data_of
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, open_append
 from multihop.common.json_lines import Row, append_row, read_rows

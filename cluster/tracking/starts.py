@@ -14,9 +14,10 @@ _LONGEST = 5000
 
 
 def starts_tag(rows: Sequence[Row]) -> str:
-    """Rows of starts.jsonl as a JSON list, oldest first: number (from 1 on), UTC time, step, ranks, and nodes if known.
+    """Rows of launches.jsonl as a JSON list, oldest first.
 
-    Only the newest that fit are listed; their numbers tell how many there were. Empty if there are none.
+    Each has a number (from 1 on), the UTC time, the step, the ranks, and the nodes if known. Only the newest that fit
+    are listed; their numbers tell how many there were. Empty if there are none.
     """
     listed: list[str] = []
     complete = [row for row in rows if all(is_number(row.get(key)) for key in _KEYS)]

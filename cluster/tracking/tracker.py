@@ -1,7 +1,7 @@
 """One MLflow run per multihop run, written by the driver alone. Training does not depend on MLflow being reachable.
 
-The ranks write RUN_DIR/metrics.jsonl and starts.jsonl; a thread of the driver follows both. RUN_DIR/tracking.json names
-the store and the run. What that run already has is read from MLflow at each start and after each failure.
+The ranks write RUN_DIR/metrics.jsonl and launches.jsonl; a thread of the driver follows both. RUN_DIR/tracking.json
+names the store and the run. What that run already has is read from MLflow at each start and after each failure.
 """
 
 import json
@@ -155,7 +155,7 @@ class Tracker:
             self._log_now()
 
     def look_again(self) -> None:
-        """Read again what MLflow has, before anything else is logged: another process has logged (`log_beside`)."""
+        """Read again what MLflow has before anything else is logged: another process logged (`log_concurrently`)."""
         with self._lock:
             self._logged = None
 
@@ -314,7 +314,7 @@ class Tracker:
         log_points(client, self.run_id, points)
 
     def _log_starts(self, client: "MlflowClient", logged: _Logged) -> None:
-        starts = starts_tag(read_rows(self._run_dir / "starts.jsonl"))
+        starts = starts_tag(read_rows(self._run_dir / "launches.jsonl"))
         if starts != logged.starts:
             client.set_tag(self.run_id, STARTS_TAG, starts)
             logged.starts = starts

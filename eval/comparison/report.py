@@ -10,12 +10,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
 
-from multihop.common.config import NOTHING, decided_by
+from multihop.common.config import LOGGING, decided_by
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
 from multihop.eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
-from multihop.eval.comparison.run_files import ComparedRun, Facts, at_steps, over_seeds, read_runs, training_clock
+from multihop.eval.comparison.run_files import (
+    ComparedRun,
+    TemplateContext,
+    at_steps,
+    over_seeds,
+    read_runs,
+    training_clock,
+)
 from multihop.eval.comparison.translations import ByLength, by_length, other_metrics, signatures
 from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from multihop.eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
@@ -160,7 +167,7 @@ def _section_without(recipe: dict[str, Any], key: str) -> str | None:
 def _decides_nothing(key: str) -> bool:
     """A key of pretraining that changes what is logged or kept, or names what other keys say."""
     try:
-        return decided_by(TrainingConfig, key) == NOTHING
+        return decided_by(TrainingConfig, key) == LOGGING
     except KeyError:  # of another section, or of another version
         return False
 
@@ -313,7 +320,7 @@ def _kind(runs: Sequence[ComparedRun], task: str) -> str:
 
 def _task_section(
     runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference], lengths: ByLength | None
-) -> Facts:
+) -> TemplateContext:
     numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
     names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from multihop.common.config import DATA, MEANING, ORDER, UPDATES, decided_by
+from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, decided_by
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
@@ -21,7 +21,7 @@ from multihop.eval.verdict import trials_of
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.run.changes import differences, flatten, listed
 
-Facts = dict[str, Any]
+TemplateContext = dict[str, Any]
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
 _NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
 """Sections of a recipe, and keys of its `eval` section, that do not change results or scores."""
@@ -35,9 +35,9 @@ class ComparedRun:
 
     name: str
     folder: Path
-    recipe: Facts
+    recipe: TemplateContext
     """Resolved."""
-    summary: Facts
+    summary: TemplateContext
     metrics: tuple[Row, ...]
     choices: Choices
     """Choices among the trials of the last evaluation."""
@@ -47,7 +47,7 @@ class ComparedRun:
     """The runs that this one stands for: see `over_seeds`."""
 
     @property
-    def keys(self) -> Facts:
+    def keys(self) -> TemplateContext:
         """The recipe's values by dotted key."""
         return flatten(self.recipe)
 
@@ -96,7 +96,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     return [replace(run, name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs]
 
 
-def _notes(name: str, recipe: Facts, summary: Facts, results: Results) -> Iterator[str]:
+def _notes(name: str, recipe: TemplateContext, summary: TemplateContext, results: Results) -> Iterator[str]:
     again = "run `multihop eval` again"
     if results.lacks_plan:
         yield f"The results of {name} were written by an older version without plan.json and are not shown; {again}"
@@ -152,7 +152,7 @@ def _decides_results(key: str) -> bool:
     if key.partition(".")[0] in _NOT_OF_RESULTS:
         return False
     try:
-        return bool(decided_by(TrainingConfig, key) & (DATA | ORDER | MEANING | UPDATES))
+        return bool(decided_by(TrainingConfig, key) & (DATA | ORDER | COMPATIBILITY | UPDATES))
     except KeyError:  # of another section, or of another version
         return True
 
@@ -192,7 +192,7 @@ def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float
     return [float(value) for value in np.interp(wanted, steps, values)]
 
 
-def _read_recipe(path: Path) -> Facts:
+def _read_recipe(path: Path) -> TemplateContext:
     recipe = read_json_object(path)
     asked = recipe.get("eval")
     if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multihop.common.config import MEANING, part_deciding
+from multihop.common.config import COMPATIBILITY, part_deciding
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
@@ -48,7 +48,7 @@ class Examples:
                 "texts": self.texts,
                 "checkpoint": self.after.checkpoint_sha256,
                 "tokenizer": self.after.tokenizer_sha256,
-                "model": part_deciding(self.after.model, MEANING),
+                "model": part_deciding(self.after.model, COMPATIBILITY),
                 "before": None if self.before is None else self.before.checkpoint_sha256,
                 "seed": self.seed,
                 "made": [_CANDIDATES, _TOKENS, _TOP_K],

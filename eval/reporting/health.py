@@ -7,7 +7,7 @@ from multihop.eval.health import HEALTH
 from multihop.eval.losses import by_step
 from multihop.eval.reporting.pictures import side_by_side
 
-Facts = dict[str, Any]
+TemplateContext = dict[str, Any]
 
 _MEANINGS = {
     "unigram_gain": "how far the held-out loss on tokens is below the unigram model's, as a share of that; 0: only "
@@ -25,7 +25,7 @@ _NOTE = (
 )
 
 
-def health_facts(rows: list[Row], summary: Facts) -> Facts:
+def health_facts(rows: list[Row], summary: TemplateContext) -> TemplateContext:
     """What the templates show.
 
     Args:

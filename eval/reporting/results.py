@@ -12,7 +12,7 @@ from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
 from multihop.pretrain.models.families import FAMILIES
 
-Facts = dict[str, Any]
+TemplateContext = dict[str, Any]
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
 _FINE_TUNED = (
@@ -26,11 +26,11 @@ _HOLM = (
     "another seed of the {training} is not covered."
 )
 _ONE_START = (
-    "With eval.starts: [{starts}] alone there is nothing to compare with: the report does not say whether {training} "
+    "With eval.inits: [{starts}] alone there is nothing to compare with: the report does not say whether {training} "
     "helped."
 )
 _CONTINUED = (
-    "What the parent model (model.init_from) had learned counts as {training} here; add parent to eval.starts to see "
+    "What the parent model (model.init_from) had learned counts as {training} here; add parent to eval.inits to see "
     "what this run added."
 )
 _TABLE_NOTE = (
@@ -40,7 +40,7 @@ _TABLE_NOTE = (
 )
 
 
-def results_facts(reported: Results, recipe: Facts, run_dir: Path) -> Facts:
+def results_facts(reported: Results, recipe: TemplateContext, run_dir: Path) -> TemplateContext:
     """What the templates show of the trials.
 
     Args:
@@ -53,7 +53,7 @@ def results_facts(reported: Results, recipe: Facts, run_dir: Path) -> Facts:
     model = {} if section.get("checkpoint") else recipe.get("model") or {}
     tasks = [shown_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
     results = task_results(reported.rows, run_dir, reported.earlier)
-    starts = section.get("starts", ["pretrained", "random"])
+    starts = section.get("inits", ["pretrained", "random"])
     with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
     found = verdicts(results) if with_random else []
     parent_difference = verdicts(against_parent(results), continued=True) if with_parent else []

@@ -16,14 +16,14 @@ from multihop.eval.statistics.predictions import read_predictions
 from multihop.eval.statistics.words import show, spread
 from multihop.eval.verdict import TaskResult
 
-Facts = dict[str, Any]
+TemplateContext = dict[str, Any]
 
 _LISTED_ERRORS = 10
 _ERROR_CHARACTERS = 400
 _CLASSES = 20
 
 
-def task_section(result: TaskResult, model: Facts, run_dir: Path) -> Facts:
+def task_section(result: TaskResult, model: TemplateContext, run_dir: Path) -> TemplateContext:
     """The facts of a task for the templates.
 
     Args:
@@ -145,7 +145,7 @@ def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[
     return found
 
 
-def _confusion(result: TaskResult, content: Facts) -> Facts | None:
+def _confusion(result: TaskResult, content: TemplateContext) -> TemplateContext | None:
     """Names of the classes, and of each true class the predictions with their share of it, 0 to 1."""
     labels = result.first.get("labels") or []
     if result.kind != "classification" or not 2 <= len(labels) <= _CLASSES:
@@ -161,7 +161,7 @@ def _confusion(result: TaskResult, content: Facts) -> Facts | None:
     return {"labels": labels, "lines": lines}
 
 
-def _errors(content: Facts) -> list[Facts]:
+def _errors(content: TemplateContext) -> list[TemplateContext]:
     """The wrong predictions of which the model was surest."""
     wrong = sorted(content.get("errors") or [], key=lambda error: -(error.get("probability") or 0.0))
     return [

@@ -31,7 +31,7 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
             return found[::-1]
     raise UserError(
         f"{checkpoints} has {len(found)} committed checkpoints, and --last {count} needs more; set checkpoint.keep to "
-        "as many as are averaged, and checkpoint.every_steps so that they are saved often enough"
+        "as many as are averaged, and checkpoint.save_interval so that they are saved often enough"
     )
 
 

@@ -16,7 +16,7 @@ from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json,
 from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import verify
-from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.huggingface_weights import to_huggingface
 
@@ -42,7 +42,7 @@ def export_model(
     """
     config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)
-    outline = outline_model(model, vocab_size, source_vocab_size).state_dict()
+    outline = build_model_on_meta(model, vocab_size, source_vocab_size).state_dict()
     for name in [*outline, *saved.parameters]:
         stored, expected = saved.parameters.get(name), list(outline[name].shape) if name in outline else None
         if stored != expected:

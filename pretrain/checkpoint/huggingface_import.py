@@ -17,7 +17,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import sha256_file, sha256_json
 from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
-from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.common.huggingface_names import Names
 from multihop.pretrain.models.common.sinusoids import sinusoids
 from multihop.pretrain.models.config import ModelConfig
@@ -101,7 +101,9 @@ def _expected(
             )
     one_layer = model.model_copy(update={"layers": 1})
     with torch.device("meta"):
-        there = to_huggingface(one_layer, pad, outline_model(one_layer, vocab_size, source_vocab_size).state_dict())
+        there = to_huggingface(
+            one_layer, pad, build_model_on_meta(one_layer, vocab_size, source_vocab_size).state_dict()
+        )
         outline = {name: list(tensor.shape) for name, tensor in there}
     known, shapes = {_without_old_names(name) for name, _ in stored}, {}
     for name, shape in outline.items():

@@ -11,9 +11,9 @@ from multihop.common.keyed import UInt64, key_of, random_bits
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import Documents, TokenDataset, open_dataset
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.index import SampleIndex, look_up, open_index, source_weights, sources_of
+from multihop.pretrain.data.index import SampleIndex, index_rows, open_index, source_weights, sources_of
 from multihop.pretrain.data.mixture import Int64
-from multihop.pretrain.data.order import StepSamples, samples_at, samples_of_step
+from multihop.pretrain.data.order import GlobalBatchIds, samples_at, samples_of_step
 from multihop.pretrain.data.permutation import permute
 from multihop.pretrain.data.phases import micro_steps, samples_before, samples_in_phase, share_of_rank
 from multihop.pretrain.data.shard_requests import await_shard, request
@@ -24,7 +24,7 @@ from multihop.pretrain.objectives.batch import Batch
 
 
 @dataclass(frozen=True)
-class RankStep:
+class RankBatch:
     """One rank's share of an optimizer step, or of the held-out samples."""
 
     step: int
@@ -41,7 +41,7 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class BatchMaker:
+class BatchBuilder:
     """Makes a rank's share of any step, in any order."""
 
     config: TrainingConfig
@@ -54,11 +54,11 @@ class BatchMaker:
     rank: int
     world_size: int
     micro_batch_sizes: list[int]
-    """Samples per micro-batch of each phase without `batch_tokens`; held-out samples use the first phase's."""
+    """Samples per micro-batch of each phase without `global_batch_tokens`; held-out samples use the first phase's."""
     arriving: Path | None = None
     """The run directory in which shards are asked for, where they are fetched while training goes on."""
     _counted: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By phase with `batch_tokens`: a number of its steps, and the pairs of these."""
+    """By phase with `global_batch_tokens`: a number of its steps, and the pairs of these."""
     _asked: list[int] = field(default_factory=list)
     """The shards that were asked for last."""
 
@@ -72,7 +72,7 @@ class BatchMaker:
         world_size: int,
         micro_batch_sizes: list[int],
         arriving: Path | None = None,
-    ) -> "BatchMaker":
+    ) -> "BatchBuilder":
         """Memory-map the prepared data and the indexes that `multihop.pretrain.data.index.build_indexes` wrote.
 
         Args:
@@ -91,7 +91,7 @@ class BatchMaker:
         heldout = open_index(index_folder, data, "heldout", config.objective, config.phases[0].seq_len)
         return cls(config, data, train, heldout, counts, rank, world_size, micro_batch_sizes, arriving)
 
-    def choose(self, step: int) -> StepSamples:
+    def choose(self, step: int) -> GlobalBatchIds:
         """The samples of the 0-based step `step`, over all ranks."""
         phases, fingerprint = self.config.phases, self.data.manifest.fingerprint
         weights, windows = source_weights(self.config), self._schedule.windows
@@ -104,7 +104,7 @@ class BatchMaker:
         key = ("token batch", self.config.seed, fingerprint, chosen.phase, source, epoch)
         before = sum(index.size for index in self.train_indexes[chosen.phase][:source])
         pairs = before + batches[source].pairs(batch, *key)
-        return StepSamples(chosen.phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
+        return GlobalBatchIds(chosen.phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
 
     def samples_before(self, step: int) -> int:
         """The number of samples that the first `step` steps consume, skipped steps included."""
@@ -116,7 +116,7 @@ class BatchMaker:
             step -= steps
         return used
 
-    def step(self, step: int) -> RankStep:
+    def step(self, step: int) -> RankBatch:
         """This rank's share of the 0-based step `step`."""
         if self.arriving is not None:
             self._request_shards(self.arriving, step)
@@ -127,7 +127,7 @@ class BatchMaker:
         keys = random_bits(random_bits(base, masks.astype(np.uint64)), chosen.samples.astype(np.uint64))
         return self._share(step, self.data.train, self.train_indexes[chosen.phase], chosen, keys)
 
-    def heldout(self, parts: int = 1) -> RankStep:
+    def heldout(self, parts: int = 1) -> RankBatch:
         """This rank's share of the held-out samples, or of the first of `parts` equal parts of them: the same samples
         and masks each time and in every run."""
         size = self.heldout_index.size
@@ -136,15 +136,15 @@ class BatchMaker:
         spread = permute(np.arange(count, dtype=np.uint64), size, key)
         keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), spread)
         once = np.zeros(count, np.int64)
-        chosen = StepSamples(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
+        chosen = GlobalBatchIds(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
         return self._share(-1, self.data.heldout, [self.heldout_index], chosen, keys)
 
     @cached_property
     def _token_batches(self) -> list[list[TokenBatches]]:
-        """As `train_indexes`; empty for a phase without `batch_tokens`."""
+        """As `train_indexes`; empty for a phase without `global_batch_tokens`."""
         return [
-            [TokenBatches(index.rows[:, 1:].max(axis=1), phase.batch_tokens) for index in indexes]
-            if phase.batch_tokens is not None
+            [TokenBatches(index.rows[:, 1:].max(axis=1), phase.global_batch_tokens) for index in indexes]
+            if phase.global_batch_tokens is not None
             else []
             for phase, indexes in zip(self.config.phases, self.train_indexes, strict=True)
         ]
@@ -175,7 +175,7 @@ class BatchMaker:
         self._asked[:] = needed
 
     def _pairs_before(self, phase: int, steps: int) -> int:
-        """Pairs of the first `steps` steps of a phase with `batch_tokens`; counts on from the last call."""
+        """Pairs of the first `steps` steps of a phase with `global_batch_tokens`; counts on from the last call."""
         first, pairs = self._counted.get(phase, (0, 0))
         if first > steps:
             first, pairs = 0, 0
@@ -191,17 +191,17 @@ class BatchMaker:
         self._counted[phase] = steps, pairs
         return pairs
 
-    def _micro_batch_size(self, chosen: StepSamples, indexes: list[SampleIndex]) -> int:
+    def _micro_batch_size(self, chosen: GlobalBatchIds, indexes: list[SampleIndex]) -> int:
         """Samples per micro-batch: the same on every rank."""
         phase = self.config.phases[chosen.phase]
-        if phase.batch_tokens is None:
+        if phase.global_batch_tokens is None:
             return self.micro_batch_sizes[chosen.phase]
-        rows = look_up(self.config.objective, indexes, chosen.sources, chosen.samples, phase.seq_len)
-        return (self.config.engine.micro_batch_tokens or phase.batch_tokens) // int(rows[:, 1:].max())
+        rows = index_rows(self.config.objective, indexes, chosen.sources, chosen.samples, phase.seq_len)
+        return (self.config.engine.micro_batch_tokens or phase.global_batch_tokens) // int(rows[:, 1:].max())
 
     def _share(
-        self, step: int, documents: Documents, indexes: list[SampleIndex], chosen: StepSamples, keys: UInt64
-    ) -> RankStep:
+        self, step: int, documents: Documents, indexes: list[SampleIndex], chosen: GlobalBatchIds, keys: UInt64
+    ) -> RankBatch:
         batch_size = len(chosen.samples)
         share = share_of_rank(batch_size, self.rank, self.world_size)
         seq_len, size = self.config.phases[chosen.phase].seq_len, self._micro_batch_size(chosen, indexes)
@@ -212,7 +212,7 @@ class BatchMaker:
             part = slice(start, stop) if start < stop else slice(0, 1)
             batch = objective_of(self.config.objective).assemble(
                 documents,
-                look_up(self.config.objective, indexes, chosen.sources[part], chosen.samples[part], seq_len),
+                index_rows(self.config.objective, indexes, chosen.sources[part], chosen.samples[part], seq_len),
                 keys[part],
                 seq_len,
                 self.data.manifest.tokenizer,
@@ -223,4 +223,4 @@ class BatchMaker:
             batches.append(batch)
         counts = {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts}
         tokens = sum(batch.tokens for batch in batches)
-        return RankStep(step, batch_size, share.stop - share.start, batches, counts, tokens)
+        return RankBatch(step, batch_size, share.stop - share.start, batches, counts, tokens)

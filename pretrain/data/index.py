@@ -132,7 +132,7 @@ def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig, full
         ensure_array(_bounds_path(folder, data), bounds, full)
 
 
-def look_up(
+def index_rows(
     objective: ObjectiveConfig,
     indexes: list[SampleIndex],
     sources: NDArray[np.int64],

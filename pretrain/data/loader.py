@@ -12,7 +12,7 @@ from multiprocessing.synchronize import Semaphore
 from threading import Thread
 from typing import Any
 
-from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.phases import is_skipped
 
 _PR_SET_PDEATHSIG = 1
@@ -24,14 +24,14 @@ so the processes are forked a moment later."""
 _START_TIMEOUT_S = 60.0
 
 
-def stream(maker: BatchMaker, steps: Iterable[int], data_workers: int) -> Iterator[RankStep]:
+def stream(maker: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iterator[RankBatch]:
     """This rank's share of each of `steps` that the recipe does not skip, in order.
 
     Args:
         data_workers: processes that prefetch two shares each; 0: each share is made in this process when it is needed.
 
     Raises:
-        Exception: whatever `BatchMaker.step` raises, of the same type, wherever it ran.
+        Exception: whatever `BatchBuilder.step` raises, of the same type, wherever it ran.
         RuntimeError: a worker process was killed, or did not start.
     """
     from torch import Generator
@@ -39,7 +39,7 @@ def stream(maker: BatchMaker, steps: Iterable[int], data_workers: int) -> Iterat
 
     context = multiprocessing.get_context("fork") if data_workers else None
     started = multiprocessing.get_context("fork").Semaphore(0)
-    loader: DataLoader[RankStep] = DataLoader(
+    loader: DataLoader[RankBatch] = DataLoader(
         _Steps(maker),  # type: ignore[arg-type]
         batch_size=None,
         sampler=(step for step in steps if not is_skipped(maker.config.phases, step)),
@@ -68,9 +68,9 @@ def stream(maker: BatchMaker, steps: Iterable[int], data_workers: int) -> Iterat
 
 @dataclass(frozen=True)
 class _Steps:
-    maker: BatchMaker
+    maker: BatchBuilder
 
-    def __getitem__(self, step: int) -> RankStep:
+    def __getitem__(self, step: int) -> RankBatch:
         return self.maker.step(step)
 
 

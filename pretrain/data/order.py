@@ -11,9 +11,10 @@ With weights, each source has an index and a stream of that kind of its own. The
 decides anew for each block. The r-th of a source's q positions in block b is position `b * q + r` of its own stream,
 so that a source completes an epoch before it begins the next.
 
-With `data.shuffle_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all samples.
+With `data.shuffle_window_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all
+samples.
 
-With `batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
+With `global_batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
 `multihop.pretrain.data.token_batches` tells which pairs they are.
 """
 
@@ -32,7 +33,7 @@ from multihop.pretrain.data.shard_windows import ShardWindows
 
 
 @dataclass(frozen=True)
-class StepSamples:
+class GlobalBatchIds:
     """The samples of one optimizer step, in the order in which ranks share them out."""
 
     phase: int
@@ -52,7 +53,7 @@ def samples_of_step(
     step: int,
     weights: Sequence[float] | None = None,
     windows: Sequence[Sequence[ShardWindows]] | None = None,
-) -> StepSamples:
+) -> GlobalBatchIds:
     """The samples of the 0-based step `step`.
 
     Args:
@@ -84,7 +85,7 @@ def samples_at(
     positions: Int64,
     weights: Sequence[float] | None = None,
     windows: Sequence[ShardWindows] | None = None,
-) -> StepSamples:
+) -> GlobalBatchIds:
     """The samples at some positions, ascending, of the stream of phase number `phase`.
 
     Args:
@@ -99,7 +100,7 @@ def samples_at(
         else:
             found = windows[part.source].samples(part.within, *part.key)
         sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + found, part.epoch
-    return StepSamples(phase, sources, samples, epochs)
+    return GlobalBatchIds(phase, sources, samples, epochs)
 
 
 def shards_at(

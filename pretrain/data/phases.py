@@ -31,15 +31,15 @@ def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
 def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:
     """The number of samples of a phase's step `step_in_phase`, over all ranks.
 
-    With `batch_tokens` it is 1, the step's batch of pairs: see `multihop.pretrain.data.token_batches`.
+    With `global_batch_tokens` it is 1, the step's batch of pairs: see `multihop.pretrain.data.token_batches`.
     """
-    if phase.batch_tokens is not None:
+    if phase.global_batch_tokens is not None:
         return 1
     for segment in phase.batch_ramp:
         if step_in_phase < segment.steps:
-            return segment.batch_size
+            return segment.global_batch_size
         step_in_phase -= segment.steps
-    return phase.batch_size
+    return phase.global_batch_size
 
 
 def samples_before(phases: Sequence[PhaseConfig], step: int) -> int:
@@ -75,11 +75,11 @@ def micro_steps(batch_size: int, world_size: int, micro_batch: int) -> int:
 
 
 def samples_in_phase(phase: PhaseConfig, steps: int) -> int:
-    """The number of samples of a phase's first `steps` steps; of batches with `batch_tokens`."""
-    if phase.batch_tokens is not None:
+    """The number of samples of a phase's first `steps` steps; of batches with `global_batch_tokens`."""
+    if phase.global_batch_tokens is not None:
         return steps
     used = 0
     for segment in phase.batch_ramp:
-        used += min(steps, segment.steps) * segment.batch_size
+        used += min(steps, segment.steps) * segment.global_batch_size
         steps -= min(steps, segment.steps)
-    return used + steps * phase.batch_size
+    return used + steps * phase.global_batch_size

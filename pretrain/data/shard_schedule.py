@@ -26,7 +26,7 @@ class ShardSchedule:
     @cached_property
     def windows(self) -> list[list[ShardWindows]] | None:
         """As `indexes`; None: samples are not shuffled by windows."""
-        together = self.config.data.shuffle_shards if self.config.data else None
+        together = self.config.data.shuffle_window_shards if self.config.data else None
         if together is None:
             return None
         return [[ShardWindows(place.first_samples, together) for place in places] for places in self._places]

@@ -1,4 +1,4 @@
-"""Shuffling by windows of shards: an epoch reads so many shards at a time, where `data.shuffle_shards` is set.
+"""Shuffling by windows of shards: an epoch reads so many shards at a time, where `data.shuffle_window_shards` is set.
 
 An epoch permutes the shards and cuts their order into windows of so many shards. The samples that begin in the shards
 of a window are permuted among themselves, and windows follow each other: each sample is used once an epoch, in an

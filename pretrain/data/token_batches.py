@@ -1,9 +1,9 @@
-"""Batches of pairs by tokens: which pairs are the i-th batch of an epoch, where steps have `phases[].batch_tokens`.
+"""Batches of pairs by tokens: which pairs are the i-th batch of an epoch, with `phases[].global_batch_tokens`.
 
 The pairs of an index are sorted by their longer side and cut into classes of similar length, and each class into
-batches of equal numbers of pairs, so that a side of a batch has at most `batch_tokens` tokens. The number of batches is
-therefore the same in every epoch, and so any batch of any epoch can be computed by itself: an epoch permutes the pairs
-within each class, which decides what a batch consists of, and the law of order permutes the batches.
+batches of equal numbers of pairs, so that a side of a batch has at most `global_batch_tokens` tokens. The number of
+batches is therefore the same in every epoch, and so any batch of any epoch can be computed by itself: an epoch permutes
+the pairs within each class, which decides what a batch consists of, and the law of order permutes the batches.
 """
 
 import numpy as np
@@ -19,19 +19,19 @@ _SIMILAR = 8
 class TokenBatches:
     """How an index of pairs is cut into batches. Numbers of batches and pairs are 0-based."""
 
-    def __init__(self, longest: Int64, batch_tokens: int) -> None:
+    def __init__(self, longest: Int64, global_batch_tokens: int) -> None:
         """Cut pairs into batches.
 
         Args:
             longest: int64 (pairs,), ascending: tokens of each pair's longer side.
-            batch_tokens: the most tokens of a side of a batch; at least the longest of all.
+            global_batch_tokens: the most tokens of a side of a batch; at least the longest of all.
         """
-        assert len(longest) and batch_tokens >= longest[-1], batch_tokens
-        self._pairs = np.array([0, *_class_ends(longest, batch_tokens)], np.int64)
+        assert len(longest) and global_batch_tokens >= longest[-1], global_batch_tokens
+        self._pairs = np.array([0, *_class_ends(longest, global_batch_tokens)], np.int64)
         """Where each class begins; the last one is the number of pairs."""
         self.longest = longest[self._pairs[1:] - 1]
         """int64 (classes,): tokens of the longest side of each class."""
-        most = batch_tokens // self.longest
+        most = global_batch_tokens // self.longest
         self._batches = np.concatenate([[0], np.cumsum(-(-np.diff(self._pairs) // most))])
         """The first batch of each class; the last one is the number of batches."""
 
@@ -56,16 +56,16 @@ class TokenBatches:
         return self._pairs[of_class], size * number // parts, size * (number + 1) // parts, size
 
 
-def _class_ends(longest: Int64, batch_tokens: int) -> list[int]:
+def _class_ends(longest: Int64, global_batch_tokens: int) -> list[int]:
     """Where each class of similar lengths ends: it has pairs for a batch at least, if there are as many."""
     ends: list[int] = []
     at = 0
     while at < len(longest):
         similar = longest[at] + longest[at] // _SIMILAR
         stop = int(np.searchsorted(longest, similar, side="right"))
-        while stop < len(longest) and stop - at < batch_tokens // longest[stop - 1]:
+        while stop < len(longest) and stop - at < global_batch_tokens // longest[stop - 1]:
             stop = int(np.searchsorted(longest, longest[stop], side="right"))
-        if stop - at < batch_tokens // longest[stop - 1] and ends:
+        if stop - at < global_batch_tokens // longest[stop - 1] and ends:
             ends.pop()  # too few are left: they join the class before
         ends.append(stop)
         at = stop

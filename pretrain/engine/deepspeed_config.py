@@ -15,8 +15,10 @@ from multihop.pretrain.config import TrainingConfig
 _REFUSED = {
     "optimizer": "the recipe's optimizer section sets it",
     "scheduler": "the recipe's phases set it",
-    "train_batch_size": "the recipe's phases[].batch_size sets it",
-    "gradient_accumulation_steps": "it follows from phases[].batch_size, engine.micro_batch and the number of ranks",
+    "train_batch_size": "the recipe's phases[].global_batch_size sets it",
+    "gradient_accumulation_steps": (
+        "it follows from phases[].global_batch_size, engine.micro_batch_size and the number of ranks"
+    ),
     "data_types": "it moves the fp32 weights to where checkpoints do not look for them",
     "activation_checkpointing": "the recipe's engine.activation_checkpointing sets it",
 }
@@ -136,7 +138,7 @@ def fill_deepspeed_config(
     offload = config.engine.offload
     decided = {
         "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_clipping": config.optimizer.clip_norm,
+        "gradient_clipping": config.optimizer.max_grad_norm,
         "zero_optimization.stage": config.engine.zero_stage,
         "zero_optimization.offload_optimizer.device": "none" if offload == "none" else "cpu",
         "zero_optimization.offload_param.device": "cpu" if offload == "optimizer+weights" else "none",

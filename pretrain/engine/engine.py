@@ -78,7 +78,7 @@ class Engine:
             hide_gathers(self._zero)
         self._last_of_stage_0 = StepResult(math.nan, True)
         if self._stage == 0:
-            self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.clip_norm))
+            self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.max_grad_norm))
         self._scaler: Any = outer.loss_scaler if config.engine.precision == "fp16" else None
         if self._scaler is not None:
             # engine.max_consecutive_nonfinite_steps decides when to give up.
@@ -214,12 +214,12 @@ class Engine:
             if zero.persistent_parameters:
                 zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
-    def _guard_stage_0(self, clip_norm: float) -> Callable[..., None]:
+    def _guard_stage_0(self, max_grad_norm: float) -> Callable[..., None]:
         """In stage 0 DeepSpeed neither returns the gradient's norm nor checks it. This hook does, and clips, between
         DeepSpeed's all-reduce and the update. Without gradients an optimizer changes nothing."""
 
         def guard(*_: object) -> None:
-            norm = float(clip_grad_norm_(self.module.parameters(), clip_norm))
+            norm = float(clip_grad_norm_(self.module.parameters(), max_grad_norm))
             self._last_of_stage_0 = StepResult(norm, math.isfinite(norm))
             if not math.isfinite(norm):
                 self.module.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""engine.micro_batch=auto: the number of samples that fit into memory is measured once and remembered."""
+"""engine.micro_batch_size=auto: the number of samples that fit into memory is measured once and remembered."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json, write_atomically
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.engine.ranks import Ranks
@@ -45,12 +45,12 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
     A rank's share is divided evenly, so that the last micro-batch is about as large as the others.
 
     Args:
-        arriving: as `BatchMaker.open`.
+        arriving: as `BatchBuilder.open`.
 
     Raises:
         UserError: not one sample fits.
     """
-    given = config.engine.micro_batch
+    given = config.engine.micro_batch_size
     if isinstance(given, int):
         return [given] * len(config.phases)
     # Only rank 0 reads the file: the others could see it before or after it is written.
@@ -68,18 +68,18 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
             fitting = ranks.all_reduce_min(mine)
             if fitting == _NOT_MEASURED:
                 raise UserError(
-                    f"engine.micro_batch=auto: two micro-batches of phases[{number}], one with twice the samples, took "
-                    "the same memory, so the size that fits is unknown; set engine.micro_batch to a number"
+                    f"engine.micro_batch_size=auto: two micro-batches of phases[{number}], one with twice the samples, "
+                    "took the same memory, so the size that fits is unknown; set engine.micro_batch_size to a number"
                 )
             if fitting < 1:
                 raise UserError(
-                    f"engine.micro_batch=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) fits "
-                    "into the memory; set engine.activation_checkpointing=full, a higher engine.zero_stage, or "
+                    f"engine.micro_batch_size=auto: not a single sample of phases[{number}] (seq_len={phase.seq_len}) "
+                    "fits into the memory; set engine.activation_checkpointing=full, a higher engine.zero_stage, or "
                     "a smaller model"
                 )
-            log.info("engine.micro_batch: %d samples of %d tokens fit", fitting, phase.seq_len)
+            log.info("engine.micro_batch_size: %d samples of %d tokens fit", fitting, phase.seq_len)
             known[key] = {"fitting": fitting, "bytes_per_sample": bytes_per_sample, **decides}
-        share = math.ceil(phase.batch_size / ranks.world_size)
+        share = math.ceil(phase.global_batch_size / ranks.world_size)
         sizes.append(math.ceil(share / math.ceil(share / min(fitting, share))))
     if ranks.rank == 0:
         write_atomically(path, json.dumps(known, indent=1).encode())
@@ -95,7 +95,7 @@ def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: in
         "memory": ranks.all_reduce_min(_memory(ranks)),
         "torch": torch.__version__,
         "vocabularies": [data.output_tokenizer.vocab_size, data.source_vocab_size],
-        "share": math.ceil(config.phases[phase].batch_size / ranks.world_size),
+        "share": math.ceil(config.phases[phase].global_batch_size / ranks.world_size),
         **{key: part[phase] if key == "phases" else part for key, part in part_deciding(config, MEMORY).items()},
     }
 
@@ -130,11 +130,11 @@ def _try_out(
 
     def bytes_of(size: int) -> float:
         sizes = [size] * len(config.phases)
-        maker = BatchMaker.open(without_ramps, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
+        maker = BatchBuilder.open(without_ramps, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
         step = maker.step(sum(earlier.steps for earlier in config.phases[:phase]))
         return takes(model, max(step.micro_batches, key=lambda batch: batch.tokens), ranks.device)
 
-    share = math.ceil(config.phases[phase].batch_size / ranks.world_size)
+    share = math.ceil(config.phases[phase].global_batch_size / ranks.world_size)
     return parameters, *memory_line(bytes_of, config.phases[phase].seq_len, share, ranks.device.type)
 
 

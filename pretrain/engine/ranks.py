@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from multihop.pretrain.engine.rendezvous import Listener, Store, invite, meeting_of, on_one_host
+from multihop.pretrain.engine.rendezvous import Listener, Store, on_one_host, publish_endpoint, resolve_endpoint
 
 _recent: deque[Tensor] = deque(maxlen=64)
 """Tensors of the latest collectives. If gloo's reference to one were the last, the thread that releases it would take
@@ -87,17 +87,17 @@ def join(run_dir: Path | None = None) -> Ranks:
         torch.cuda.set_device(device)
     if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
-    meeting, invitation = meeting_of(run_dir, rank), None
+    endpoint, invitation = resolve_endpoint(run_dir, rank), None
     if rank == 0:
-        meeting = Listener(meeting).meeting
+        endpoint = Listener(endpoint).endpoint
         if run_dir is not None and world_size > 1:
-            invitation = invite(run_dir, meeting)
-    store = Store(meeting, dist.default_pg_timeout)
+            invitation = publish_endpoint(run_dir, endpoint)
+    store = Store(endpoint, dist.default_pg_timeout)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     host_group = dist.new_group(backend="gloo") if on_gpu else None
     ranks = Ranks(rank, world_size, device, host_group)
     try:
-        _prove(ranks, store, meeting.secret)
+        _authenticate(ranks, store, endpoint.secret)
     except BaseException:
         ranks.shutdown()  # a thread of gloo that outlives the interpreter would abort the process and hide the reason
         raise
@@ -106,7 +106,7 @@ def join(run_dir: Path | None = None) -> Ranks:
     return ranks
 
 
-def _prove(ranks: Ranks, store: Store, secret: bytes) -> None:
+def _authenticate(ranks: Ranks, store: Store, secret: bytes) -> None:
     """Prove to the others that this rank knows the secret, and check that they do, in each process group.
 
     The store admits no other process, but gloo's and NCCL's own connections accept any process that connects first.

@@ -36,7 +36,7 @@ _LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Endpoint:
     """The address of rank 0, and the secret of the start."""
 
     host: str
@@ -44,7 +44,7 @@ class Meeting:
     secret: bytes
 
 
-def meeting_of(run_dir: Path | None, rank: int) -> Meeting:
+def resolve_endpoint(run_dir: Path | None, rank: int) -> Endpoint:
     """The address and secret of this start. On rank 0, which listens there, the port may be 0: any free port.
 
     Under a cluster they are in the environment. Under torchrun rank 0 generates the secret, and writes it to a file of
@@ -57,9 +57,9 @@ def meeting_of(run_dir: Path | None, rank: int) -> Meeting:
     given = os.environ.pop(SECRET, None)  # not inherited by child processes
     assert given is not None or run_dir is not None or os.environ["WORLD_SIZE"] == "1", "rank 0 could not be found"
     if given is not None:
-        return Meeting(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), bytes.fromhex(given))
+        return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), bytes.fromhex(given))
     if rank == 0:
-        return Meeting(_own_address(), 0, secrets.token_bytes(32))
+        return Endpoint(_own_address(), 0, secrets.token_bytes(32))
     assert run_dir is not None
     return _read_invitation(_invitation(run_dir))
 
@@ -69,10 +69,10 @@ def on_one_host() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ["WORLD_SIZE"]
 
 
-def invite(run_dir: Path, meeting: Meeting) -> Path:
+def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     """Write the address and secret to a file that only its user may read; remove it when all ranks have joined."""
     path = _invitation(run_dir)
-    content = json.dumps({"host": meeting.host, "port": meeting.port, "secret": meeting.secret.hex()})
+    content = json.dumps({"host": endpoint.host, "port": endpoint.port, "secret": endpoint.secret.hex()})
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(content)
@@ -86,16 +86,16 @@ def _invitation(run_dir: Path) -> Path:
     return run_dir / f".rendezvous-{start}.json"
 
 
-def _read_invitation(path: Path) -> Meeting:
+def _read_invitation(path: Path) -> Endpoint:
     """The address at which rank 0 answers; the file of a killed start has a port at which no process answers."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         with suppress(FileNotFoundError):
             content = json.loads(path.read_text())
-            meeting = Meeting(content["host"], content["port"], bytes.fromhex(content["secret"]))
+            endpoint = Endpoint(content["host"], content["port"], bytes.fromhex(content["secret"]))
             with suppress(OSError):
-                _connect(meeting).close()
-                return meeting
+                _connect(endpoint).close()
+                return endpoint
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank 0 did not write {path} and listen within {_PATIENCE_S:.0f} s; see its log")
         time.sleep(_LONGEST_POLL_S)
@@ -144,13 +144,13 @@ def _check(found: bytes, expected: bytes) -> None:
         raise ConnectionError("the other side does not know the secret of this start")
 
 
-def _connect(meeting: Meeting) -> socket.socket:
+def _connect(endpoint: Endpoint) -> socket.socket:
     """A connection to rank 0, after both sides have proved that they know the secret."""
-    connection = socket.create_connection((meeting.host, meeting.port), timeout=_HANDSHAKE_S)
+    connection = socket.create_connection((endpoint.host, endpoint.port), timeout=_HANDSHAKE_S)
     try:
         nonces = _receive(connection, _NONCE_BYTES) + (mine := secrets.token_bytes(_NONCE_BYTES))
-        _send(connection, mine + _proof(meeting.secret, b"joins", nonces))
-        _check(_receive(connection, _PROOF_BYTES), _proof(meeting.secret, b"listens", nonces))
+        _send(connection, mine + _proof(endpoint.secret, b"joins", nonces))
+        _check(_receive(connection, _PROOF_BYTES), _proof(endpoint.secret, b"listens", nonces))
         connection.settimeout(None)
         return connection
     except BaseException:
@@ -161,12 +161,12 @@ def _connect(meeting: Meeting) -> socket.socket:
 class Listener:
     """Rank 0's side: holds the keys and values, and answers each connection from a thread of its own."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._secret = meeting.secret
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._secret = endpoint.secret
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        self._socket = socket.create_server((meeting.host, meeting.port), backlog=1024)
-        self.meeting = Meeting(meeting.host, self._socket.getsockname()[1], meeting.secret)
+        self._socket = socket.create_server((endpoint.host, endpoint.port), backlog=1024)
+        self.endpoint = Endpoint(endpoint.host, self._socket.getsockname()[1], endpoint.secret)
         """With the port that was taken."""
         threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
 
@@ -231,11 +231,11 @@ class Store(dist.Store):
     timeout: timedelta
     """Of torch's class, which its annotations leave out."""
 
-    def __init__(self, meeting: Meeting, timeout: timedelta) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: timedelta) -> None:
         super().__init__()
-        self._meeting = meeting
+        self._endpoint = endpoint
         self._lock = threading.Lock()
-        self._connection = _connect_patiently(meeting)
+        self._connection = _connect_patiently(endpoint)
         self.set_timeout(timeout)
         _kept.append(self)
 
@@ -246,7 +246,7 @@ class Store(dist.Store):
 
     def clone(self) -> "Store":
         """The same store through a connection of its own."""
-        return Store(self._meeting, self.timeout)
+        return Store(self._endpoint, self.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Put a value, over the one there was."""
@@ -297,12 +297,12 @@ def _spelled(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
-def _connect_patiently(meeting: Meeting) -> socket.socket:
+def _connect_patiently(endpoint: Endpoint) -> socket.socket:
     """Ranks import for seconds, so rank 0 may not be there yet. One that knows another secret is no reason to wait."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return _connect(meeting)
+            return _connect(endpoint)
         except (ConnectionRefusedError, TimeoutError):
             if time.monotonic() > deadline:
                 raise

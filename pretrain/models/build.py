@@ -20,7 +20,7 @@ _STD = 0.02
 _EMBEDDINGS = ("word.weight", "position.weight", "segment.weight", "source_word.weight", "source_position.weight")
 
 
-def outline_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
+def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
     """The model of a recipe on the meta device: names and shapes that take no memory.
 
     Args:
@@ -40,9 +40,9 @@ def build_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | N
     """The model of a recipe on the CPU with uninitialised weights: call `initialise` or load a checkpoint.
 
     Args:
-        source_vocab_size: as in `outline_model`.
+        source_vocab_size: as in `build_model_on_meta`.
     """
-    return outline_model(config, vocab_size, source_vocab_size).to_empty(device="cpu")
+    return build_model_on_meta(config, vocab_size, source_vocab_size).to_empty(device="cpu")
 
 
 def initialise(model: Model, seed: int) -> None:

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from multihop.common.config import FINE_TUNING, MEANING, MEMORY, NOTHING, UPDATES, ZERO_SHOT, Section
+from multihop.common.config import COMPATIBILITY, FINE_TUNING, LOGGING, MEMORY, UPDATES, ZERO_SHOT, Section
 from multihop.common.errors import UserError
 from multihop.pretrain.models.families import FAMILIES, PRESETS
 
-_SIZES = MEANING | MEMORY | FINE_TUNING | ZERO_SHOT
+_SIZES = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
 
 
 def _is_null(value: Any) -> bool:
@@ -20,7 +20,7 @@ def _is_null(value: Any) -> bool:
 class ModelConfig(Section):
     """A model's architecture. `preset` names a published size; any field given beside it overrides the preset's."""
 
-    preset: Annotated[str | None, NOTHING] = None
+    preset: Annotated[str | None, LOGGING] = None
     family: Annotated[str, _SIZES]
     """The architecture: a folder of pretrain/models."""
     layers: Annotated[int, _SIZES] = Field(ge=1)

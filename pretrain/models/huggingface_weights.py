@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.common.huggingface_names import Names
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
@@ -86,7 +86,7 @@ def from_huggingface(
 def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:
     """For each tensor of transformers, the parameters of ours in it, in the order of their concatenation."""
     names, pairs = names_of(model.family, two_vocabularies), dict[str, list[str]]()
-    for name, _ in outline_model(model, 1, 1 if two_vocabularies else None).named_parameters():
+    for name, _ in build_model_on_meta(model, 1, 1 if two_vocabularies else None).named_parameters():
         module, _, leaf = name.rpartition(".")
         if name in names.modules:
             theirs = names.modules[name]

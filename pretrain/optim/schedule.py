@@ -22,9 +22,9 @@ def factor(phase: PhaseConfig, step: int) -> float:
     """The factor of the phase's peak rate at its 0-based step `step`, before scaling by the batch size.
 
     Warm-up is linear and reaches 1 with its last step. What follows it (linear, cosine, polynomial, or the end of
-    warmup-stable-decay) begins at 1 and would reach `final` one step after the phase: no step is spent on a rate of 0.
-    inverse-sqrt: Vaswani et al. 2017, equation 3, with the peak at 1, and as after one step of warm-up where there is
-    none; it has no end. warmup-stable-decay: Hu et al. 2024 (MiniCPM), section 4, with a linear decay.
+    warmup-stable-decay) begins at 1 and would reach `min_lr_ratio` one step after the phase: no step is spent on a rate
+    of 0. inverse-sqrt: Vaswani et al. 2017, equation 3, with the peak at 1, and as after one step of warm-up where
+    there is none; it has no end. warmup-stable-decay: Hu et al. 2024 (MiniCPM), section 4, with a linear decay.
     """
     warmup = phase.warmup_length
     if step < warmup:
@@ -43,12 +43,12 @@ def factor(phase: PhaseConfig, step: int) -> float:
             shape = (1.0 - progress) ** phase.power
         case "warmup-stable-decay":
             shape = min(1.0, (phase.steps - step) / phase.decay_length)
-    return phase.final + (1.0 - phase.final) * shape
+    return phase.min_lr_ratio + (1.0 - phase.min_lr_ratio) * shape
 
 
 def batch_factor(phase: PhaseConfig, step: int) -> float:
     """The factor for the batch size of the phase's 0-based step `step`."""
     if phase.lr_scaling is None:
         return 1.0
-    ratio = batch_size_of(phase, step) / phase.lr_scaling.batch_size
+    ratio = batch_size_of(phase, step) / phase.lr_scaling.global_batch_size
     return math.sqrt(ratio) if phase.lr_scaling.rule == "sqrt" else ratio

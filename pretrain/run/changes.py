@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from multihop.common.config import DATA, MEANING, ORDER, PLACE, UPDATES, Section, decided_by, part_deciding
+from multihop.common.config import COMPATIBILITY, DATA, LOCATION, ORDER, UPDATES, Section, decided_by, part_deciding
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.pretrain.config import TrainingConfig
@@ -15,9 +15,9 @@ CHANGES = "changes.jsonl"
 Difference = tuple[str, Any, Any]
 """A dotted key with its previous and its present value; None where the key is absent."""
 
-_BINDING = DATA | ORDER | MEANING | UPDATES | PLACE
+_BINDING = DATA | ORDER | COMPATIBILITY | UPDATES | LOCATION
 """A key that decides any of these changes only if the user allows it."""
-_REMEMBERED = ORDER | MEANING | UPDATES
+_REMEMBERED = ORDER | COMPATIBILITY | UPDATES
 """What a checkpoint records of the recipe. The data is recorded by its fingerprint."""
 
 
@@ -39,7 +39,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
     return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
 
 
-def binding_differences(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
+def locked_changes(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
     """The differences between two dumps of `section` in keys that the user has to allow, or that cannot change."""
     return [entry for entry in differences(then, now) if decided_by(section, entry[0]) & _BINDING]
 
@@ -55,7 +55,7 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
         UserError: naming the keys with both values, and what to do.
     """
     allowed = tuple(allowed)
-    fixed = [entry for entry in changed if decided_by(section, entry[0]) & MEANING]
+    fixed = [entry for entry in changed if decided_by(section, entry[0]) & COMPATIBILITY]
     if fixed:
         raise UserError(f"{where} was started with another recipe ({listed(fixed)}); set name=… for a new run")
     refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]

@@ -19,14 +19,14 @@ def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     """Refuse to restart a run at step 0 if its checkpoints are missing, for example because a volume is not mounted.
 
     Every start claims the location before its first row of metrics, and a start that resumed records its step in
-    starts.jsonl. A run that was killed before its first checkpoint has claimed the location, and may start again.
+    launches.jsonl. A run that was killed before its first checkpoint has claimed the location, and may start again.
 
     Raises:
         UserError: The location has no checkpoints, but the run's records show that it had some.
     """
     if any(name.startswith(_STEP) for name in open_folder(checkpoints).names()):
         return
-    rows, starts = run_dir / "metrics.jsonl", run_dir / "starts.jsonl"
+    rows, starts = run_dir / "metrics.jsonl", run_dir / "launches.jsonl"
     reached = max((row.get("step", 0) for row in read_rows(rows)), default=None)
     resumed = max((row.get("step", 0) for row in read_rows(starts)), default=0)
     if resumed == 0 and (reached is None or read_owner(checkpoints) is not None):

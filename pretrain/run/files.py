@@ -11,7 +11,7 @@ from multihop.pretrain.config import TrainingConfig
 GAVE_UP = "gave-up.json"
 """Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
 
-ROWS = ("metrics.jsonl", "starts.jsonl", "skipped.jsonl")
+ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """What rank 0 appends to."""
 JOURNAL = "journal"
 """Where a run that has its home in an object store has these rows."""

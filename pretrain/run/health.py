@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
+from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.engine import Engine
-from multihop.pretrain.engine.observation import observed
 from multihop.pretrain.models.common.attention import Sequences
 from multihop.pretrain.models.common.relative_positions import spread
 from multihop.pretrain.objectives.batch import Batch
@@ -24,7 +24,7 @@ _QUERIES = 16
 """Queries of a sequence whose attention is looked at, evenly spaced."""
 
 
-def health(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> dict[str, float]:
+def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
     """`hidden_cosine`, `hidden_rank` and `attention_entropy` over all ranks. A collective call.
 
     The rank is the effective rank as a share of what it can be, and the entropy a share of what uniform attention has:
@@ -40,7 +40,7 @@ def health(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> di
     def current() -> Iterator[Batch]:
         nonlocal mine
         for batch in share.micro_batches:
-            alive()
+            heartbeat()
             mine = any(batch.counts.values())  # others are borrowed, and another rank counts them
             yield batch
 
@@ -57,7 +57,7 @@ def health(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> di
             sums["entropies"] += entropies.sum()
             sums["queries"] += counted.sum()
 
-    with observed(engine.module, see_states, see_attention):
+    with capture_activations(engine.module, see_states, see_attention):
         engine.evaluate(current())
     for total in sums.values():
         engine.ranks.all_reduce_sum_(total)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from multihop.common.errors import UserError
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
@@ -24,7 +24,7 @@ def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
     return {"loss": sum(sums[name] / counts[name] for name in sums if name in counts), **parts}
 
 
-def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> dict[str, float]:
+def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
     """The held-out loss, its parts, the losses of the two references on the same tokens, and the model's health.
 
     `unigram_gain` is the share of the unigram model's loss that the language model's loss is below it: McFadden's R^2
@@ -41,7 +41,7 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
     targets = np.concatenate([batch.targets for batch in mine.micro_batches])
     unigram_sum = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
     references = {"unigram": unigram_sum, "targets": float(len(targets))}
-    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, alive)), **references})
+    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, heartbeat)), **references})
     counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
     if not sums["targets"]:
         raise UserError(_nothing_to_predict(batches))
@@ -53,11 +53,11 @@ def evaluate(engine: Engine, batches: BatchMaker, alive: Callable[[], None]) -> 
         "unigram_loss": unigram,
         "uniform_loss": uniform_loss(manifest.output_tokenizer.vocab_size),
         "unigram_gain": 1 - language_model / unigram,
-        **health(engine, batches, alive),
+        **health(engine, batches, heartbeat),
     }
 
 
-def _nothing_to_predict(batches: BatchMaker) -> str:
+def _nothing_to_predict(batches: BatchBuilder) -> str:
     objective, seq_len = batches.config.objective, batches.config.phases[0].seq_len
     return (
         f"none of the held-out samples ({min(batches.config.engine.heldout_samples, batches.heldout_index.size)} of "
@@ -68,7 +68,7 @@ def _nothing_to_predict(batches: BatchMaker) -> str:
     )
 
 
-def _resetting(batches: Iterable[Batch], alive: Callable[[], None]) -> Iterator[Batch]:
+def _resetting(batches: Iterable[Batch], heartbeat: Callable[[], None]) -> Iterator[Batch]:
     for batch in batches:
-        alive()
+        heartbeat()
         yield batch

@@ -23,7 +23,7 @@ from multihop.common.json_lines import Row
 from multihop.common.keyed import key_of
 from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.loader import stream
 from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
@@ -44,7 +44,7 @@ class Hooks:
     note_skipped: Callable[[int, Row], None]
     """Takes the number and the losses of a step that was skipped because it was not finite or had no token to predict.
     Called on every rank."""
-    alive: Callable[[], None]
+    heartbeat: Callable[[], None]
     """Resets the watchdog."""
     stop_requested: Callable[[], bool]
     """Whether this rank was asked to save and exit."""
@@ -58,7 +58,7 @@ class Hooks:
 class _Share:
     """A rank's share of a step, and what the ranks agreed on about it."""
 
-    mine: RankStep
+    mine: RankBatch
     totals: dict[str, float]
     """Sums over all ranks: the number of terms of each loss, `tokens`, `flops`, and the requests `stop` and `trace`."""
 
@@ -83,7 +83,7 @@ class _Clock:
     tokens: int = 0
     flops: float = 0.0
 
-    def wait_for(self, coming: Iterator[RankStep]) -> RankStep | None:
+    def wait_for(self, coming: Iterator[RankBatch]) -> RankBatch | None:
         before = time.monotonic()
         mine = next(coming, None)
         self.waited += time.monotonic() - before
@@ -104,7 +104,7 @@ class _Clock:
         }
 
 
-def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
+def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
 
     Args:
@@ -116,18 +116,18 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
     config = batches.config
     last = total_steps(config.phases)
     if progress.step == 0:
-        hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.alive))
+        hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
     coming = stream(batches, range(progress.step, last), config.engine.data_workers)
     clock = _Clock()
     share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
     while progress.step < last:
         step, row, applied, stopping = progress.step, Row(), True, False
-        log_due = (step + 1) % config.engine.log_every == 0 or step + 1 == last
+        log_due = (step + 1) % config.engine.log_interval == 0 or step + 1 == last
         if not is_skipped(config.phases, step):
             assert share is not None
             hooks.trace(int(share.totals["trace"]))
             empty = share.is_empty
-            sums = {} if empty else _forward_backward(engine, config, share, hooks.alive)
+            sums = {} if empty else _forward_backward(engine, config, share, hooks.heartbeat)
             start_next = _start_next(engine, batches, clock.wait_for(coming), hooks)
             lr = learning_rate(config.phases, step)
             result = StepResult(0.0, False) if empty else engine.step(lr)
@@ -151,10 +151,10 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
         elif row:
             hooks.emit(_counted(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
             clock = _Clock()
-        if progress.step % config.engine.evaluate_every == 0 or progress.step == last:
-            hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.alive))
+        if progress.step % config.engine.eval_interval == 0 or progress.step == last:
+            hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
             clock = _Clock()
-        if progress.step % config.checkpoint.every_steps == 0 or progress.step == last or stopping:
+        if progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping:
             hooks.save(progress)
         if stopping:
             return False
@@ -162,7 +162,7 @@ def train(engine: Engine, batches: BatchMaker, progress: TrainState, hooks: Hook
 
 
 def _start_next(
-    engine: Engine, batches: BatchMaker, mine: RankStep | None, hooks: Hooks
+    engine: Engine, batches: BatchBuilder, mine: RankBatch | None, hooks: Hooks
 ) -> Callable[[], _Share | None]:
     """Start to sum over the ranks what all must know before a step; call the result to wait for it.
 
@@ -179,12 +179,12 @@ def _start_next(
 
 
 def _forward_backward(
-    engine: Engine, config: TrainingConfig, share: _Share, alive: Callable[[], None]
+    engine: Engine, config: TrainingConfig, share: _Share, heartbeat: Callable[[], None]
 ) -> dict[str, Tensor]:
     """Accumulate the step's gradient; this rank's sums over its micro-batches, which stay on the device."""
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(share.mine.micro_batches):
-        alive()
+        heartbeat()
         torch.manual_seed(key_of("dropout", config.seed, share.mine.step, number, engine.ranks.rank) >> 1)
         for name, value in engine.forward_backward(batch, share.divisors).items():
             sums[name] = sums[name] + value if number else value
@@ -201,7 +201,7 @@ def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:
     return {"lr": lr, "grad_norm": result.grad_norm, **engine.numbers()}
 
 
-def _counted(batches: BatchMaker, progress: TrainState) -> Row:
+def _counted(batches: BatchBuilder, progress: TrainState) -> Row:
     samples = batches.samples_before(progress.step)
     return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
 

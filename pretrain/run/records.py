@@ -1,4 +1,4 @@
-"""What rank 0 writes down: metrics.jsonl, starts.jsonl and skipped.jsonl."""
+"""What rank 0 writes down: metrics.jsonl, launches.jsonl and skipped.jsonl."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ import torch
 from multihop.common.files import naming
 from multihop.common.hardware import datasheet_rate
 from multihop.common.json_lines import Row, append_row
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.run.start_times import StartTimes
 
@@ -40,7 +40,7 @@ def sync_metrics(metrics: IO[str]) -> None:
     os.fsync(metrics.fileno())
 
 
-def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None]:
+def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], None]:
     """Takes skipped steps: skipped.jsonl lists each one's samples, losses and gradient norm."""
 
     def note(step: int, losses: Row) -> None:
@@ -60,7 +60,7 @@ def skipped_writer(path: Path, batches: BatchMaker) -> Callable[[int, Row], None
 def write_start(
     path: Path, ranks: Ranks, nodes: int, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
 ) -> None:
-    """Append this start to starts.jsonl.
+    """Append this start to launches.jsonl.
 
     Args:
         nodes: that the ranks are on.

@@ -19,9 +19,9 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine, Fill
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import Model, first_weights, outline_model
+from multihop.pretrain.models.build import Model, build_model_on_meta, first_weights
 from multihop.pretrain.models.families import FAMILIES
-from multihop.pretrain.run.changes import allowed_in, binding_differences, check_allowed, completed, training_part
+from multihop.pretrain.run.changes import allowed_in, check_allowed, completed, locked_changes, training_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
 from multihop.pretrain.run.reference_losses import unigram_log_probabilities
@@ -51,7 +51,7 @@ def start_engine(
     Raises:
         UserError: the recipe or the data changed without permission, or `model.init_from` does not fit.
     """
-    model = outline_model(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
+    model = build_model_on_meta(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
         engine = Engine(config, model, ranks, micro_batch, _fill(config, run_dir, data))
         return Start(engine, TrainState(), None)
@@ -128,7 +128,7 @@ def _begin_with_huggingface(
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:
     allowed = allowed_in(run_dir)
     if saved.recipe is not None:
-        changed = binding_differences(completed(saved.recipe), training_part(config), TrainingConfig)
+        changed = locked_changes(completed(saved.recipe), training_part(config), TrainingConfig)
         check_allowed(changed, TrainingConfig, allowed, str(run_dir))
     if saved.data_fingerprint != data_fingerprint and "data" not in allowed:
         raise UserError(

@@ -26,7 +26,7 @@ from multihop.pretrain.checkpoint.retention import sweep
 from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.shard_requests import await_shard
 from multihop.pretrain.data.word_vectors import build_word_vectors
@@ -73,7 +73,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     if config.engine.deterministic:
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
-    streams = HOME in os.environ and config.data is not None and config.data.shuffle_shards is not None
+    streams = HOME in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
     arriving = run_dir if streams else None
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
@@ -85,7 +85,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
     peak_flops = over_ranks["rate"]
     sizes = micro_batch_sizes(config, run_dir, ranks, arriving)
-    batches = BatchMaker.open(
+    batches = BatchBuilder.open(
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, arriving
     )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
@@ -98,7 +98,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         times.lap("restoring")
         first_step = max(0, resume.step)
         nodes = round(over_ranks["nodes"])
-        write_start(run_dir / "starts.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)
+        write_start(run_dir / "launches.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:
         metrics = stack.enter_context(TextIOWrapper(open_append(run_dir / "metrics.jsonl")))
@@ -108,7 +108,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
             emit=metrics_writer(metrics, console) if ranks.rank == 0 else _ignore,
             save=_saver(config, data, ranks, start, writer, metrics, resume.run_id),
             note_skipped=skipped_writer(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
-            alive=watchdog(config.engine.hang_timeout_s),
+            heartbeat=watchdog(config.engine.hang_timeout_s),
             stop_requested=stop_requested,
             trace_requested=lambda: requested_steps(run_dir / "trace") if ranks.rank == 0 else 0,
             trace=tracer.before_step,

@@ -11,8 +11,8 @@ def watchdog(timeout_s: float) -> Callable[[], None]:
     that each rank dumps its own stacks; the launcher restarts them.
     """
 
-    def alive() -> None:
+    def heartbeat() -> None:
         faulthandler.dump_traceback_later(timeout_s, exit=True)
 
-    alive()
-    return alive
+    heartbeat()
+    return heartbeat

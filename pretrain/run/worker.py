@@ -15,7 +15,7 @@ from typing import IO
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import FAILED, USER_ERROR
 from multihop.common.files import DISK_FULL, make_folder, open_append, write_atomically
-from multihop.common.malloc import keep_all_freed_memory
+from multihop.common.malloc import disable_malloc_trim
 from multihop.pretrain.engine.ranks import join
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP
@@ -30,7 +30,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m multihop.pretrain.run.worker RUN_DIR", file=sys.stderr)
         return USER_ERROR
-    keep_all_freed_memory()
+    disable_malloc_trim()
     run_dir = Path(sys.argv[1])
     try:
         console = _log_to(run_dir / "logs" / f"rank-{os.environ.get('RANK', '0')}.log")

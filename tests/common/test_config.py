@@ -7,9 +7,9 @@ from pydantic import Field
 
 from multihop.cluster.runs.recipe import Recipe
 from multihop.common.config import (
+    COMPATIBILITY,
     DATA,
-    MEANING,
-    NOTHING,
+    LOGGING,
     ORDER,
     SPEED,
     Section,
@@ -29,11 +29,11 @@ class Plain(Section):
 
 
 class Outer(Section):
-    name: Annotated[str, NOTHING] = "a"
+    name: Annotated[str, LOGGING] = "a"
     inner: Inner = Inner()
     several: list[Inner] = Field(default=[Inner(), Inner(rows=5)])
     perhaps: Annotated[Plain | None, DATA] = None
-    free: Annotated[dict[str, int], SPEED | MEANING] = Field(default={"x": 1})
+    free: Annotated[dict[str, int], SPEED | COMPATIBILITY] = Field(default={"x": 1})
 
 
 def test_every_key_of_a_recipe_declares_what_it_decides() -> None:
@@ -56,13 +56,13 @@ def test_a_section_in_a_declared_field_inherits() -> None:
 @pytest.mark.parametrize(
     ("key", "decides"),
     [
-        ("name", NOTHING),
+        ("name", LOGGING),
         ("inner.rows", ORDER),
         ("inner", ORDER | SPEED),
         ("several[1].threads", SPEED),
         ("several", ORDER | SPEED),
         ("perhaps", DATA),
-        ("free.x", SPEED | MEANING),
+        ("free.x", SPEED | COMPATIBILITY),
     ],
 )
 def test_a_key_is_found_with_indexes_and_as_a_whole_section(key: str, decides: object) -> None:
@@ -80,6 +80,6 @@ def test_the_part_that_decides_something() -> None:
     assert part_deciding(outer, DATA) == {"perhaps": None}
     empty = outer.model_copy(update={"several": []})
     assert part_deciding(empty, ORDER) == {"inner": {"rows": 1}, "several": []}
-    assert part_deciding(empty, MEANING) == {"free": {"x": 1}}
+    assert part_deciding(empty, COMPATIBILITY) == {"free": {"x": 1}}
     assert part_deciding(outer.model_copy(update={"perhaps": Plain()}), DATA) == {"perhaps": {"words": 1}}
-    assert part_deciding(outer, MEANING) == {"free": {"x": 1}}
+    assert part_deciding(outer, COMPATIBILITY) == {"free": {"x": 1}}

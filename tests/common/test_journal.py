@@ -17,7 +17,7 @@ from multihop.common import journal
 from multihop.common.journal import JournalReader, JournalWriter
 from multihop.common.storage import Folder, open_folder
 
-NAMES = ("metrics.jsonl", "starts.jsonl")
+NAMES = ("metrics.jsonl", "launches.jsonl")
 FATES = ("lost", "failed")
 STEPS = st.lists(
     st.sampled_from([*NAMES, *NAMES, "flush", "read", "new writer", "new reader", "torn", *FATES]), min_size=20

@@ -69,11 +69,11 @@ def test_a_continued_model_is_compared_with_its_parent(tmp_path: Path) -> None:
     write_report(reported_run(tmp_path / "two", rows, recipe))
     for text in read_report(tmp_path / "two")[1:]:
         assert "initialized from runs/&lt;parent&gt; (model.init" in text
-        assert "add parent to eval.starts to see what this run added" in text
+        assert "add parent to eval.inits to see what this run added" in text
 
     rows += [report_row("bbc-topics", "parent", seed, value) for seed, value in enumerate((0.7, 0.72, 0.71))]
     rows += [report_row("conll2003", "parent", seed, value) for seed, value in enumerate((0.31, 0.36, 0.33))]
-    write_report(reported_run(tmp_path / "three", rows, {**recipe, "eval": {**recipe["eval"], "starts": starts}}))
+    write_report(reported_run(tmp_path / "three", rows, {**recipe, "eval": {**recipe["eval"], "inits": starts}}))
     parsed, html, markdown = read_report(tmp_path / "three")
     header, topics, _ = parsed.tables["results"]
     assert header[3:8] == ["pretrained", "parent", "difference to parent", "random weights", "difference"]
@@ -93,12 +93,12 @@ def test_f1_names_its_positive_class(tmp_path: Path) -> None:
 
 
 def test_with_one_start_alone_nothing_is_said_of_pretraining(tmp_path: Path) -> None:
-    recipe = {**RECIPE, "eval": {**RECIPE["eval"], "starts": ["pretrained"]}}
+    recipe = {**RECIPE, "eval": {**RECIPE["eval"], "inits": ["pretrained"]}}
     rows = [row for row in report_rows([0.5, 0.52, 0.51], []) if row["init"] == "pretrained"]
     write_report(reported_run(tmp_path, rows, recipe))
     _, html, markdown = read_report(tmp_path)
     for text in (html, markdown):
-        assert "eval.starts: [pretrained]" in text.replace("\\", "") and "inconclusive" not in text
+        assert "eval.inits: [pretrained]" in text.replace("\\", "") and "inconclusive" not in text
         assert "Did pretraining help?" not in text and "conll2003" in text
 
 

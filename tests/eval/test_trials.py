@@ -194,7 +194,7 @@ def test_weights_come_from_the_checkpoint(
 def test_trials_of_the_parent_start_from_its_weights(
     bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, quick: TrialSettings, tmp_path: Path
 ) -> None:
-    section = {"tasks": ["bbc-topics"], "seeds": [0], "starts": ["pretrained", "parent"], "max_examples": 40}
+    section = {"tasks": ["bbc-topics"], "seeds": [0], "inits": ["pretrained", "parent"], "max_examples": 40}
     config = EvalConfig.model_validate({**section, "epochs": 1, "lr": quick.lr, "seq_len": 16})
     folder, sha256 = checkpoint(bert, bert_data)
     parent = _evaluated(bert, (folder, sha256), bert_data)

@@ -65,6 +65,6 @@ def test_it_is_submitted_again(hosts: Hosts, texts: Path, tmp_path: Path, time_:
     assert following.wait(timeout=180) == 76, output.read_text()
     assert submit().wait(timeout=300) == 0, output.read_text()
     assert sizes(run) == [2, 2, 1] and "two is done" in output.read_text()
-    steps = [row["step"] for row in json_lines(run / "starts.jsonl")]
+    steps = [row["step"] for row in json_lines(run / "launches.jsonl")]
     assert 0 == steps[0] < steps[1] < steps[2]
     assert_as_undisturbed(hosts, tmp_path, run)

@@ -79,7 +79,7 @@ def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Pa
     assert train().wait(timeout=900) == 0, output.read_text()
     (copy,) = cache.glob("multihop/homes/*/apart")
     assert losses(copy) == losses(local)
-    assert len(json_lines(copy / "starts.jsonl")) == 2
+    assert len(json_lines(copy / "launches.jsonl")) == 2
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
     assert list((disk / "cache").rglob("*.arrow")), "the second host has fetched the shards to its own disk"
     assert json.loads((copy / "summary.json").read_text())["status"] == "trained"

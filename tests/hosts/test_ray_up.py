@@ -78,7 +78,7 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
                 done = here(*refused, "--address", URL, **wrong)
                 assert done.returncode == 2 and "token" in done.stderr, done.stdout + done.stderr
         cpus = os.cpu_count() or 1
-        done = here(*submit, "--address", URL, f"cluster.workers={cpus + 1}", "phases[0].batch_size=16")
+        done = here(*submit, "--address", URL, f"cluster.workers={cpus + 1}", "phases[0].global_batch_size=16")
         assert done.returncode == 0 and "20/20" in done.stdout, done.stdout + done.stderr
         assert "waiting for nodes since" in done.stdout and "2 alive" in ssh.run(HEAD, _COUNT)
     finally:

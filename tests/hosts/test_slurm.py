@@ -58,7 +58,7 @@ def test_a_job_saves_before_its_time_is_over_and_goes_on_when_it_runs_again(
     # Slurm lets two minutes pass before it starts the job again.
     wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
     assert slurm.state(job) == "COMPLETED", output.read_text()
-    starts = json_lines(run / "starts.jsonl")
+    starts = json_lines(run / "launches.jsonl")
     assert [(row["world_size"], row["nodes"], row["step"]) for row in starts] == [(2, 2, 0), (2, 2, saved)]
     assert sorted(losses(run)) == list(range(1, STEPS + 1)) and (run / "report.html").exists()
     token = re.compile(rb"RAY_AUTH_TOKEN=([0-9a-f]{64})")

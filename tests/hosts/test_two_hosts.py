@@ -50,7 +50,7 @@ class Run:
         self.sizes.append(ranks)
         wait_for(lambda: len(sizes(self.run)) >= len(self.sizes), self.output)
         assert sizes(self.run) == self.sizes, self.output.read_text()
-        start = json_lines(self.run / "starts.jsonl")[-1]
+        start = json_lines(self.run / "launches.jsonl")[-1]
         wait_for(lambda: max(losses(self.run), default=0) > before, self.output)
         print(f"{fault}: {time.monotonic() - began:.1f} s until the next step {json.dumps(start['seconds'])}")
         wait_for(lambda: max(losses(self.run)) > before + 30, self.output)
@@ -161,7 +161,7 @@ def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, t
 
     said = output.read_text()
     assert "restarting from step" in said and "the cluster has 2 free CPUs again" in said
-    first, *_, last = json_lines(run / "starts.jsonl")
+    first, *_, last = json_lines(run / "launches.jsonl")
     assert first["step"] == 0 < last["step"]
     print(json.dumps(last["seconds"]))
     undisturbed = train(hosts, tmp_path, "name=undisturbed")

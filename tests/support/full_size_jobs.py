@@ -14,7 +14,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.phases import share_of_rank
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import first_weights, outline_model
+from multihop.pretrain.models.build import build_model_on_meta, first_weights
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
 
@@ -32,11 +32,11 @@ def go_on(
     """
     config = TrainingConfig.model_validate(settings)
     fill = None if checkpoints else first_weights(config.model, config.seed)
-    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 1, fill)
+    engine = Engine(config, build_model_on_meta(config.model, vocab_size), ranks, 1, fill)
     if checkpoints:
         with CheckpointReader(folder_of_step(checkpoints, first)) as reader:
             restore(engine, reader, with_state=True)
-    sequences = config.phases[0].batch_size
+    sequences = config.phases[0].global_batch_size
     losses, norms = [], []
     for step in range(first, first + steps):
         pairs = some_batches(config.seed, step, sequences, config.phases[0].seq_len, vocab_size)

@@ -7,7 +7,7 @@ import numpy as np
 from kinds_of_families import TRAINED_WITH
 
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import RankStep
+from multihop.pretrain.data.batches import RankBatch
 
 Weights = tuple[float, ...] | None
 
@@ -28,7 +28,7 @@ def config_of(
     )
 
 
-def sequence_hashes(step: RankStep) -> list[str]:
+def sequence_hashes(step: RankBatch) -> list[str]:
     """A hash for each sequence of a rank's step of all that the model gets of it, in their order."""
     found, samples = [], 0
     for batch in step.micro_batches:

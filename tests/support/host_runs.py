@@ -18,7 +18,7 @@ SAME_BUT_FOR_ROUNDING = (
     "model.dropout=0",
     "phases[0].lr=1e-4",
     "phases[0].schedule=constant",
-    "phases[0].warmup=0",
+    "phases[0].warmup_ratio=0",
 )
 """With these, the losses of another number of ranks differ by rounding alone, and do not depend on the last step."""
 
@@ -59,7 +59,7 @@ def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[byte
 
 def sizes(run: Path) -> list[int]:
     """Numbers of ranks of its starts."""
-    return [row["world_size"] for row in json_lines(run / "starts.jsonl")]
+    return [row["world_size"] for row in json_lines(run / "launches.jsonl")]
 
 
 def rank_on(hosts: Hosts, host: int, run: Path) -> psutil.Process:

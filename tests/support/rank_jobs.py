@@ -9,13 +9,13 @@ import torch
 from multihop.common.keyed import key_of
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import share_of_rank
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.micro_batch import micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import build_model, first_weights, outline_model
+from multihop.pretrain.models.build import build_model, build_model_on_meta, first_weights
 from multihop.pretrain.models.common.softmax_gradient import softmax_gradient_
 from multihop.pretrain.objectives.batch import Batch, Inputs, layout
 from multihop.pretrain.optim.lamb import Lamb
@@ -70,7 +70,7 @@ def train_on_pairs(
         local_norms: take LAMB's norms over the local pieces, which is wrong.
     """
     config = TrainingConfig.model_validate(settings)
-    model = outline_model(config.model, VOCABULARY)
+    model = build_model_on_meta(config.model, VOCABULARY)
     engine = Engine(config, model, ranks, 1, first_weights(config.model, config.seed))
     if local_norms:
         optimizer = engine._optimizer
@@ -132,7 +132,7 @@ def train_on_batches(
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, vocab_size)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    engine = Engine(config, model, ranks, config.phases[0].batch_size)
+    engine = Engine(config, model, ranks, config.phases[0].global_batch_size)
     losses = []
     for step, batch in enumerate(batches):
         counts = {name: float(count) for name, count in batch.counts.items()}
@@ -149,7 +149,9 @@ def norm_of_equal_passes(
     """The norm of the gradient of one batch that is given `passes` times with a weight of 1 / `passes`, and how far
     each weight's address is from a multiple of 16 bytes."""
     config = TrainingConfig.model_validate(settings)
-    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 1, first_weights(config.model, config.seed))
+    engine = Engine(
+        config, build_model_on_meta(config.model, vocab_size), ranks, 1, first_weights(config.model, config.seed)
+    )
     (pair,) = some_batches(config.seed, 0, 1, 16, vocab_size)
     batch = batch_of(pair)
     totals = {name: float(count * passes * ranks.world_size) for name, count in batch.counts.items()}
@@ -168,7 +170,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
     for settings in (first, second):
         config = TrainingConfig.model_validate(settings)
         fill = first_weights(config.model, config.seed)
-        engines.append(Engine(config, outline_model(config.model, VOCABULARY), ranks, 1, fill))
+        engines.append(Engine(config, build_model_on_meta(config.model, VOCABULARY), ranks, 1, fill))
     before, after = engines
     for step in range(5):
         batch = batch_of(some_batches(config.seed, step, 1, 16)[0])
@@ -210,7 +212,7 @@ def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:
 
 
 def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
-    """The sizes that `engine.micro_batch: auto` finds, or why it finds none."""
+    """The sizes that `engine.micro_batch_size: auto` finds, or why it finds none."""
     config = read_config(run_dir)
     build_indexes(run_dir / "index", open_dataset(run_dir / "data"), config)
     try:
@@ -238,8 +240,8 @@ def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) 
             parameter.mul_(20.0 if parameter.ndim > 1 else 1.0)
 
     vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
-    engine = Engine(config, outline_model(config.model, vocab_size), ranks, 2, fill)
-    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, [2])
+    engine = Engine(config, build_model_on_meta(config.model, vocab_size), ranks, 2, fill)
+    batches = BatchBuilder.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, [2])
     before = engine.evaluate(batches.heldout().micro_batches)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     row = evaluate(engine, batches, lambda: None)
@@ -252,7 +254,7 @@ def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) 
 def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """An engine's first weights, and how many elements of the model this rank held at most while they were set."""
     config = TrainingConfig.model_validate(settings)
-    model = outline_model(config.model, VOCABULARY)
+    model = build_model_on_meta(config.model, VOCABULARY)
     draw, most = first_weights(config.model, config.seed), 0
 
     def fill(name: str, parameter: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from multihop.data_prep.pipeline.identity import settings_of
 from multihop.eval.evaluated import of_run
 from multihop.eval.plan import plan_trials
 from multihop.eval.trial import trial_key
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors
@@ -106,7 +106,7 @@ class RecipeEffects:
     @cached_property
     def deepspeed(self) -> dict[str, Any]:
         assert isinstance(self.recipe.engine.deepspeed, dict)
-        return fill_deepspeed_config(self.recipe.engine.deepspeed, self.recipe, self.recipe.engine.micro_batch)
+        return fill_deepspeed_config(self.recipe.engine.deepspeed, self.recipe, self.recipe.engine.micro_batch_size)
 
     @cached_property
     def trials(self) -> list[Any]:
@@ -127,12 +127,12 @@ class RecipeEffects:
     def checkpoints(self) -> str:
         return checkpoints_of(Path("/runs/run"), self.recipe)
 
-    def _maker(self, rank: int, ranks: int) -> BatchMaker:
+    def _maker(self, rank: int, ranks: int) -> BatchBuilder:
         build_indexes(self.index, open_dataset(self.data), self.recipe)
-        micro_batch = self.recipe.engine.micro_batch
+        micro_batch = self.recipe.engine.micro_batch_size
         assert isinstance(micro_batch, int)
         sizes = [micro_batch] * len(self.recipe.phases)
-        return BatchMaker.open(self.recipe, self.data, self.index, rank, ranks, sizes)
+        return BatchBuilder.open(self.recipe, self.data, self.index, rank, ranks, sizes)
 
     def _model(self) -> Any:
         manifest = open_dataset(self.data).manifest

@@ -55,7 +55,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 assert weight.grad is not None
-                weight.grad.mul_(min(1.0, config.optimizer.clip_norm / (global_norm + 1e-6)))
+                weight.grad.mul_(min(1.0, config.optimizer.max_grad_norm / (global_norm + 1e-6)))
                 excluded = not decays(name)
                 decay = 0.0 if excluded else config.optimizer.weight_decay
                 settings_ = config.optimizer.model_copy(update={"weight_decay": decay})

@@ -25,9 +25,9 @@ def recipe(**changes: Any) -> dict[str, Any]:
         "seed": 5,
         "model": {"family": "bert", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1},
         "objective": {"name": "mlm+nsp"},
-        "phases": [{"seq_len": 48, "batch_size": 10, "steps": STEPS, "lr": 1e-3}],
-        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch": 2, "log_every": 1, "evaluate_every": 4},
-        "checkpoint": {"every_steps": 3, "keep": 9},
+        "phases": [{"seq_len": 48, "global_batch_size": 10, "steps": STEPS, "lr": 1e-3}],
+        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch_size": 2, "log_interval": 1, "eval_interval": 4},
+        "checkpoint": {"save_interval": 3, "keep": 9},
     }
     for path, value in changes.items():
         part: Any = content
@@ -135,5 +135,5 @@ def run_of_rank(process: psutil.Process) -> str:
         command, forked = process.cmdline(), process.name().startswith("rank ")
     except psutil.NoSuchProcess:
         return ""
-    is_rank = "multihop.pretrain.run.worker" in command or ("multihop.pretrain.run.spare" in command and forked)
+    is_rank = "multihop.pretrain.run.worker" in command or ("multihop.pretrain.run.standby" in command and forked)
     return command[-1] if is_rank else ""

@@ -25,9 +25,9 @@ def make_workplace(folder: Path, texts: Path, name: str, steps: int, **engine: A
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2"},
         "model": {"family": "gpt2", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
-        "phases": [{"seq_len": 64, "batch_size": 8, "steps": steps, "lr": 2e-3}],
-        "engine": {"deepspeed": {}, "micro_batch": 4, "log_every": 1, "evaluate_every": 100_000, **engine},
-        "checkpoint": {"every_steps": 10, "keep": 9},
+        "phases": [{"seq_len": 64, "global_batch_size": 8, "steps": steps, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch_size": 4, "log_interval": 1, "eval_interval": 100_000, **engine},
+        "checkpoint": {"save_interval": 10, "keep": 9},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return folder

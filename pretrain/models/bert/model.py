@@ -8,7 +8,7 @@ from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, 
 from multihop.pretrain.models.common.dropout import Dropout
 from multihop.pretrain.models.common.key_value_cache import KeyValueCache
 from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.config import ModelConfig
 
 EPS = 1e-12
@@ -89,7 +89,7 @@ class Bert(Model):
             input_ids, positions, cu_seqlens, max_seqlen, segments, tied=True, token_indices=token_indices
         )
         masked = self.lm_head_transform(hidden[: len(masked_at)])
-        mlm = vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)
+        mlm = fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, masked_ids)
         pairs = self.next_sentence(self.pool(hidden[len(masked_at) :])).float()
         if is_random_next is None:
             # The head of pairs gets a gradient of zeros, with which all ZeRO stages update it alike.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 
 
 class DecoderState(ABC):
@@ -67,7 +67,7 @@ class EncoderDecoder(Model):
             input_ids: int64 (Nt,), a start token and each target's tokens.
             positions, cu_seqlens, max_seqlen: the same of the targets.
             next_ids: int64 (Nt,), the token after each: each target's tokens and an end token.
-            label_smoothing: as in `vocabulary_loss`; in evaluation mode 0.
+            label_smoothing: as in `fused_linear_cross_entropy`; in evaluation mode 0.
         """
         hidden = self.teacher_forced(
             source_ids,
@@ -81,7 +81,9 @@ class EncoderDecoder(Model):
             tied=True,
         )
         smoothing = label_smoothing if self.training else 0.0
-        return {"translation": vocabulary_loss(hidden, self.word.weight, self.word_bias, next_ids, smoothing)}
+        return {
+            "translation": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, next_ids, smoothing)
+        }
 
     @property
     def attends_by(self) -> nn.Module | None:

@@ -17,7 +17,7 @@ def softmax_gradient_(logits: Tensor, targets: Tensor, vocabulary: int, label_sm
     Args:
         logits: (M, C), C >= vocabulary; the other columns are padding, of any value, and become 0.
         targets: int64 (M, 1).
-        label_smoothing: as in `vocabulary_loss`.
+        label_smoothing: as in `fused_linear_cross_entropy`.
 
     Returns:
         Sum of the cross-entropies, fp32 ().

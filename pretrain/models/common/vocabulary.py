@@ -16,7 +16,7 @@ _ROW = 64
 than at 50,257, and compiled code copies inputs that are not aligned to 16 bytes."""
 
 
-def vocabulary_loss(
+def fused_linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """Sum of the cross-entropies, in nats, of predicting `targets` by softmax(hidden @ weight.T + bias); fp32 ().

@@ -8,7 +8,7 @@ from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, 
 from multihop.pretrain.models.common.dropout import Dropout
 from multihop.pretrain.models.common.key_value_cache import KeyValueCache
 from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.config import ModelConfig
 
 EPS = 1e-5
@@ -53,4 +53,4 @@ class GPT(Model):
     ) -> dict[str, Tensor]:
         """Sum of the cross-entropies in nats of predicting next_ids, int64 (N,), the token after each."""
         hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True)
-        return {"clm": vocabulary_loss(hidden, self.word.weight, None, next_ids)}
+        return {"clm": fused_linear_cross_entropy(hidden, self.word.weight, None, next_ids)}

@@ -8,7 +8,7 @@ from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, 
 from multihop.pretrain.models.common.dropout import Dropout
 from multihop.pretrain.models.common.key_value_cache import KeyValueCache
 from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.config import ModelConfig
 
 EPS = 1e-5
@@ -76,4 +76,4 @@ class Roberta(Model):
         """
         hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True, token_indices=masked_at)
         masked = self.lm_head_transform(hidden)
-        return {"mlm": vocabulary_loss(masked, self.word.weight, self.word_bias, masked_ids)}
+        return {"mlm": fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, masked_ids)}

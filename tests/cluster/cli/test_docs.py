@@ -146,12 +146,26 @@ def test_a_target_of_make_exists(target: str) -> None:
 
 @pytest.mark.parametrize("cells", list(tables("schedule")), ids=lambda cells: cells[0].strip("`"))
 def test_a_schedule_has_the_formula_that_is_shown(cells: list[str]) -> None:
-    given = {"schedule": cells[0].strip("`"), "power": 2.5, "decay": 0.25, "final": 0.1, "warmup": 0.125}
+    given = {
+        "schedule": cells[0].strip("`"),
+        "power": 2.5,
+        "decay_ratio": 0.25,
+        "min_lr_ratio": 0.1,
+        "warmup_ratio": 0.125,
+    }
     phase = PhaseConfig.model_validate({"steps": 80, **given})
     formula = compile(cells[1].strip("`"), "formula", "eval")
     n, w, d = phase.steps, phase.warmup_length, phase.decay_length
     for t in range(w, n):
-        names = {"t": t, "n": n, "w": w, "d": d, "p": (t - w) / (n - w), "final": phase.final, "power": phase.power}
+        names = {
+            "t": t,
+            "n": n,
+            "w": w,
+            "d": d,
+            "p": (t - w) / (n - w),
+            "min_lr_ratio": phase.min_lr_ratio,
+            "power": phase.power,
+        }
         functions = {"sqrt": math.sqrt, "cos": math.cos, "pi": math.pi, "min": min, "max": max}
         assert eval(formula, {"__builtins__": {}}, names | functions) == pytest.approx(factor(phase, t))
 

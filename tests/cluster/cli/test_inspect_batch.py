@@ -22,13 +22,19 @@ from multihop.data_prep.pipeline.identity import sources_key
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.info import TOKENIZER
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 
 OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
 PHASES = [
-    {"seq_len": 24, "batch_size": 5, "steps": 6, "batch_ramp": [{"steps": 2, "batch_size": 3}], "skip_steps": [4]},
-    {"seq_len": 32, "batch_size": 7, "steps": 2},
+    {
+        "seq_len": 24,
+        "global_batch_size": 5,
+        "steps": 6,
+        "batch_ramp": [{"steps": 2, "global_batch_size": 3}],
+        "skip_steps": [4],
+    },
+    {"seq_len": 32, "global_batch_size": 7, "steps": 2},
 ]
 
 
@@ -104,7 +110,7 @@ def test_samples_are_those_that_a_rank_trains_on(prepared: tuple[Path, Path], tm
     build_indexes(tmp_path, open_dataset(folder), recipe)
     model, data = tokenizer.load(folder / TOKENIZER), open_dataset(folder)
     for rank in range(3):
-        maker = BatchMaker.open(recipe, folder, tmp_path, rank, 3, [2, 2])
+        maker = BatchBuilder.open(recipe, folder, tmp_path, rank, 3, [2, 2])
         sequences = [
             sequence
             for batch in maker.step(7).micro_batches
@@ -160,7 +166,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
             assert first["document"] == second["document"]
             assert sample["is_swapped"] == (first["start"] > second["start"])
     if recipe.objective.name == "mlm":
-        longer = inspected(prepared, "--step", "7", "phases[1].seq_len=64", "phases[1].batch_size=40")["samples"]
+        longer = inspected(prepared, "--step", "7", "phases[1].seq_len=64", "phases[1].global_batch_size=40")["samples"]
         assert any(len(sample["documents"]) > 1 for sample in longer)
         for sample in longer:
             several = len(sample["documents"]) if recipe.objective.isolate_documents else 1
@@ -207,8 +213,8 @@ def test_a_run_keeps_the_indexes_and_is_compared_with_the_recipe(
         return result.stderr
 
     assert note() == "" and any((run_dir / "index").glob("train-*-source1-*.npy"))
-    assert note("phases[0].lr=0.5", "engine.log_every=7") == ""
-    assert "differs in seed, phases[1].batch_size" in note("seed=9", "phases[1].batch_size=6")
+    assert note("phases[0].lr=0.5", "engine.log_interval=7") == ""
+    assert "differs in seed, phases[1].global_batch_size" in note("seed=9", "phases[1].global_batch_size=6")
 
 
 def test_it_starts_nothing_heavy(prepared: tuple[Path, Path]) -> None:
@@ -230,7 +236,7 @@ def test_pairs_are_shown_side_by_side(tmp_path: Path) -> None:
         "data": {"sources": [{"path": str(source), "fields": FIELDS}], "heldout_fraction": 0.1},
         "tokenizer": TOKENS.model_dump(exclude={"path", "lowercase"}, exclude_defaults=True),
         "model": {"family": "transformer", "layers": 1, "hidden": 8, "heads": 1, "max_positions": 128},
-        "phases": [{"seq_len": 100, "batch_tokens": 400, "steps": 5}],
+        "phases": [{"seq_len": 100, "global_batch_tokens": 400, "steps": 5}],
         "engine": {"deepspeed": {}},
     }
     path, runs = tmp_path / "recipe.yaml", tmp_path / "runs"

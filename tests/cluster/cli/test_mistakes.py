@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from multihop.cluster.cli.failures import told_in_a_sentence
+from multihop.cluster.cli.failures import friendly_errors
 from multihop.cluster.cli.main import app
 
 RECIPE: dict[str, Any] = {
@@ -117,7 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answer(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """The exit code and what was written to standard error."""
     words = [word.removesuffix("''") for word in command.split(" ")]
-    with pytest.raises(SystemExit) as ended, told_in_a_sentence():
+    with pytest.raises(SystemExit) as ended, friendly_errors():
         app(words, prog_name="multihop")
     return ended.value.code, capsys.readouterr().err
 
@@ -137,7 +137,7 @@ def test_usage_errors_are_reported_by_typer(command: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_errors_of_the_disk_are_reported_in_one_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, told_in_a_sentence():
+    with pytest.raises(SystemExit) as ended, friendly_errors():
         raise OSError(number, os.strerror(number), "/runs/mine")
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith(f"multihop: /runs/mine: {os.strerror(number)}; "), said

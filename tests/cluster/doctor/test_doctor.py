@@ -20,7 +20,7 @@ import pytest
 from workplace import ROOT, make_workplace
 
 from multihop.cluster.doctor.order import order_of
-from multihop.cluster.doctor.rehearsal import rehearse
+from multihop.cluster.doctor.smoke_test import smoke_test
 from multihop.cluster.runs.recipe import load_recipe
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -180,7 +180,7 @@ def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts
     runs, order = tmp_path / "runs", tmp_path / "order.json"
     runs.mkdir()
     recipe = load_recipe(tmp_path / "recipe.yaml", ["data.sources[0].path=/nowhere/x.txt"])
-    assert "/nowhere/x.txt" in rehearse(recipe, runs)["error"]
+    assert "/nowhere/x.txt" in smoke_test(recipe, runs)["error"]
 
     order.write_text(json.dumps(order_of(recipe, str(runs), False).as_json()))
     examining = subprocess.Popen(

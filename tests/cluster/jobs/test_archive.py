@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
-from multihop.cluster.jobs.errands.look import PACKAGES, code_hash
+from multihop.cluster.jobs.head_scripts.inspect_head import PACKAGES, code_hash
 from multihop.cluster.runs.code_version import CodeVersion, code_version
 from multihop.common.errors import UserError
 
@@ -128,5 +128,9 @@ def test_this_checkout_can_be_sent(tmp_path: Path) -> None:
     here = code_version()
     assert here.checkout == ROOT and code_hash(here.package) is not None
     sent = set(code_to_send(here))
-    assert {"multihop/cluster/jobs/errands/look.py", "multihop/pretrain/run/worker.py", "recipes/demo.yaml"} <= sent
+    assert {
+        "multihop/cluster/jobs/head_scripts/inspect_head.py",
+        "multihop/pretrain/run/worker.py",
+        "recipes/demo.yaml",
+    } <= sent
     assert not any(name.startswith((".venv", "runs", ".git/")) or "__pycache__" in name for name in sent)

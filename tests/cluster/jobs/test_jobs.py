@@ -21,7 +21,7 @@ import pytest
 from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
-from multihop.cluster.ray.copy_of_run import node_folder
+from multihop.cluster.ray.node_cache import node_folder
 from multihop.common.json_lines import append_row
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -167,7 +167,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     done = multihop(one, *submit)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same as that of the run that stands" in done.stdout and "small is done" in done.stderr
-    assert json_lines(run / "starts.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
+    assert json_lines(run / "launches.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
     assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 
     changed = multihop(one, *submit, "phases[0].lr=1e-3")

@@ -18,10 +18,10 @@ STEPS = 100_000
 
 
 ALIKE = (
-    "checkpoint.every_steps=100",
+    "checkpoint.save_interval=100",
     "phases[0].lr=1e-4",
     "phases[0].schedule=constant",
-    "phases[0].warmup=0",
+    "phases[0].warmup_ratio=0",
     "model.dropout=0",
 )
 OTHER = """
@@ -51,7 +51,7 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
     command = begin(tmp_path, *recipe, "cluster.workers=[1, 2]", "--address", cluster.address)
 
     def starts() -> list[int]:
-        return [row["world_size"] for row in json_lines(run / "starts.jsonl")]
+        return [row["world_size"] for row in json_lines(run / "launches.jsonl")]
 
     wait_for(lambda: len(losses(run)) > 50, tmp_path, command)
     node = cluster.add_node(num_cpus=1)
@@ -64,7 +64,7 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
     said = ended(tmp_path, command, 75)
 
     assert "the cluster has room for 2 ranks instead of 1: they restart" in said and "the ranks failed" in said
-    assert [row["step"] for row in json_lines(run / "starts.jsonl")][1] >= grown  # nothing was trained twice
+    assert [row["step"] for row in json_lines(run / "launches.jsonl")][1] >= grown  # nothing was trained twice
     last = max(losses(run))
     multihop(tmp_path, *recipe, "name=undisturbed", "cluster.workers=1", f"phases[0].steps={last}")
     ours, theirs = losses(run), losses(tmp_path / "runs" / "undisturbed")
@@ -93,7 +93,7 @@ def test_training_uses_the_cpus_that_other_jobs_leave_and_waits_for_them(
     run, output = tmp_path / "runs" / "beside", tmp_path / "output.txt"
 
     def starts() -> list[int]:
-        return [row["world_size"] for row in json_lines(run / "starts.jsonl")]
+        return [row["world_size"] for row in json_lines(run / "launches.jsonl")]
 
     with other_job(cluster) as first:
         assert first.stdout is not None and "has a CPU" in first.stdout.readline()

@@ -30,7 +30,7 @@ def test_a_silent_rank_is_ended_and_the_run_goes_on(texts: Path, tmp_path: Path)
     assert not silent.is_running() and not ranks_of(run)
     stacks = (run / "logs" / "rank-1.log").read_text()
     assert f"Timeout (0:00:{TIMEOUT_S})!" in stacks and "in train_run" in stacks.split("Timeout (")[1]
-    starts = [row["step"] for row in json_lines(run / "starts.jsonl")]
+    starts = [row["step"] for row in json_lines(run / "launches.jsonl")]
     assert starts[0] == 0 and len(starts) > 1 and 0 < starts[1] <= stopped_at
 
     undisturbed = tmp_path / "undisturbed"

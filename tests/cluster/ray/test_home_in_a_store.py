@@ -67,10 +67,10 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
     assert "fetched from" in said
     copy = next_copy(tmp_path / "node-0", tmp_path, None)
     assert losses(copy) == losses(local)
-    assert [row["step"] for row in json_lines(copy / "starts.jsonl")][1] >= 30
+    assert [row["step"] for row in json_lines(copy / "launches.jsonl")][1] >= 30
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
     assert "nothing left to do" in multihop(tmp_path, "train", *RECIPE, *there)
-    tasks = ["eval.tasks=[heldout-perplexity]", "eval.seeds=[0]", "eval.starts=[pretrained]"]
+    tasks = ["eval.tasks=[heldout-perplexity]", "eval.seeds=[0]", "eval.inits=[pretrained]"]
     multihop(tmp_path, "eval", *RECIPE, *tasks, *there)
     (row,) = json_lines(copy / "eval" / "results.jsonl")
     assert row["status"] == "ok" and (copy / "report.html").exists()
@@ -105,7 +105,7 @@ def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
     command.wait()
 
     command = begin(tmp_path, "train", *RECIPE, *there)
-    wait_for(lambda: len(json_lines(copy / "starts.jsonl")) == 2, tmp_path, command)
+    wait_for(lambda: len(json_lines(copy / "launches.jsonl")) == 2, tmp_path, command)
     seen = max(losses(copy))
     wait_for(lambda: max(losses(copy)) > seen + 10, tmp_path, command)
     s3.failing_every, s3.failure = 1, "503 Service Unavailable"
@@ -124,7 +124,7 @@ def test_shards_come_while_the_ranks_train(
     folder = tmp_path / "runs" / ".prepared" / sources_key(recipe.data) / "new"
     manifest = prepare_many_shards(recipe.data, recipe.tokenizer, folder)
     folder = folder.rename(folder.with_name(manifest.inputs[:16]))
-    multihop(tmp_path, "train", *RECIPE, "name=local", "data.shuffle_shards=3")
+    multihop(tmp_path, "train", *RECIPE, "name=local", "data.shuffle_window_shards=3")
     multihop(tmp_path, "train", *RECIPE, "name=all-shards")
     assert losses(tmp_path / "runs" / "local") != losses(tmp_path / "runs" / "all-shards")
 
@@ -132,7 +132,7 @@ def test_shards_come_while_the_ranks_train(
     push(folder, open_folder(f"{home}/.prepared/{sources_key(recipe.data)}/{folder.name}"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
     there = ["--runs", home, "--address", cluster.address]
-    said = multihop(tmp_path, "train", *RECIPE, "data.shuffle_shards=3", *there)
+    said = multihop(tmp_path, "train", *RECIPE, "data.shuffle_window_shards=3", *there)
     assert "fetched from" in said
     copy = next_copy(tmp_path / "node-0", tmp_path, None)
     assert losses(copy) == losses(tmp_path / "runs" / "local")

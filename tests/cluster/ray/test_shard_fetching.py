@@ -9,7 +9,7 @@ import pytest
 from many_shards import prepare_many_shards
 from s3_endpoint import S3
 
-from multihop.cluster.ray.copy_of_run import RunHome, data_of
+from multihop.cluster.ray.node_cache import RunHome, data_of
 from multihop.cluster.ray.shard_fetching import fetching_shards
 from multihop.common.cache import LIMIT
 from multihop.common.mirror import push

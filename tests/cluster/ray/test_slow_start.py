@@ -80,4 +80,4 @@ def test_a_run_whose_ranks_do_not_start_reports_why_and_can_be_stopped(
     assert "no step for 60 s: Ray has not started all processes of the 2 ranks: missing on " in ended(
         tmp_path, command, 75
     )
-    assert not json_lines(tmp_path / "runs" / "stuck" / "starts.jsonl")
+    assert not json_lines(tmp_path / "runs" / "stuck" / "launches.jsonl")

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from multihop.cluster.ray.gang import stop_file_on_signals
+from multihop.cluster.ray.train_driver import stop_file_on_signals
 
 stop = Path(sys.argv[1])
 with stop_file_on_signals(stop):

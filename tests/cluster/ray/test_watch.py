@@ -1,4 +1,4 @@
-"""The driver's watch on nodes, when not they but the driver is silent."""
+"""The driver's watch on nodes, when not they but the driver is unresponsive."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ with watched() as watch:
     time.sleep(3)
     print("watches", flush=True)
     until = time.monotonic() + 18
-    silent = set()
+    unresponsive = set()
     while time.monotonic() < until:
-        silent |= watch.silent()
-    print(len(silent), flush=True)
+        unresponsive |= watch.unresponsive()
+    print(len(unresponsive), flush=True)
 """
 
 

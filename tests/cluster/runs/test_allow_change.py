@@ -51,7 +51,7 @@ def saved(workplace: Path) -> int:
 
 def state(workplace: Path) -> dict[str, bytes]:
     run = run_in(workplace)
-    names = ("recipe.json", "changes.jsonl", "metrics.jsonl", "starts.jsonl")
+    names = ("recipe.json", "changes.jsonl", "metrics.jsonl", "launches.jsonl")
     return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
 
 
@@ -68,7 +68,7 @@ def strip(recipe: dict[str, Any]) -> dict[str, Any]:
         ("model", "init_from"),
     ]:
         del recipe[section][key]
-    for key in ("batch_ramp", "skip_steps", "lr_scaling", "warmup_steps", "power", "decay", "final"):
+    for key in ("batch_ramp", "skip_steps", "lr_scaling", "warmup_steps", "power", "decay_ratio", "min_lr_ratio"):
         del recipe["phases"][0][key]
     return recipe
 
@@ -95,9 +95,9 @@ def test_changes_are_refused_or_allowed_by_name_or_free(workplace: Path) -> None
     second = saved(workplace)
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(strip(recipe)))
-    engine = ("engine.zero_stage=3", "engine.micro_batch=3", "engine.offload=optimizer", "cluster.workers=1")
+    engine = ("engine.zero_stage=3", "engine.micro_batch_size=3", "engine.offload=optimizer", "cluster.workers=1")
     multihop(workplace, *train, decay, *engine)
-    starts = [(row["step"], row["world_size"]) for row in json_lines(run / "starts.jsonl")]
+    starts = [(row["step"], row["world_size"]) for row in json_lines(run / "launches.jsonl")]
     assert starts == [(0, 2), (first, 2), (second, 1)]
     assert sorted(losses(run)) == list(range(1, STEPS + 1)) and saved(workplace) == STEPS
     now = json.loads((run / "recipe.json").read_text())
@@ -125,6 +125,6 @@ def test_changed_texts_are_refused_or_allowed_and_another_tokenizer_is_not(workp
     assert read_data_manifest(run / "data").tokenizer.sha256 == tokenizer
     first = saved(workplace)
     multihop(workplace, *train, "--allow-change", "data")
-    assert [row["step"] for row in json_lines(run / "starts.jsonl")][-1] == first
+    assert [row["step"] for row in json_lines(run / "launches.jsonl")][-1] == first
     assert sorted(losses(run)) == list(range(1, STEPS + 1)) and saved(workplace) == STEPS
     assert {row["key"] for row in json_lines(run / "changes.jsonl")} == {"data"}

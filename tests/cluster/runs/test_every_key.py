@@ -39,9 +39,9 @@ MASKED: dict[str, Any] = {
     "tokenizer": {"vocab_size": 100, "threads": 1},
     "model": {"family": "bert", **_SIZES},
     "objective": {"name": "mlm"},
-    "phases": [{"seq_len": 32, "batch_size": 40, "steps": STEPS}],
-    "engine": {"deepspeed": {}, "micro_batch": 16, "heldout_samples": 8},
-    "eval": {"seeds": [1], "starts": ["pretrained"]},
+    "phases": [{"seq_len": 32, "global_batch_size": 40, "steps": STEPS}],
+    "engine": {"deepspeed": {}, "micro_batch_size": 16, "heldout_samples": 8},
+    "eval": {"seeds": [1], "inits": ["pretrained"]},
 }
 PAIRS: dict[str, Any] = {
     **MASKED,
@@ -59,7 +59,7 @@ CAUSAL: dict[str, Any] = {
 SHARED: dict[str, Any] = {**MASKED, "model": {"family": "albert", "embedding": 16, **_SIZES}}
 BY_TOKENS = {
     **PAIRS,
-    "phases": [{"seq_len": 32, "batch_tokens": 200, "steps": STEPS}],
+    "phases": [{"seq_len": 32, "global_batch_tokens": 200, "steps": STEPS}],
     "engine": {"deepspeed": {}, "heldout_samples": 8},
 }
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
@@ -78,8 +78,8 @@ class Key:
 
 _PHASE = "phases[0]"
 _TWO_FILES = {"path": "a.txt", "target_path": "c.txt"}
-_RAMP = {f"{_PHASE}.batch_ramp": [{"steps": 2, "batch_size": 8}]}
-_SCALED = {f"{_PHASE}.lr_scaling": {"rule": "sqrt", "batch_size": 8}}
+_RAMP = {f"{_PHASE}.batch_ramp": [{"steps": 2, "global_batch_size": 8}]}
+_SCALED = {f"{_PHASE}.lr_scaling": {"rule": "sqrt", "global_batch_size": 8}}
 _LAMB = {"optimizer.name": "lamb"}
 _TASK: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/small.yaml"}]}
 _TAGS: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/tags.yaml"}]}
@@ -103,7 +103,7 @@ KEYS: dict[str, Key] = {
     "data.sources[].weight": Key("batches", 3.0, {"data.sources[0].weight": 1.0, "data.sources[1].weight": 1.0}),
     "data.heldout_fraction": Key("prepared_data", 0.2),
     "data.max_bad_fraction": Key("prepared_data", 0.2),
-    "data.shuffle_shards": Key("batches", 2),
+    "data.shuffle_window_shards": Key("batches", 2),
     "model.preset": Key("model", "bert-mini", {"model": {"preset": "bert-tiny", "max_positions": 64}}),
     "model.family": Key("model", "roberta"),
     "model.layers": Key("model", 3),
@@ -130,32 +130,32 @@ KEYS: dict[str, Key] = {
     "objective.isolate_documents": Key("batches", True),
     "objective.label_smoothing": Key("model", 0.0, base=PAIRS),
     "phases[].seq_len": Key("batches", 48),
-    "phases[].batch_size": Key("batches", 24),
-    "phases[].batch_tokens": Key("batches", 300, base=BY_TOKENS),
+    "phases[].global_batch_size": Key("batches", 24),
+    "phases[].global_batch_tokens": Key("batches", 300, base=BY_TOKENS),
     "phases[].batch_ramp[].steps": Key("batches", 3, _RAMP),
-    "phases[].batch_ramp[].batch_size": Key("batches", 9, _RAMP),
+    "phases[].batch_ramp[].global_batch_size": Key("batches", 9, _RAMP),
     "phases[].steps": Key("schedule", 30),
     "phases[].skip_steps": Key("schedule", [3]),
     "phases[].lr": Key("schedule", 2e-3),
     "phases[].lr_scaling.rule": Key("schedule", "linear", _SCALED),
-    "phases[].lr_scaling.batch_size": Key("schedule", 9, _SCALED),
+    "phases[].lr_scaling.global_batch_size": Key("schedule", 9, _SCALED),
     "phases[].schedule": Key("schedule", "cosine"),
-    "phases[].warmup": Key("schedule", 0.5),
+    "phases[].warmup_ratio": Key("schedule", 0.5),
     "phases[].warmup_steps": Key("schedule", 5),
     "phases[].power": Key("schedule", 2.0, {f"{_PHASE}.schedule": "polynomial"}),
-    "phases[].decay": Key("schedule", 0.5, {f"{_PHASE}.schedule": "warmup-stable-decay"}),
-    "phases[].final": Key("schedule", 0.1),
+    "phases[].decay_ratio": Key("schedule", 0.5, {f"{_PHASE}.schedule": "warmup-stable-decay"}),
+    "phases[].min_lr_ratio": Key("schedule", 0.1),
     "optimizer.name": Key("optimizer", "lamb"),
     "optimizer.weight_decay": Key("optimizer", 0.1),
     "optimizer.betas": Key("optimizer", [0.9, 0.98]),
     "optimizer.eps": Key("optimizer", 1e-8),
-    "optimizer.clip_norm": Key("deepspeed", 0.5),
+    "optimizer.max_grad_norm": Key("deepspeed", 0.5),
     "optimizer.max_trust": Key("optimizer", 5.0, _LAMB),
     "engine.deepspeed": Key("deepspeed", {"zero_optimization": {"reduce_bucket_size": 1000}}),
     "engine.zero_stage": Key("deepspeed", 2),
     "engine.offload": Key("deepspeed", "optimizer"),
     "engine.precision": Key("deepspeed", "bf16"),
-    "engine.micro_batch": Key("batches", 4),
+    "engine.micro_batch_size": Key("batches", 4),
     "engine.micro_batch_tokens": Key("batches", 64, base=BY_TOKENS),
     "engine.activation_checkpointing": Key("kept_activations", "full"),
     "engine.heldout_samples": Key("heldout", 4),
@@ -184,7 +184,7 @@ KEYS: dict[str, Key] = {
         "trials", "TASKS/large.yaml", {"eval.tasks": [{"name": "TASKS/small.yaml"}, {"name": "TASKS/large.yaml"}]}
     ),
     "eval.seeds": Key("trials", [2], _TASK),
-    "eval.starts": Key("trials", ["random"], _TASK),
+    "eval.inits": Key("trials", ["random"], _TASK),
     "eval.data_dir": Key("trials", "/elsewhere", _TASK),
     "eval.cpus": Key("trials", 2, _TASK),
     "eval.gpus": Key("trial_resources", 0.25),
@@ -193,7 +193,8 @@ KEYS: dict[str, Key] = {
 FILTERS = re.compile(r"data\.(clean|filters|near_duplicates|decontaminate)\.")
 """All of these alter the key of the prepared data."""
 A_RUN = {
-    "engine.log_every", "engine.evaluate_every", "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every",
+    "engine.log_interval", "engine.eval_interval",
+    "checkpoint.save_interval", "checkpoint.keep", "checkpoint.keep_every",
 }  # fmt: skip
 """Seen in `test_a_run_logs_evaluates_and_saves_at_the_configured_steps`."""
 ELSEWHERE = {
@@ -323,10 +324,10 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PAIRS, {"objective.mask_rate": 0.3}, "objective.mask_rate"),
     (MASKED, {"objective.label_smoothing": 0.0}, "objective.label_smoothing"),
     (MASKED, {f"{_PHASE}.power": 2.0}, "phases[0].power"),
-    (MASKED, {f"{_PHASE}.decay": 0.5}, "phases[0].decay"),
-    (MASKED, {f"{_PHASE}.schedule": "constant", f"{_PHASE}.final": 0.1}, "phases[0].final"),
+    (MASKED, {f"{_PHASE}.decay_ratio": 0.5}, "phases[0].decay_ratio"),
+    (MASKED, {f"{_PHASE}.schedule": "constant", f"{_PHASE}.min_lr_ratio": 0.1}, "phases[0].min_lr_ratio"),
     (MASKED, {"optimizer.max_trust": 5.0}, "optimizer.max_trust"),
-    (BY_TOKENS, {"engine.micro_batch": 4}, "engine.micro_batch"),
+    (BY_TOKENS, {"engine.micro_batch_size": 4}, "engine.micro_batch_size"),
 ]
 
 
@@ -371,9 +372,9 @@ def test_a_run_logs_evaluates_and_saves_at_the_configured_steps(
 ) -> None:
     changes = {
         "phases[0].steps": 12,
-        "engine.log_every": 5,
-        "engine.evaluate_every": 4,
-        "checkpoint.every_steps": 3,
+        "engine.log_interval": 5,
+        "engine.eval_interval": 4,
+        "checkpoint.save_interval": 3,
         "checkpoint.keep": 1,
         "checkpoint.keep_every": 6,
     }

@@ -48,13 +48,13 @@ def test_each_run_is_the_recipe_with_its_changes_and_those_of_all(file: Path) ->
 
 
 def test_a_list_of_mappings_is_a_grid(file: Path) -> None:
-    batches = {f"b{size}": {"phases[0].batch_size": size} for size in (4, 8, 16)}
+    batches = {f"b{size}": {"phases[0].global_batch_size": size} for size in (4, 8, 16)}
     write(file, runs=[{"one": {}, "two": {"model.layers": 3}}, batches], same_seconds={"phases[0].lr": 0.25})
     plan = read_experiment(file, [])
     found = {each.name: each.recipe() for each in plan.variants}
     assert list(found) == [f"sizes-{size}-{batch}" for size in ("one", "two") for batch in ("b4", "b8", "b16")]
-    assert found["sizes-two-b16"].model.layers == 3 and found["sizes-two-b16"].phases[0].batch_size == 16
-    assert found["sizes-two-b4"].phases[0].batch_size == 4, "runs share no values"
+    assert found["sizes-two-b16"].model.layers == 3 and found["sizes-two-b16"].phases[0].global_batch_size == 16
+    assert found["sizes-two-b4"].phases[0].global_batch_size == 4, "runs share no values"
     assert [each.name for each in plan.repeated] == [f"{name}-same-seconds" for name in list(found)[1:]]
     assert {each.recipe().phases[0].lr for each in plan.repeated} == {0.25}
 
@@ -106,7 +106,7 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
     runs = {"one": {"model.layers": 8}, "bad": {"tokenizer.vocab_size": 50_000}, "two": {"model.layers": 1}}
     write(
         tmp_path / "sizes.yaml",
-        set={"cluster.workers": 1, "engine.evaluate_every": 10},
+        set={"cluster.workers": 1, "engine.eval_interval": 10},
         runs=runs,
         same_seconds={},
         x="model.layers",

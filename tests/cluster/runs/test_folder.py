@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import make_run
 
 from multihop.cluster.runs.compare import compare
-from multihop.cluster.runs.folder import held, opened, seems_held
+from multihop.cluster.runs.folder import held, is_locked, opened
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.cluster.runs.summary import read_summary
 from multihop.common.errors import UserError
@@ -45,7 +45,7 @@ def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
 
 def test_a_mistake_found_at_the_end_of_a_first_start_loses_nothing(run_dir: Path, recipe: Recipe) -> None:
     place = checkpoints_of(run_dir, recipe)
-    made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "starts.jsonl")
+    made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "launches.jsonl")
     with pytest.raises(UserError, match="a late mistake"), opened(run_dir, recipe, ()):
         claim_checkpoints(run_dir, place)
         for name in made:
@@ -142,16 +142,16 @@ def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tm
 
 
 def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: Path) -> None:
-    assert not seems_held(tmp_path)
+    assert not is_locked(tmp_path)
     with held(tmp_path):
-        assert seems_held(tmp_path)
-    assert not seems_held(tmp_path)
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
     code = "import os; from pathlib import Path; from multihop.cluster.runs.folder import held\n"
     code += f"with held(Path({str(tmp_path)!r})): os._exit(1)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
-    assert (tmp_path / ".holder").exists() and not seems_held(tmp_path), "its holder was killed"
+    assert (tmp_path / ".holder").exists() and not is_locked(tmp_path), "its holder was killed"
     (tmp_path / ".holder").write_text("process 1 on another-host\n")
-    assert seems_held(tmp_path)
+    assert is_locked(tmp_path)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe: Recipe) -> None:
@@ -176,7 +176,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
         opened(run_dir, recipe, ()),
     ):
         pass
-    for name in ("results.jsonl", "starts.jsonl", "changes.jsonl"):
+    for name in ("results.jsonl", "launches.jsonl", "changes.jsonl"):
         (run_dir / name).symlink_to(mine)
         with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"):
             append_row(run_dir / name, {"step": 1})

@@ -11,7 +11,7 @@ import pytest
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.eval.config import TaskConfig, settings_of
 from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
-from multihop.pretrain.models.build import outline_model
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
@@ -143,11 +143,11 @@ def test_every_recipe_that_is_not_our_own_is_checked_here() -> None:
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_transformer_is_trained_as_published(name: str) -> None:
     (parameters, steps, dropout), recipe = TRANSFORMERS[name], recipe_of(name)
-    model = outline_model(recipe.model, recipe.tokenizer.vocab_size)
+    model = build_model_on_meta(recipe.model, recipe.tokenizer.vocab_size)
     # The paper's counts are rounded, and say nothing of the bias of the logits.
     assert sum(each.numel() for each in model.parameters()) == pytest.approx(parameters, rel=0.03)
     assert recipe.model.dropout == dropout and recipe.objective.label_smoothing == 0.1
-    assert [phase.batch_tokens for phase in recipe.phases] == [25_000] and total_steps(recipe.phases) == steps
+    assert [phase.global_batch_tokens for phase in recipe.phases] == [25_000] and total_steps(recipe.phases) == steps
     for step in (1, 2_000, 4_000, 16_000, steps):
         published = recipe.model.hidden**-0.5 * min(step**-0.5, step * 4_000**-1.5)
         assert learning_rate(recipe.phases, step - 1) == pytest.approx(published, rel=2e-3)
@@ -156,7 +156,7 @@ def test_the_transformer_is_trained_as_published(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_has_as_many_parameters_as_published(name: str) -> None:
     paper = PUBLISHED[name]
-    model = outline_model(recipe_of(name).model, paper.vocabulary)
+    model = build_model_on_meta(recipe_of(name).model, paper.vocabulary)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
         paper.parameters, abs=paper.within
@@ -168,7 +168,7 @@ def test_steps_samples_and_pieces_are_the_published_ones(name: str) -> None:
     paper, phases = PUBLISHED[name], recipe_of(name).phases
     assert total_steps(phases) == paper.steps
     assert samples_before(phases, paper.steps) == pytest.approx(paper.samples, rel=1e-3)
-    assert sum(phase.steps * phase.batch_size * phase.seq_len for phase in phases) == pytest.approx(
+    assert sum(phase.steps * phase.global_batch_size * phase.seq_len for phase in phases) == pytest.approx(
         paper.pieces, rel=2e-3
     )
 
@@ -232,12 +232,14 @@ def test_the_table_tells_of_every_recipe_its_steps_batches_and_parameters() -> N
     for name, parameters, steps, batches in rows:
         recipe = recipe_of(name)
         vocabulary = PUBLISHED[name].vocabulary if name in PUBLISHED else recipe.tokenizer.vocab_size
-        model = outline_model(recipe.model, vocabulary)
+        model = build_model_on_meta(recipe.model, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
         assert parameters == (f"{count / 1e9:.1f}B" if count > 5e9 else f"{count / 1e6:.1f}M")
         assert steps == " + ".join(f"{phase.steps:,}" for phase in recipe.phases)
         sizes = [
-            f"{phase.batch_size:,}" if phase.batch_tokens is None else f"{phase.batch_tokens:,} tokens a side"
+            f"{phase.global_batch_size:,}"
+            if phase.global_batch_tokens is None
+            else f"{phase.global_batch_tokens:,} tokens a side"
             for phase in recipe.phases
         ]
         assert batches == ", ".join(dict.fromkeys(sizes))

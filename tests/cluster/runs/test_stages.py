@@ -15,7 +15,7 @@ from multihop.common.json_lines import append_row
     ("section", "complaint"),
     [
         ({"features": {"layers": [3]}}, "the model has 2 layers and no hidden state 3"),
-        ({"starts": ["pretrained", "parent"]}, r"eval.starts has parent, .* but model.init_from is not set"),
+        ({"inits": ["pretrained", "parent"]}, r"eval.inits has parent, .* but model.init_from is not set"),
     ],
 )
 def test_a_recipe_that_does_not_fit_the_model_is_refused_before_anything_starts(

@@ -36,9 +36,9 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2"},
         "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
-        "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
-        "engine": {"deepspeed": {}, "micro_batch": 8, "log_every": 5, "evaluate_every": 40},
-        "checkpoint": {"every_steps": CHECKPOINTS_EVERY, "keep": 2},
+        "phases": [{"seq_len": 64, "global_batch_size": 32, "steps": STEPS, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch_size": 8, "log_interval": 5, "eval_interval": 40},
+        "checkpoint": {"save_interval": CHECKPOINTS_EVERY, "keep": 2},
         "eval": {"tasks": ["heldout-perplexity"], "seeds": [0], "seq_len": 64, "examples": ["The river"]},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -188,7 +188,7 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     assert process.returncode == 75, output
     killed = rf"\d+:\d\d:\d\d the ranks failed \(.*rank {rank} on \S+ was killed by signal 9\b.*\); restarting from"
     assert re.search(killed, output), output
-    *_, again = read_rows(run / "starts.jsonl")
+    *_, again = read_rows(run / "launches.jsonl")
     parts = ["unnoticed", "waiting", "placing", "importing", "meeting", "checking", "restoring"]
     assert list(again["seconds"]) == parts and all(seconds >= 0 for seconds in again["seconds"].values())
     stopped_at = newest_step(str(run / "checkpoints"))
@@ -265,7 +265,7 @@ def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_eval
     (workplace / "novel.txt").write_text("The river was a stone. The letter was a garden.\n" * 20)
     (workplace / "novel.yaml").write_text("kind: perplexity\ntest: novel.txt\n")
     child = ("name=child", f"model.init_from={whole}", "phases[0].steps=10", "cluster.workers=1", "eval.examples=[]")
-    own = (*child, "eval.tasks=[novel.yaml]", "eval.starts=[pretrained, parent, random]")
+    own = (*child, "eval.tasks=[novel.yaml]", "eval.inits=[pretrained, parent, random]")
     run = workplace / "runs" / "child"
 
     def shown() -> tuple[str, str]:
@@ -283,7 +283,7 @@ def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_eval
     assert cells[3:5] == [show(value["pretrained"]), show(value["parent"])] and cells[6] == show(value["random"])
 
     multihop(workplace, "checkpoints", "export", "runs/whole", "--to", "hf", "--out", "model")
-    theirs = (*child, "eval.tasks=[novel.yaml]", "eval.checkpoint=model", "eval.starts=[pretrained]")
+    theirs = (*child, "eval.tasks=[novel.yaml]", "eval.checkpoint=model", "eval.inits=[pretrained]")
     multihop(workplace, "eval", "recipe.yaml", *theirs)
     headline, other = shown()
     assert "Evaluation of the Hugging Face model in" in headline and other != first

@@ -29,9 +29,9 @@ tracker.close("done")
 BESIDE = """
 import sys
 from pathlib import Path
-from multihop.cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.concurrent_logging import log_concurrently
 from tracked_runs import trial
-assert all(log_beside(Path(sys.argv[1]), sys.argv[2], [trial(f"k{n}", seed=n)]) for n in range(int(sys.argv[3])))
+assert all(log_concurrently(Path(sys.argv[1]), sys.argv[2], [trial(f"k{n}", seed=n)]) for n in range(int(sys.argv[3])))
 """
 
 

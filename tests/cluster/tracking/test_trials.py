@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tracked_runs import append, client_of, history, row, start, trial, trials_of
 
-from multihop.cluster.tracking.beside import log_beside
+from multihop.cluster.tracking.concurrent_logging import log_concurrently
 
 
 def test_trials_are_nested_runs_logged_once(run_dir: Path) -> None:
@@ -43,13 +43,13 @@ def test_a_half_logged_trial_is_completed(run_dir: Path) -> None:
 
 
 def test_trials_logged_beside_the_driver_are_logged_once_and_leave_its_run_alone(run_dir: Path) -> None:
-    assert not log_beside(run_dir, None, [trial("k1")]), "there is no run of the driver yet"
+    assert not log_concurrently(run_dir, None, [trial("k1")]), "there is no run of the driver yet"
     tracker, client = start(run_dir), client_of(run_dir)
     append(run_dir, row(1, 5.0))
     before, note = client.get_run(tracker.run_id).to_dictionary(), (run_dir / "tracking.json").read_bytes()
     for rows in ([trial("k1")], [trial("k1"), trial("k2", seed=1)]):
-        assert log_beside(run_dir, None, rows)
-    assert not log_beside(run_dir, "http://127.0.0.1:1", [trial("k4")])
+        assert log_concurrently(run_dir, None, rows)
+    assert not log_concurrently(run_dir, "http://127.0.0.1:1", [trial("k4")])
     assert client.get_run(tracker.run_id).to_dictionary() == before
     assert (run_dir / "tracking.json").read_bytes() == note
     tracker.look_again()

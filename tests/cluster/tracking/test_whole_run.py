@@ -29,9 +29,9 @@ def test_a_run_whose_mlflow_is_away_for_minutes(tracking: Tracking, texts: Path,
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2"},
         "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 2, "max_positions": 64},
         "objective": {"name": "clm"},
-        "phases": [{"seq_len": 64, "batch_size": 32, "steps": STEPS, "lr": 2e-3}],
-        "engine": {"deepspeed": {}, "micro_batch": 16, "log_every": 5, "evaluate_every": 500},
-        "checkpoint": {"every_steps": 500, "keep": 2},
+        "phases": [{"seq_len": 64, "global_batch_size": 32, "steps": STEPS, "lr": 2e-3}],
+        "engine": {"deepspeed": {}, "micro_batch_size": 16, "log_interval": 5, "eval_interval": 500},
+        "checkpoint": {"save_interval": 500, "keep": 2},
         "tracking": {"uri": tracking.server.url},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

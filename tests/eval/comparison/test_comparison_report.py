@@ -61,11 +61,11 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     scores = {"one": [0.6, 0.62, 0.61], "two": [0.9, 0.91, 0.92], "three": [0.61, 0.62, 0.6]}
     runs = [with_predictions(tmp_path, f"sizes-{name}", values) for name, values in scores.items()]
     for run, speed, batch in zip(runs, (10.0, 100.0, 20.0), (8, 32, 128), strict=True):
-        _trained(run, speed, batch_size=batch)
-    found, markdown, html = _report(runs, tmp_path / "out", question="Which <size>?", x="phases[0].batch_size")
+        _trained(run, speed, global_batch_size=batch)
+    found, markdown, html = _report(runs, tmp_path / "out", question="Which <size>?", x="phases[0].global_batch_size")
     assert found["differs from one in"][1:] == [
-        ["two", "phases[0].batch_size 32 (was 8)"],
-        ["three", "phases[0].batch_size 128 (was 8)"],
+        ["two", "phases[0].global_batch_size 32 (was 8)"],
+        ["three", "phases[0].global_batch_size 128 (was 8)"],
     ]
     assert found["unigram"][:2] == [
         ["one", "done", "20", "2,000", "3 min 20 s", "10", "4.990", "6.500"],

@@ -17,7 +17,7 @@ from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.tasks.task import Example, Task
 from multihop.eval.translation.evaluate import evaluate_translation
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, initialise
@@ -41,12 +41,13 @@ PAIRS = [pair(number) for number in range(240)]
 def test_they_are_learned(family: dict[str, Any], steps: int, lr: float, tmp_path: Path) -> None:
     data = tmp_path / "set"
     prepare(recipe(write_jsonl(tmp_path / "pairs.jsonl", PAIRS)), TOKENS, data)
-    phase = {"seq_len": 128, "batch_tokens": 1000, "steps": steps, "lr": lr, "schedule": "linear", "warmup": 0.1}
+    sizes = {"seq_len": 128, "global_batch_tokens": 1000, "steps": steps}
+    phase = {**sizes, "lr": lr, "schedule": "linear", "warmup_ratio": 0.1}
     config = TrainingConfig.model_validate(
         {"model": {**family, "dropout": 0.0}, "phases": [phase], "objective": {"label_smoothing": 0.0}}
     )
     build_indexes(tmp_path / "index", open_dataset(data), config)
-    maker = BatchMaker.open(config, data, tmp_path / "index", 0, 1, [1])
+    maker = BatchBuilder.open(config, data, tmp_path / "index", 0, 1, [1])
     info = maker.data.manifest.tokenizer
     model = build_model(config.model, info.vocab_size)
     initialise(model, 1)

@@ -28,7 +28,7 @@ from kinds_of_families import TEXT_FAMILIES
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, outline_model
+from multihop.pretrain.models.build import build_model, build_model_on_meta
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import PRESETS
 from multihop.pretrain.models.huggingface_weights import from_huggingface
@@ -163,7 +163,7 @@ def test_classes_without_some_heads_are_read(family: str, name: str, absent: set
     theirs = theirs_of(config, name=name)
     theirs.save_pretrained(tmp_path)
     _, _, weights = import_model(tmp_path)
-    names = dict(outline_model(config, VOCABULARY).named_parameters())
+    names = dict(build_model_on_meta(config, VOCABULARY).named_parameters())
     lacking = {name if name == "word_bias" else name.rpartition(".")[0] for name in names.keys() - weights.keys()}
     assert lacking == absent
     ours = model_with(config, {name: weights.get(name, torch.zeros(part.shape)) for name, part in names.items()})

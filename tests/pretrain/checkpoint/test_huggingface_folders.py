@@ -27,7 +27,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest, read_token_counts
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
-from multihop.pretrain.models.build import build_model, initialise, outline_model
+from multihop.pretrain.models.build import build_model, build_model_on_meta, initialise
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
 from multihop.pretrain.run.reference_losses import unigram_log_probabilities
@@ -101,12 +101,12 @@ def test_an_activation_of_two_names_is_one(tmp_path: Path) -> None:
 
 def test_eight_billion_parameters_have_their_names_without_memory() -> None:
     config = ModelConfig.model_validate({"preset": "gpt2-8.3b"})
-    outline = outline_model(config, 50257).state_dict()
+    outline = build_model_on_meta(config, 50257).state_dict()
     there = dict(to_huggingface(config, 0, outline))
     assert there["transformer.h.71.attn.c_attn.weight"].shape == (3072, 9216)
     again = from_huggingface(config, 0, there)
     assert {n: t.shape for n, t in again.items()} == {
-        n: t.shape for n, t in outline_model(config, 50257).named_parameters()
+        n: t.shape for n, t in build_model_on_meta(config, 50257).named_parameters()
     }
 
 

@@ -25,7 +25,7 @@ from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes, index_path, sources_of
 from multihop.pretrain.data.loader import stream
 from multihop.pretrain.data.phases import is_skipped, samples_before, total_steps
@@ -59,7 +59,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("indexes")
 
 
-def together(ranks: list[RankStep]) -> tuple[int, int, dict[str, int], list[str]]:
+def together(ranks: list[RankBatch]) -> tuple[int, int, dict[str, int], list[str]]:
     """Ranks' parts of one step as one: step, batch size, counts and sequences."""
     (number,) = {part.step for part in ranks}
     (batch_size,) = {part.batch_size for part in ranks}
@@ -73,12 +73,12 @@ def together(ranks: list[RankStep]) -> tuple[int, int, dict[str, int], list[str]
 def reference(config: TrainingConfig, data: Path, indexes: Path) -> list[tuple[int, int, dict[str, int], list[str]]]:
     """Every step on one rank, as one micro-batch, made here; and the held-out samples."""
     build_indexes(indexes, open_dataset(data), config)
-    alone = BatchMaker.open(config, data, indexes, 0, 1, [10**6] * len(config.phases))
+    alone = BatchBuilder.open(config, data, indexes, 0, 1, [10**6] * len(config.phases))
     steps = [step for step in range(total_steps(config.phases)) if not is_skipped(config.phases, step)]
     return [together([alone.step(step)]) for step in steps] + [together([alone.heldout()])]
 
 
-def resumed(maker: Callable[[], BatchMaker], starts: list[int], last: int, data_workers: int) -> Iterator[RankStep]:
+def resumed(maker: Callable[[], BatchBuilder], starts: list[int], last: int, data_workers: int) -> Iterator[RankBatch]:
     """What a rank sees that begins anew at each of `starts`."""
     for start, stop in zip(starts, [*starts[1:], last], strict=True):
         yield from stream(maker(), range(start, stop), data_workers)
@@ -89,13 +89,13 @@ def phase_lists(draw: st.DrawFn) -> list[dict[str, typing.Any]]:
     phases, first = [], 0
     for _ in range(draw(st.integers(1, 2))):
         ramp = draw(
-            st.lists(st.fixed_dictionaries({"steps": st.just(1), "batch_size": st.integers(1, 20)}), max_size=2)
+            st.lists(st.fixed_dictionaries({"steps": st.just(1), "global_batch_size": st.integers(1, 20)}), max_size=2)
         )
         steps = len(ramp) + draw(st.integers(1, 4))
         phases.append(
             {
                 "seq_len": draw(st.sampled_from([12, 20, 33])),
-                "batch_size": draw(st.integers(1, 40)),
+                "global_batch_size": draw(st.integers(1, 40)),
                 "steps": steps,
                 "batch_ramp": ramp,
                 "skip_steps": draw(st.lists(st.integers(first, first + steps - 1), max_size=1)),
@@ -129,8 +129,8 @@ def test_every_way_to_run_gives_the_same_samples(
     last = total_steps(config.phases)
     starts = [0, *sorted(start for start in restarts if start < last)]
 
-    def maker(rank: int) -> BatchMaker:
-        return BatchMaker.open(config, folder, indexes, rank, world_size, micro_batch_sizes[: len(phases)])
+    def maker(rank: int) -> BatchBuilder:
+        return BatchBuilder.open(config, folder, indexes, rank, world_size, micro_batch_sizes[: len(phases)])
 
     seen = [list(resumed(lambda rank=rank: maker(rank), starts, last, 0)) for rank in range(world_size)]  # type: ignore[misc]
     found = [together(list(ranks)) for ranks in zip(*seen, strict=True)]
@@ -138,8 +138,14 @@ def test_every_way_to_run_gives_the_same_samples(
 
 
 PHASES: list[dict[str, typing.Any]] = [
-    {"seq_len": 20, "batch_size": 7, "steps": 5, "batch_ramp": [{"steps": 2, "batch_size": 2}], "skip_steps": [3]},
-    {"seq_len": 33, "batch_size": 10, "steps": 3},
+    {
+        "seq_len": 20,
+        "global_batch_size": 7,
+        "steps": 5,
+        "batch_ramp": [{"steps": 2, "global_batch_size": 2}],
+        "skip_steps": [3],
+    },
+    {"seq_len": 33, "global_batch_size": 10, "steps": 3},
 ]
 
 
@@ -152,8 +158,8 @@ def test_processes_that_make_batches_ahead_change_nothing(
     config, folder = config_of(objective, PHASES, WEIGHTS[2]), data(objective)
     expected = reference(config, folder, indexes)[:-1]
 
-    def maker(rank: int) -> BatchMaker:
-        return BatchMaker.open(config, folder, indexes, rank, 2, [2, 3])
+    def maker(rank: int) -> BatchBuilder:
+        return BatchBuilder.open(config, folder, indexes, rank, 2, [2, 3])
 
     seen = [list(resumed(lambda rank=rank: maker(rank), [0, 4], 8, data_workers)) for rank in range(2)]  # type: ignore[misc]
     assert [together(list(ranks)) for ranks in zip(*seen, strict=True)] == expected
@@ -163,10 +169,10 @@ def test_processes_that_make_batches_ahead_change_nothing(
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) -> None:
-    config = config_of(objective, [{"seq_len": 20, "batch_size": 400, "steps": 3}], WEIGHTS[2])
+    config = config_of(objective, [{"seq_len": 20, "global_batch_size": 400, "steps": 3}], WEIGHTS[2])
     folder = data(objective)
     reference(config, folder, indexes)
-    maker = BatchMaker.open(config, folder, indexes, 0, 1, [400])
+    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [400])
     sizes = [index.size for index in maker.train_indexes[0]]
     chosen = maker.choose(0)
     share = np.bincount(chosen.sources, minlength=3) / 400
@@ -193,7 +199,7 @@ def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) 
 def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[int, dict[int, str]]:
     """The hash of what each sample becomes in each epoch."""
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchMaker.open(config, folder, indexes, 0, 1, [1])
+    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [1])
     found: dict[int, dict[int, str]] = {}
     for step in range(config.phases[0].steps):
         chosen, made = maker.choose(step), maker.step(step)
@@ -206,7 +212,7 @@ def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[
 @pytest.mark.parametrize("different", [None, 1, 3])
 def test_masks_differ_by_epoch_or_come_back(different: int | None, data: Data, indexes: Path) -> None:
     folder = data("mlm")
-    config = config_of("mlm", [{"seq_len": 60, "batch_size": 64, "steps": 12}], static_masks=different)
+    config = config_of("mlm", [{"seq_len": 60, "global_batch_size": 64, "steps": 12}], static_masks=different)
     epochs = masks_by_epoch(config, folder, indexes)
     assert len(epochs) > 5
     for one in epochs:
@@ -238,7 +244,7 @@ def test_without_weights_there_is_one_index_for_all() -> None:
 
 
 def test_a_source_too_small_for_a_sample_is_named(data: Data, tmp_path: Path) -> None:
-    config = config_of("clm", [{"seq_len": 20, "batch_size": 4, "steps": 3}], WEIGHTS[1])
+    config = config_of("clm", [{"seq_len": 20, "global_batch_size": 4, "steps": 3}], WEIGHTS[1])
     config = config.model_copy(update={"phases": [config.phases[0].model_copy(update={"seq_len": 10**5})]})
     with pytest.raises(UserError, match=r"train documents of data.sources\[0\] have \d+ tokens, too few"):
         build_indexes(tmp_path, open_dataset(data("clm")), config)
@@ -251,10 +257,10 @@ def test_a_source_without_weight_beside_one_with_is_refused() -> None:
 
 
 def test_far_steps_are_streamed_at_once(data: Data, indexes: Path) -> None:
-    far = {"seq_len": 20, "batch_size": 4, "steps": 2 * 10**9, "skip_steps": [10**9 + 1]}
+    far = {"seq_len": 20, "global_batch_size": 4, "steps": 2 * 10**9, "skip_steps": [10**9 + 1]}
     config, folder = config_of("clm", [far], WEIGHTS[1]), data("clm")
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchMaker.open(config, folder, indexes, 0, 1, [2])
+    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [2])
     for data_workers in (0, 1):
         coming = stream(maker, range(10**9, 2 * 10**9), data_workers)
         assert [next(coming).step for _ in range(3)] == [10**9, 10**9 + 2, 10**9 + 3]
@@ -266,7 +272,7 @@ def test_far_steps_are_streamed_at_once(data: Data, indexes: Path) -> None:
 def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data, indexes: Path) -> None:
     config, folder = config_of("clm", PHASES), data("clm")
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchMaker.open(config, folder, indexes, 0, 1, [2, 2])
+    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [2, 2])
     wrong = dataclasses.replace(maker.train_indexes[0][0], first_document=10**6)
     broken = dataclasses.replace(maker, train_indexes=[[wrong], *maker.train_indexes[1:]])
     with pytest.raises(IndexError, match=r"document 1000\d+ of \d+"):
@@ -276,7 +282,7 @@ def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data,
 _RANK = """
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.loader import stream
 from multihop.pretrain.config import TrainingConfig
 
@@ -286,7 +292,7 @@ if sys.argv[4] == "stuck":
     loader._START_TIMEOUT_S = 1.0
     os.register_at_fork(after_in_child=lambda: time.sleep(1000))
 config = TrainingConfig.model_validate_json(sys.argv[1])
-maker = BatchMaker.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
+maker = BatchBuilder.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
 steps = stream(maker, range(8), 2)
 workers = [process.pid for process in multiprocessing.active_children()]
 other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)

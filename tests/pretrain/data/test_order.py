@@ -14,7 +14,7 @@ from multihop.common.errors import UserError
 from multihop.common.keyed import key_of, mix, random_bits, uniform
 from multihop.pretrain.config import PhaseConfig, RampSegment
 from multihop.pretrain.data.mixture import MIXTURE_BLOCK, quotas
-from multihop.pretrain.data.order import StepSamples, samples_of_step
+from multihop.pretrain.data.order import GlobalBatchIds, samples_of_step
 from multihop.pretrain.data.permutation import permute
 from multihop.pretrain.data.phases import (
     batch_size_of,
@@ -109,7 +109,7 @@ def test_what_was_ever_drawn_is_drawn_again() -> None:
     assert permute(uint64(0, 1, 999), 1000, 2**64 - 1).tolist() == [695, 335, 241]
     assert permute(uint64(0, 1, 10**12 - 1), 10**12, 3).tolist() == [193671453264, 632683085078, 483535915968]
     assert permute(uint64(0, 2**62 - 1), 2**62, 5).tolist() == [3179322976246588323, 2622128487127100280]
-    phases = [PhaseConfig(steps=100, batch_size=6, batch_ramp=[RampSegment(steps=2, batch_size=3)])]
+    phases = [PhaseConfig(steps=100, global_batch_size=6, batch_ramp=[RampSegment(steps=2, global_batch_size=3)])]
     alone = samples_of_step(1, "data", phases, [[10]], 5)
     assert (alone.samples.tolist(), alone.epochs.tolist()) == ([3, 2, 0, 8, 9, 1], [2] * 6)
     mixed = samples_of_step(1, "data", phases, [[10, 4, 7]], 5, [1.0, 0.5, 0.5])
@@ -126,13 +126,14 @@ def phase_lists(draw: st.DrawFn, largest_batch: int = 12, longest: int = 8) -> l
     for _ in range(draw(st.integers(1, 3))):
         ramp = draw(
             st.lists(
-                st.builds(RampSegment, steps=st.integers(1, 3), batch_size=st.integers(1, largest_batch)), max_size=3
+                st.builds(RampSegment, steps=st.integers(1, 3), global_batch_size=st.integers(1, largest_batch)),
+                max_size=3,
             )
         )
         steps = sum(stage.steps for stage in ramp) + draw(st.integers(1, longest))
         skipped = draw(st.lists(st.integers(first, first + steps - 1), max_size=2))
         batch_size = draw(st.integers(1, largest_batch))
-        phases.append(PhaseConfig(steps=steps, batch_size=batch_size, batch_ramp=ramp, skip_steps=skipped))
+        phases.append(PhaseConfig(steps=steps, global_batch_size=batch_size, batch_ramp=ramp, skip_steps=skipped))
         first += steps
     return phases
 
@@ -143,8 +144,8 @@ def test_closed_forms_agree_with_counting(phases: list[PhaseConfig]) -> None:
         (number, step, size)
         for number, phase in enumerate(phases)
         for step, size in enumerate(
-            [stage.batch_size for stage in phase.batch_ramp for _ in range(stage.steps)]
-            + [phase.batch_size] * (phase.steps - sum(stage.steps for stage in phase.batch_ramp))
+            [stage.global_batch_size for stage in phase.batch_ramp for _ in range(stage.steps)]
+            + [phase.global_batch_size] * (phase.steps - sum(stage.steps for stage in phase.batch_ramp))
         )
     ]
     assert total_steps(phases) == len(expected)
@@ -184,7 +185,7 @@ def test_ranks_share_a_step_out_without_gap_or_overlap(batch_size: int, world_si
 # Which samples
 
 
-def walked(phases: list[PhaseConfig], sizes: list[list[int]], **given: Any) -> list[StepSamples]:
+def walked(phases: list[PhaseConfig], sizes: list[list[int]], **given: Any) -> list[GlobalBatchIds]:
     return [samples_of_step(1, "data", phases, sizes, step, **given) for step in range(total_steps(phases))]
 
 
@@ -237,7 +238,7 @@ def test_sources_keep_their_weights_and_count_their_own_epochs(
     sizes: list[int], parts: list[float], batch_size: int
 ) -> None:
     weights, blocks = parts[: len(sizes)], 2
-    phases = [PhaseConfig(steps=blocks * MIXTURE_BLOCK // batch_size, batch_size=batch_size)]
+    phases = [PhaseConfig(steps=blocks * MIXTURE_BLOCK // batch_size, global_batch_size=batch_size)]
     steps = walked(phases, [sizes], weights=weights)
     sources, samples, epochs = (
         np.concatenate([getattr(s, name) for s in steps]) for name in ("sources", "samples", "epochs")
@@ -256,21 +257,21 @@ def test_sources_keep_their_weights_and_count_their_own_epochs(
 
 
 def test_a_source_of_one_sample_gives_it_again_and_again() -> None:
-    steps = walked([PhaseConfig(steps=20, batch_size=8)], [[1, 500]], weights=[1.0, 1.0])
+    steps = walked([PhaseConfig(steps=20, global_batch_size=8)], [[1, 500]], weights=[1.0, 1.0])
     drawn = np.concatenate([s.epochs[s.sources == 0] for s in steps])
     assert drawn.tolist() == list(range(len(drawn))) and len(drawn) > 50
     assert all((s.samples[s.sources == 0] == 0).all() and (s.samples[s.sources == 1] >= 1).all() for s in steps)
 
 
 def test_any_stretch_of_a_mixed_stream_is_mixed() -> None:
-    phases = [PhaseConfig(steps=100, batch_size=256)]
+    phases = [PhaseConfig(steps=100, global_batch_size=256)]
     counts = [np.bincount(s.sources, minlength=2) for s in walked(phases, [[10**6, 10**6]], weights=[1.0, 3.0])]
     assert abs(np.mean(counts, axis=0)[0] - 64) < 3
     assert max(count[0] for count in counts) < 100
 
 
 def test_a_step_depends_on_what_the_law_names_and_on_nothing_else() -> None:
-    phases = [PhaseConfig(batch_size=8, steps=10), PhaseConfig(batch_size=4, steps=10)]
+    phases = [PhaseConfig(global_batch_size=8, steps=10), PhaseConfig(global_batch_size=4, steps=10)]
 
     def batch(
         seed: int = 1, fingerprint: str = "data", step: int = 3, sizes: list[int] | None = None, weights: Any = None
@@ -290,8 +291,8 @@ def test_a_step_depends_on_what_the_law_names_and_on_nothing_else() -> None:
 
 
 def test_skipping_a_step_changes_no_other() -> None:
-    plain = [PhaseConfig(steps=9, batch_size=5)]
-    skipping = [PhaseConfig(steps=9, batch_size=5, skip_steps=[2, 3])]
+    plain = [PhaseConfig(steps=9, global_batch_size=5)]
+    skipping = [PhaseConfig(steps=9, global_batch_size=5, skip_steps=[2, 3])]
     for one, other in zip(walked(plain, [[17]]), walked(skipping, [[17]]), strict=True):
         assert (one.samples == other.samples).all() and (one.epochs == other.epochs).all()
     assert samples_before(plain, 9) == samples_before(skipping, 9)
@@ -299,8 +300,8 @@ def test_skipping_a_step_changes_no_other() -> None:
 
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0]])
 def test_a_far_step_costs_what_the_first_costs(weights: list[float] | None) -> None:
-    ramp = [RampSegment(steps=10**9, batch_size=64)]
-    phases = [PhaseConfig(batch_size=256, steps=2 * 10**9, batch_ramp=ramp) for _ in range(3)]
+    ramp = [RampSegment(steps=10**9, global_batch_size=64)]
+    phases = [PhaseConfig(global_batch_size=256, steps=2 * 10**9, batch_ramp=ramp) for _ in range(3)]
     sizes = [[10**12] if weights is None else [10**12, 10**9]] * 3
 
     def peak(step: int) -> int:

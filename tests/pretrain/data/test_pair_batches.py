@@ -15,7 +15,7 @@ from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker, RankStep
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes
 
 WEIGHTS = (1.0, 3.0)
@@ -50,12 +50,12 @@ def config_of(phases: list[dict[str, Any]], weights: tuple[float, ...] | None, m
     )
 
 
-def maker_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0, ranks: int = 1) -> BatchMaker:
+def maker_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0, ranks: int = 1) -> BatchBuilder:
     build_indexes(indexes, open_dataset(data), config)
-    return BatchMaker.open(config, data, indexes, rank, ranks, [1] * len(config.phases))
+    return BatchBuilder.open(config, data, indexes, rank, ranks, [1] * len(config.phases))
 
 
-def pairs_of(step: RankStep) -> list[tuple[bytes, bytes, bytes]]:
+def pairs_of(step: RankBatch) -> list[tuple[bytes, bytes, bytes]]:
     """What the model gets of each pair: source, decoder's input and targets."""
     found = []
     for batch in step.micro_batches:
@@ -73,7 +73,7 @@ def pairs_of(step: RankStep) -> list[tuple[bytes, bytes, bytes]]:
 PHASES = st.lists(
     st.fixed_dictionaries(
         {"seq_len": st.sampled_from([48, 96]), "steps": st.integers(1, 6)},
-        optional={"batch_tokens": st.integers(96, 900)},
+        optional={"global_batch_tokens": st.integers(96, 900)},
     ),
     min_size=1,
     max_size=2,
@@ -95,7 +95,7 @@ def test_every_way_to_run_gives_the_same_pairs(
     ranks: int,
     micro: int | None,
 ) -> None:
-    by_tokens = all("batch_tokens" in phase for phase in phases)
+    by_tokens = all("global_batch_tokens" in phase for phase in phases)
     config = config_of(phases, weights, micro if by_tokens else None)
     whole = config.model_copy(update={"engine": config.engine.model_copy(update={"micro_batch_tokens": None})})
     alone = maker_of(whole, mixed, indexes)
@@ -120,7 +120,7 @@ def test_every_way_to_run_gives_the_same_pairs(
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tuple[float, ...] | None) -> None:
-    config = config_of([{"seq_len": 96, "batch_tokens": 300, "steps": 200}], weights, None)
+    config = config_of([{"seq_len": 96, "global_batch_tokens": 300, "steps": 200}], weights, None)
     maker = maker_of(config, mixed, indexes)
     sizes = [index.size for index in maker.train_indexes[0]]
     assert sum(sizes) == len(open_dataset(mixed).train)
@@ -143,7 +143,7 @@ def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tu
 
 
 def test_a_pair_is_laid_out_as_the_model_reads_it(mixed: Path, indexes: Path) -> None:
-    maker = maker_of(config_of([{"seq_len": 96, "batch_tokens": 300, "steps": 3}], None, None), mixed, indexes)
+    maker = maker_of(config_of([{"seq_len": 96, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, indexes)
     data, special = maker.data.train, maker.data.manifest.tokenizer.special_ids
     chosen, step = maker.choose(1), maker.step(1)
     for sample, (source, read, predicted) in zip(chosen.samples.tolist(), pairs_of(step), strict=True):
@@ -155,23 +155,35 @@ def test_a_pair_is_laid_out_as_the_model_reads_it(mixed: Path, indexes: Path) ->
 
 
 def test_longer_pairs_are_left_out_and_told(mixed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    maker = maker_of(config_of([{"seq_len": 40, "batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
+    maker = maker_of(config_of([{"seq_len": 40, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
     data = maker.data.train
     longest = np.maximum(data.source_lengths, data.lengths - data.source_lengths) + 1
     assert 0 < maker.train_indexes[0][0].size == (longest <= 40).sum() < len(data)
     assert f"{(longest > 40).sum()} of {len(data)} pairs have a side longer than phases[].seq_len=40" in caplog.text
     with pytest.raises(UserError, match="too few for one sample of 8"):
-        maker_of(config_of([{"seq_len": 8, "batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
+        maker_of(config_of([{"seq_len": 8, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("phase", "engine", "told"),
     [
-        ({"batch_tokens": 300, "batch_size": 7}, {}, "batch_tokens=300 makes steps by tokens, and batch_size=7 counts"),
-        ({"batch_tokens": 300, "lr_scaling": {"rule": "sqrt", "batch_size": 8}}, {}, "remove one of them"),
-        ({"batch_tokens": 64}, {}, "batch_tokens=64 has no room for a side of seq_len=96"),
-        ({"batch_tokens": 300}, {"micro_batch": "auto"}, "engine.micro_batch=auto counts samples"),
-        ({"batch_tokens": 300}, {"micro_batch_tokens": 64}, "engine.micro_batch_tokens=64 has no room for a side"),
+        (
+            {"global_batch_tokens": 300, "global_batch_size": 7},
+            {},
+            "global_batch_tokens=300 makes steps by tokens, and global_batch_size=7 counts",
+        ),
+        (
+            {"global_batch_tokens": 300, "lr_scaling": {"rule": "sqrt", "global_batch_size": 8}},
+            {},
+            "remove one of them",
+        ),
+        ({"global_batch_tokens": 64}, {}, "global_batch_tokens=64 has no room for a side of seq_len=96"),
+        ({"global_batch_tokens": 300}, {"micro_batch_size": "auto"}, "engine.micro_batch_size=auto counts samples"),
+        (
+            {"global_batch_tokens": 300},
+            {"micro_batch_tokens": 64},
+            "engine.micro_batch_tokens=64 has no room for a side",
+        ),
         ({}, {"micro_batch_tokens": 200}, "engine.micro_batch_tokens=200 has no effect on phases"),
     ],
 )
@@ -187,5 +199,7 @@ def test_impossible_combinations(phase: dict[str, Any], engine: dict[str, Any], 
 
 
 def test_tokens_are_for_pairs_alone() -> None:
-    with pytest.raises(ValidationError, match=r"batch_tokens=300 is for objective\.name=translation, not clm"):
-        TrainingConfig.model_validate({"model": {"preset": "gpt2"}, "phases": [{"batch_tokens": 300, "steps": 3}]})
+    with pytest.raises(ValidationError, match=r"global_batch_tokens=300 is for objective\.name=translation, not clm"):
+        TrainingConfig.model_validate(
+            {"model": {"preset": "gpt2"}, "phases": [{"global_batch_tokens": 300, "steps": 3}]}
+        )

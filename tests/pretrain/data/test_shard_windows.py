@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.loader import stream
 from multihop.pretrain.data.mixture import MIXTURE_BLOCK, draw, quotas, upcoming
@@ -29,8 +29,8 @@ from multihop.pretrain.data.shard_windows import ShardWindows
 
 WINDOWED = ["mlm", "mlm+sop", "clm", "mlm isolated", "clm isolated"]
 PHASES = [
-    {"seq_len": 20, "batch_size": 20, "steps": 110, "batch_ramp": [{"steps": 2, "batch_size": 2}]},
-    {"seq_len": 33, "batch_size": 10, "steps": 30},
+    {"seq_len": 20, "global_batch_size": 20, "steps": 110, "batch_ramp": [{"steps": 2, "global_batch_size": 2}]},
+    {"seq_len": 33, "global_batch_size": 10, "steps": 30},
 ]
 DRAWN = [[13, 10, 14, 9, 11, 12], [5, 7, 4, 6, 8, 0], [2, 1, 3, 0, 1, 2]]
 """Of the first three steps of 6 samples, from windows of two of five shards."""
@@ -70,7 +70,7 @@ def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[floa
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
     """A run that is resumed with a newer version must see what it would have seen."""
-    config = config_of("clm", [{"seq_len": 20, "steps": 100, "batch_size": 6}])
+    config = config_of("clm", [{"seq_len": 20, "steps": 100, "global_batch_size": 6}])
     windows = [[ShardWindows(np.array([0, 4, 4, 9, 11, 15]), 2)]]
     drawn = [samples_of_step(1, "data", config.phases, [[15]], step, None, windows) for step in range(3)]
     assert [each.samples.tolist() for each in drawn] == DRAWN
@@ -99,7 +99,7 @@ def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 def windowed(objective: str, weights: tuple[float, ...] | None, together: int = 2) -> TrainingConfig:
     config = config_of(objective, PHASES, weights)
     assert config.data is not None
-    return config.model_copy(update={"data": config.data.model_copy(update={"shuffle_shards": together})})
+    return config.model_copy(update={"data": config.data.model_copy(update={"shuffle_window_shards": together})})
 
 
 @contextmanager
@@ -138,14 +138,14 @@ def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
     config, whole, copy = windowed(objective, weights), data(objective), tmp_path / "copy"
     shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("train-*"))
     build_indexes(tmp_path / "index", open_dataset(whole), config)
-    alone = BatchMaker.open(config, whole, tmp_path / "index", 0, 1, [100, 100])
+    alone = BatchBuilder.open(config, whole, tmp_path / "index", 0, 1, [100, 100])
     shards = len(alone.data.manifest.of_split("train"))
     assert shards > 20
     expected = [sequence_hashes(alone.step(step)) for step in range(total_steps(config.phases))]
     at_once: list[int] = []
 
-    def maker() -> BatchMaker:
-        return BatchMaker.open(config, copy, tmp_path / "index", 0, 1, [100, 100], arriving=tmp_path)
+    def maker() -> BatchBuilder:
+        return BatchBuilder.open(config, copy, tmp_path / "index", 0, 1, [100, 100], arriving=tmp_path)
 
     with fetching(tmp_path, whole, copy) as fetched:
         found: list[list[str]] = []
@@ -167,7 +167,7 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
 ) -> None:
     config = windowed(objective, None)
     build_indexes(tmp_path, open_dataset(data(objective)), config)
-    maker = BatchMaker.open(config, data(objective), tmp_path, 0, 1, [100, 100])
+    maker = BatchBuilder.open(config, data(objective), tmp_path, 0, 1, [100, 100])
     chosen = [maker.choose(step) for step in range(110)]
     samples, epochs = (np.concatenate([getattr(each, name) for each in chosen]) for name in ("samples", "epochs"))
     size = maker.train_indexes[0][0].size
@@ -176,7 +176,7 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
     assert not np.array_equal(samples, np.concatenate([_without(config, maker, step) for step in range(110)]))
 
 
-def _without(config: TrainingConfig, maker: BatchMaker, step: int) -> Any:
+def _without(config: TrainingConfig, maker: BatchBuilder, step: int) -> Any:
     fingerprint = maker.data.manifest.fingerprint
     return samples_of_step(config.seed, fingerprint, config.phases, maker._sizes, step).samples
 
@@ -192,7 +192,7 @@ def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
 def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], Path], tmp_path: Path) -> None:
     config, run_dir = windowed("clm", None), tmp_path / "run"
     build_indexes(tmp_path / "index", open_dataset(data("clm")), config)
-    maker = BatchMaker.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], arriving=run_dir)
+    maker = BatchBuilder.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], arriving=run_dir)
     with pytest.raises(FileNotFoundError):  # as where the disk is full
         maker.step(0)
     run_dir.mkdir()
@@ -205,6 +205,6 @@ def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], P
 )
 def test_objectives_that_read_everywhere_are_refused(objective: str, why: str) -> None:
     described = config_of(objective, [{"seq_len": 20, "steps": 3}]).model_dump()
-    described["data"]["shuffle_shards"] = 4
-    with pytest.raises(ValidationError, match=rf"data.shuffle_shards=4 reads some shards at a time.* {why}"):
+    described["data"]["shuffle_window_shards"] = 4
+    with pytest.raises(ValidationError, match=rf"data.shuffle_window_shards=4 reads some shards at a time.* {why}"):
         TrainingConfig.model_validate(described)

@@ -12,7 +12,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.deepspeed_config import KEYS, fill_deepspeed_config, read_deepspeed_config
 
 CONFIG = TrainingConfig.model_validate(
-    {"model": {"preset": "bert-tiny"}, "phases": [{"steps": 1}], "engine": {"zero_stage": 2, "micro_batch": 8}}
+    {"model": {"preset": "bert-tiny"}, "phases": [{"steps": 1}], "engine": {"zero_stage": 2, "micro_batch_size": 8}}
 )
 
 

@@ -80,12 +80,12 @@ def settings(optimizer: str, precision: str = "fp32", stage: int = 1, offload: s
     return {
         "seed": 3,
         "model": {"family": "bert", "layers": 2, "hidden": 16, "heads": 2, "max_positions": 32, "dropout": 0.0},
-        "phases": [{"seq_len": 16, "batch_size": SEQUENCES, "steps": STEPS, "lr": LR[optimizer]}],
+        "phases": [{"seq_len": 16, "global_batch_size": SEQUENCES, "steps": STEPS, "lr": LR[optimizer]}],
         "optimizer": {"name": optimizer, "weight_decay": 0.01},
         # A low first loss scale: a step that overflows is a step less, and another training than the plain loop's.
         "engine": {
             "deepspeed": {"fp16": {"initial_scale_power": 6}},
-            "micro_batch": 1,
+            "micro_batch_size": 1,
             "precision": precision,
             "zero_stage": stage,
             "offload": offload,

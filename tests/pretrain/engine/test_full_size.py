@@ -41,11 +41,13 @@ def settings(stage: int, precision: str = "fp32", offload: str = "none") -> dict
     return {
         "seed": 3,
         "model": {"family": "bert", "layers": 1, "hidden": 768, "heads": 12, "max_positions": 512, "dropout": 0.0},
-        "phases": [{"seq_len": 32, "batch_size": 5, "steps": 9, "lr": 1e-2, "schedule": "constant", "warmup": 0.0}],
-        "optimizer": {"name": "lamb", "weight_decay": 0.01, "clip_norm": 0.5},
+        "phases": [
+            {"seq_len": 32, "global_batch_size": 5, "steps": 9, "lr": 1e-2, "schedule": "constant", "warmup_ratio": 0.0}
+        ],
+        "optimizer": {"name": "lamb", "weight_decay": 0.01, "max_grad_norm": 0.5},
         "engine": {
             "deepspeed": {"fp16": {"initial_scale_power": 6}},
-            "micro_batch": 1,
+            "micro_batch_size": 1,
             "precision": precision,
             "zero_stage": stage,
             "offload": offload,
@@ -103,7 +105,7 @@ def plain(start: tuple[Path, State]) -> Step:
         for name, weight in named.items():
             weight.view(-1).copy_(before.weight[name])
     phase, optimizer = CONFIG.phases[0], CONFIG.optimizer
-    pairs = some_batches(CONFIG.seed, BEFORE, phase.batch_size, phase.seq_len, VOCABULARY)
+    pairs = some_batches(CONFIG.seed, BEFORE, phase.global_batch_size, phase.seq_len, VOCABULARY)
     batches = [batch_of(pair) for pair in pairs]
     loss = 0.0
     for batch in batches:
@@ -113,7 +115,7 @@ def plain(start: tuple[Path, State]) -> Step:
         loss += float(mine)
     gradients = {name: weight.grad for name, weight in named.items() if weight.grad is not None}
     global_norm = math.hypot(*map(norm, gradients.values()))
-    assert global_norm > optimizer.clip_norm, "nothing would be clipped"
+    assert global_norm > optimizer.max_grad_norm, "nothing would be clipped"
     moments = {}
     with torch.no_grad():
         for name, weight in named.items():
@@ -124,7 +126,7 @@ def plain(start: tuple[Path, State]) -> Step:
                 "v": before.exp_avg_sq[name].view(weight.shape),
             }
             decay = optimizer.weight_decay if decays(name) else 0.0
-            gradient = gradients[name] * (optimizer.clip_norm / (global_norm + 1e-6))
+            gradient = gradients[name] * (optimizer.max_grad_norm / (global_norm + 1e-6))
             given = optimizer.model_copy(update={"weight_decay": decay})
             lamb(name, weight, gradient, given, phase.lr, moments[name])
     after = State(

@@ -1,4 +1,4 @@
-"""engine.micro_batch=auto: how much memory a sample takes, from two micro-batches."""
+"""engine.micro_batch_size=auto: how much memory a sample takes, from two micro-batches."""
 
 import json
 from collections.abc import Callable
@@ -68,17 +68,17 @@ def test_a_ramp_does_not_change_bytes_per_sample_and_the_key_covers_what_does(
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "data").symlink_to(bert_data)
-    phase = {"seq_len": 16, "batch_size": 64, "steps": 9}
+    phase = {"seq_len": 16, "global_batch_size": 64, "steps": 9}
 
     def found(**changes: Any) -> list[dict[str, Any]]:
         """What is remembered after a start with this recipe; the newest measurement is the last."""
-        content = recipe(engine__micro_batch="auto", objective__name="mlm", **changes)
+        content = recipe(engine__micro_batch_size="auto", objective__name="mlm", **changes)
         (run_dir / "recipe.json").write_text(json.dumps(content))
         (sizes,) = pool(1).run(found_micro_batches, run_dir)
         assert all(1 <= size <= 64 for size in sizes)
         return list(json.loads((run_dir / REMEMBERED).read_text()).values())
 
-    (ramped,) = found(phases=[{**phase, "batch_ramp": [{"steps": 2, "batch_size": 8}]}])
+    (ramped,) = found(phases=[{**phase, "batch_ramp": [{"steps": 2, "global_batch_size": 8}]}])
     (run_dir / REMEMBERED).unlink()
     (plain,) = found(phases=[phase])
     assert plain["bytes_per_sample"] == ramped["bytes_per_sample"] > 16 * 100

@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
-from multihop.pretrain.engine.rendezvous import SECRET, Listener, Meeting, Store, invite, meeting_of
+from multihop.pretrain.engine.rendezvous import SECRET, Endpoint, Listener, Store, publish_endpoint, resolve_endpoint
 
 PATIENCE = timedelta(seconds=20)
 
 
 @pytest.fixture(scope="module")
 def listener() -> Iterator[Listener]:
-    found = Listener(Meeting("127.0.0.1", 0, secrets.token_bytes(32)))
+    found = Listener(Endpoint("127.0.0.1", 0, secrets.token_bytes(32)))
     yield found
     found.close()
 
 
-def plain_socket(meeting: Meeting) -> socket.socket:
-    return socket.create_connection((meeting.host, meeting.port), timeout=20)
+def plain_socket(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection((endpoint.host, endpoint.port), timeout=20)
 
 
 def is_dropped(connection: socket.socket) -> bool:
@@ -47,33 +47,33 @@ def is_dropped(connection: socket.socket) -> bool:
 
 def test_it_listens_on_one_address_only(listener: Listener) -> None:
     listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-    assert [each.laddr.ip for each in listening if each.laddr.port == listener.meeting.port] == ["127.0.0.1"]
+    assert [each.laddr.ip for each in listening if each.laddr.port == listener.endpoint.port] == ["127.0.0.1"]
 
 
 def test_what_one_rank_sets_the_others_get(listener: Listener) -> None:
-    one, other = Store(listener.meeting, PATIENCE), Store(listener.meeting, PATIENCE)
+    one, other = Store(listener.endpoint, PATIENCE), Store(listener.endpoint, PATIENCE)
     one.set("address", b"\x00\xff")
     assert other.get("address") == b"\x00\xff" and other.clone().check(["address"])
     assert [each.add("there", 1) for each in (one, other)] == [1, 2]
 
 
 def test_a_key_that_nobody_sets_is_named(listener: Listener) -> None:
-    store = Store(listener.meeting, timedelta(milliseconds=50))
+    store = Store(listener.endpoint, timedelta(milliseconds=50))
     with pytest.raises(dist.DistStoreError, match=r"set who within 0:00:00\.05"):
         store.get("who")
 
 
 def test_whoever_does_not_know_the_secret_is_refused(listener: Listener) -> None:
-    meeting = listener.meeting
+    endpoint = listener.endpoint
     with pytest.raises(ConnectionError):
-        Store(Meeting(meeting.host, meeting.port, secrets.token_bytes(32)), PATIENCE)
+        Store(Endpoint(endpoint.host, endpoint.port, secrets.token_bytes(32)), PATIENCE)
 
 
 def test_whoever_listens_in_place_of_rank_0_is_not_believed() -> None:
-    impostor = Listener(Meeting("127.0.0.1", 0, b"a guess"))
-    meeting = impostor.meeting
+    impostor = Listener(Endpoint("127.0.0.1", 0, b"a guess"))
+    endpoint = impostor.endpoint
     with pytest.raises(ConnectionError):
-        Store(Meeting(meeting.host, meeting.port, b"the secret"), PATIENCE)
+        Store(Endpoint(endpoint.host, endpoint.port, b"the secret"), PATIENCE)
     impostor.close()
 
 
@@ -88,15 +88,15 @@ def test_whoever_listens_in_place_of_rank_0_is_not_believed() -> None:
     ids=["http", "a message of 4 GB", "no proof", "empty"],
 )
 def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(listener: Listener, said: bytes) -> None:
-    with plain_socket(listener.meeting) as stranger:
+    with plain_socket(listener.endpoint) as stranger:
         stranger.sendall(said)
         assert is_dropped(stranger)
-    assert Store(listener.meeting, PATIENCE).add("after strangers", 1) >= 1
+    assert Store(listener.endpoint, PATIENCE).add("after strangers", 1) >= 1
 
 
 def test_strangers_that_say_nothing_hold_nobody_up(listener: Listener) -> None:
-    silent = [plain_socket(listener.meeting) for _ in range(50)]
-    assert Store(listener.meeting, PATIENCE).add("beside the silent", 1) >= 1
+    silent = [plain_socket(listener.endpoint) for _ in range(50)]
+    assert Store(listener.endpoint, PATIENCE).add("beside the silent", 1) >= 1
     for each in silent:
         each.close()
 
@@ -114,8 +114,8 @@ OPERATIONS = st.one_of(
 
 @given(operations=st.lists(OPERATIONS, max_size=12))
 def test_it_does_what_torchs_own_store_does(operations: list[tuple]) -> None:
-    listener, reference = Listener(Meeting("127.0.0.1", 0, b"secret")), dist.HashStore()
-    store = Store(listener.meeting, PATIENCE)
+    listener, reference = Listener(Endpoint("127.0.0.1", 0, b"secret")), dist.HashStore()
+    store = Store(listener.endpoint, PATIENCE)
     for name, *arguments in operations:
         assert getattr(store, name)(*arguments) == getattr(reference, name)(*arguments), (name, arguments)
     listener.close()
@@ -133,8 +133,8 @@ ranks.shutdown()
 
 IMPOSTOR = f"""
 from multihop.pretrain.engine import ranks
-prove = ranks._prove
-ranks._prove = lambda ranks, store, secret: prove(ranks, store, b"another")
+prove = ranks._authenticate
+ranks._authenticate = lambda ranks, store, secret: prove(ranks, store, b"another")
 {RANK}"""
 """Takes a rank's place in gloo's connections, where the store has nothing to say."""
 
@@ -188,12 +188,12 @@ def test_whoever_slips_into_a_ranks_place_ends_the_start(tmp_path: Path) -> None
 def test_a_file_that_a_killed_start_left_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    gone = Listener(Meeting("127.0.0.1", 0, b"old"))
-    invite(tmp_path, gone.meeting)
+    gone = Listener(Endpoint("127.0.0.1", 0, b"old"))
+    publish_endpoint(tmp_path, gone.endpoint)
     gone.close()
-    listener = Listener(meeting_of(tmp_path, 0))
-    invite(tmp_path, listener.meeting)
-    assert meeting_of(tmp_path, 1) == listener.meeting
+    listener = Listener(resolve_endpoint(tmp_path, 0))
+    publish_endpoint(tmp_path, listener.endpoint)
+    assert resolve_endpoint(tmp_path, 1) == listener.endpoint
     listener.close()
 
 
@@ -203,4 +203,4 @@ def test_a_host_name_that_others_cannot_reach_is_refused(tmp_path: Path, monkeyp
     for key, value in {"MASTER_ADDR": name, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match=r"ranks on other hosts cannot reach; give torchrun"):
-        meeting_of(tmp_path, 0)
+        resolve_endpoint(tmp_path, 0)

@@ -21,7 +21,7 @@ from worker_runs import STEPS, checkpoint, recipe
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, initialise
@@ -128,7 +128,7 @@ def test_every_declared_objective_trains_every_parameter(
     config, folder = config_of(family, objective, positions), gpt2_data if FAMILIES[family].causal else bert_data
     data = open_dataset(folder)
     build_indexes(tmp_path, data, config)
-    batch = BatchMaker.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]
+    batch = BatchBuilder.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]
     model = build_model(config.model, data.manifest.tokenizer.vocab_size)
     initialise(model, 1)
     sums = model(**on_device(batch.inputs, torch.device("cpu")))

@@ -18,7 +18,7 @@ from multihop.pretrain.models.build import build_model, first_weights, initialis
 from multihop.pretrain.models.common.attention import Sequences, attend
 from multihop.pretrain.models.common.dropout import Dropout, keep_mask, kept_share
 from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.objectives.batch import layout
 
@@ -314,7 +314,7 @@ def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool,
     ours = [part.to(dtype).requires_grad_() for part in given]
     theirs = [part.detach().float().requires_grad_() for part in ours]
     targets = torch.randint(0, vocabulary, (rows,), generator=generator)
-    loss = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets)
+    loss = fused_linear_cross_entropy(ours[0], ours[1], ours[2] if with_bias else None, targets)
     expected = F.cross_entropy(F.linear(*theirs), targets, reduction="sum")
     assert loss.dtype == torch.float32
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -326,7 +326,7 @@ def test_the_loss_of_the_vocabulary(rows: int, vocabulary: int, with_bias: bool,
         scale = float(other.grad.abs().max()) if other.grad.numel() else 1.0
         torch.testing.assert_close(one.grad.float(), other.grad, rtol=tolerance, atol=tolerance * scale)
     with torch.no_grad():
-        again = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets)
+        again = fused_linear_cross_entropy(ours[0], ours[1], ours[2] if with_bias else None, targets)
     torch.testing.assert_close(again, loss.detach(), rtol=1e-5, atol=0)
 
 
@@ -339,7 +339,7 @@ def test_the_loss_with_smoothed_labels(rows: int, vocabulary: int, with_bias: bo
     ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
     theirs = [part.detach().float().requires_grad_() for part in ours]
     targets = torch.randint(0, vocabulary, (rows,), generator=generator)
-    loss = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets, 0.1)
+    loss = fused_linear_cross_entropy(ours[0], ours[1], ours[2] if with_bias else None, targets, 0.1)
     expected = F.cross_entropy(F.linear(*theirs), targets, reduction="sum", label_smoothing=0.1)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)

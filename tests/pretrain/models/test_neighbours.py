@@ -8,8 +8,8 @@ from kinds_of_families import TEXT_FAMILIES
 from pydantic import ValidationError
 from torch import Tensor
 
+from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.engine.observation import observed
 from multihop.pretrain.models.build import build_model, first_weights
 from multihop.pretrain.models.common.attention import Sequences
 from multihop.pretrain.models.config import ModelConfig
@@ -39,7 +39,7 @@ def mean_attention(model: Any, length: int) -> Tensor:
     ids = torch.randint(0, 500, (16 * length,), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, **on_device(layout([length] * 16), CPU)}
     targets = {"masked_at": torch.arange(3), "masked_ids": torch.arange(3)}
-    with torch.no_grad(), observed(model, lambda hidden: None, see):
+    with torch.no_grad(), capture_activations(model, lambda hidden: None, see):
         model(**inputs, **targets)
     return seen[0]
 

@@ -8,7 +8,7 @@ from rank_jobs import compiled_gradients
 from rank_pool import RankPool
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.vocabulary import vocabulary_loss
+from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
 
 
 @pytest.mark.ranks
@@ -44,7 +44,7 @@ def test_a_gpu_computes_the_loss_of_a_cpu(dtype: torch.dtype, label_smoothing: f
     found = []
     for device in ("cpu", "cuda"):
         mine = [part.to(device).requires_grad_() for part in parts]
-        loss = vocabulary_loss(*mine, targets.to(device), label_smoothing)
+        loss = fused_linear_cross_entropy(*mine, targets.to(device), label_smoothing)
         found.append([loss, *torch.autograd.grad(loss, mine)])
     for here, there in zip(*found, strict=True):
         tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4

@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
-from multihop.pretrain.models.build import build_model, decays, first_weights, initialise, outline_model
+from multihop.pretrain.models.build import build_model, build_model_on_meta, decays, first_weights, initialise
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import PRESETS
 from multihop.pretrain.models.transformer import beam_cache
@@ -152,7 +152,7 @@ def test_parameters_are_those_of_the_paper() -> None:
     Theirs have no biases in attention, ours as in fairseq and Marian; the base model is 3 % smaller all the same.
     """
     for preset, published in (("transformer-base", 65e6), ("transformer-big", 213e6)):
-        model = outline_model(ModelConfig.model_validate({"preset": preset}), 37_000)
+        model = build_model_on_meta(ModelConfig.model_validate({"preset": preset}), 37_000)
         count = sum(parameter.numel() for parameter in model.parameters())
         print(f"{preset}: {count:,} parameters, published {published:,.0f}")
         assert abs(count / published - 1) < 0.03

@@ -36,8 +36,8 @@ def any_phase(draw: st.DrawFn) -> PhaseConfig:
         lr=draw(st.floats(1e-6, 10.0)),
         warmup_steps=draw(st.integers(0, longest)),
         power=draw(st.floats(0.2, 4.0)),
-        decay=decay,
-        final=draw(st.sampled_from([0.0, 0.1, 1.0]) | st.floats(0.0, 1.0)),
+        decay_ratio=decay,
+        min_lr_ratio=draw(st.sampled_from([0.0, 0.1, 1.0]) | st.floats(0.0, 1.0)),
     )
 
 
@@ -52,13 +52,17 @@ def test_warm_up_climbs_in_equal_steps_to_the_highest_rate(schedule: str) -> Non
     ("phase", "middle", "last"),
     [  # after 20 steps of warm-up: step 60 is half of the way to step 100, step 99 is 79/80 of it
         (phase_of("linear"), 0.5, 1 / 80),
-        (phase_of("linear", final=0.1), 0.55, 0.1 + 0.9 / 80),
+        (phase_of("linear", min_lr_ratio=0.1), 0.55, 0.1 + 0.9 / 80),
         (phase_of("cosine"), 0.5, (1 + math.cos(math.pi * 79 / 80)) / 2),
-        (phase_of("cosine", final=0.1), 0.55, 0.1 + 0.9 * (1 + math.cos(math.pi * 79 / 80)) / 2),
+        (phase_of("cosine", min_lr_ratio=0.1), 0.55, 0.1 + 0.9 * (1 + math.cos(math.pi * 79 / 80)) / 2),
         (phase_of("polynomial", power=2.0), 0.25, (1 / 80) ** 2),
-        (phase_of("polynomial", power=0.5, final=0.2), 0.2 + 0.8 * math.sqrt(0.5), 0.2 + 0.8 * math.sqrt(1 / 80)),
+        (
+            phase_of("polynomial", power=0.5, min_lr_ratio=0.2),
+            0.2 + 0.8 * math.sqrt(0.5),
+            0.2 + 0.8 * math.sqrt(1 / 80),
+        ),
         (phase_of("warmup-stable-decay"), 1.0, 0.1),
-        (phase_of("warmup-stable-decay", decay=0.8, final=0.1), 0.55, 0.1 + 0.9 / 80),
+        (phase_of("warmup-stable-decay", decay_ratio=0.8, min_lr_ratio=0.1), 0.55, 0.1 + 0.9 / 80),
         (phase_of("constant"), 1.0, 1.0),
         (phase_of("inverse-sqrt"), math.sqrt(20 / 61), math.sqrt(20 / 100)),
         (phase_of("inverse-sqrt", warmup_steps=0), math.sqrt(1 / 61), math.sqrt(1 / 100)),
@@ -78,17 +82,17 @@ def test_inverse_sqrt_is_the_formula_of_vaswani_et_al() -> None:
 
 
 def test_warmup_stable_decay_is_stable_until_its_last_steps() -> None:
-    rates = rates_of(phase_of("warmup-stable-decay", decay=0.3))
+    rates = rates_of(phase_of("warmup-stable-decay", decay_ratio=0.3))
     assert rates[19:71] == [2.0] * 52
     assert rates[71:] == pytest.approx([2.0 * (100 - step) / 30 for step in range(71, 100)])
 
 
 def test_warmup_stable_decay_without_a_stable_part_is_linear() -> None:
-    assert rates_of(phase_of("warmup-stable-decay", decay=0.8)) == pytest.approx(rates_of(phase_of("linear")))
+    assert rates_of(phase_of("warmup-stable-decay", decay_ratio=0.8)) == pytest.approx(rates_of(phase_of("linear")))
 
 
 def test_polynomial_of_power_one_is_linear() -> None:
-    assert rates_of(phase_of("polynomial", final=0.3)) == rates_of(phase_of("linear", final=0.3))
+    assert rates_of(phase_of("polynomial", min_lr_ratio=0.3)) == rates_of(phase_of("linear", min_lr_ratio=0.3))
 
 
 @given(any_phase())
@@ -98,7 +102,7 @@ def test_rates_stay_between_zero_and_the_highest_and_never_rise_after_warm_up(ph
     after = rates[max(0, phase.warmup_length - 1) :]
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(after))
     if phase.schedule not in ("constant", "inverse-sqrt"):
-        assert rates[-1] >= phase.lr * phase.final * (1 - 1e-12)
+        assert rates[-1] >= phase.lr * phase.min_lr_ratio * (1 - 1e-12)
 
 
 @given(any_phase())
@@ -122,9 +126,12 @@ def test_a_phase_depends_on_no_other(
 @pytest.mark.parametrize(("rule", "power"), [("sqrt", 0.5), ("linear", 1.0)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rates_follow_the_batch_size_up_a_ramp(rule: str, power: float, schedule: str) -> None:
-    ramp = {"batch_size": 1024, "batch_ramp": [{"steps": 10, "batch_size": 64}, {"steps": 30, "batch_size": 256}]}
+    ramp = {
+        "global_batch_size": 1024,
+        "batch_ramp": [{"steps": 10, "global_batch_size": 64}, {"steps": 30, "global_batch_size": 256}],
+    }
     plain = rates_of(phase_of(schedule, **ramp))
-    scaled = rates_of(phase_of(schedule, **ramp, lr_scaling={"rule": rule, "batch_size": 256}))
+    scaled = rates_of(phase_of(schedule, **ramp, lr_scaling={"rule": rule, "global_batch_size": 256}))
     sizes = [64] * 10 + [256] * 30 + [1024] * 60
     assert scaled == pytest.approx([rate * (size / 256) ** power for rate, size in zip(plain, sizes, strict=True)])
     assert scaled[10:40] == plain[10:40]
@@ -139,7 +146,7 @@ def test_rates_follow_the_batch_size_up_a_ramp(rule: str, power: float, schedule
 def test_phases_of_older_recipes_keep_their_rates_bit_for_bit(
     steps: int, warmup: float, lr: float, schedule: str
 ) -> None:
-    phase = PhaseConfig.model_validate({"steps": steps, "warmup": warmup, "lr": lr, "schedule": schedule})
+    phase = PhaseConfig.model_validate({"steps": steps, "warmup_ratio": warmup, "lr": lr, "schedule": schedule})
     warmup_steps = round(warmup * steps)
     for step, rate in enumerate(rates_of(phase)):
         progress = (step - warmup_steps) / max(1, steps - warmup_steps)
@@ -148,7 +155,10 @@ def test_phases_of_older_recipes_keep_their_rates_bit_for_bit(
 
 
 def test_phases_follow_one_another_and_warm_up_anew() -> None:
-    phases = [PhaseConfig(steps=10, lr=1.0, warmup=0.2), PhaseConfig(steps=20, lr=0.5, warmup=0.1, schedule="cosine")]
+    phases = [
+        PhaseConfig(steps=10, lr=1.0, warmup_ratio=0.2),
+        PhaseConfig(steps=20, lr=0.5, warmup_ratio=0.1, schedule="cosine"),
+    ]
     assert locate(phases, 9) == (0, 9)
     assert locate(phases, 10) == (1, 0)
     rates = [learning_rate(phases, step) for step in range(30)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.run.changes import binding_differences, check_allowed, completed, training_part
+from multihop.pretrain.run.changes import check_allowed, completed, locked_changes, training_part
 
 RECIPE: dict[str, Any] = {
     "name": "some",
@@ -21,7 +21,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 def refused(allowed: list[str], **changes: Any) -> str:
-    differences = binding_differences(changed(), changed(**changes), TrainingConfig)
+    differences = locked_changes(changed(), changed(**changes), TrainingConfig)
     try:
         check_allowed(differences, TrainingConfig, allowed, "runs/some")
     except ValueError as error:
@@ -32,8 +32,16 @@ def refused(allowed: list[str], **changes: Any) -> str:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"engine": {"zero_stage": 3, "offload": "optimizer", "micro_batch": 1, "data_workers": 3, "compile": False}},
-        {"checkpoint": {"every_steps": 7, "keep": 1, "keep_every": 14}},
+        {
+            "engine": {
+                "zero_stage": 3,
+                "offload": "optimizer",
+                "micro_batch_size": 1,
+                "data_workers": 3,
+                "compile": False,
+            }
+        },
+        {"checkpoint": {"save_interval": 7, "keep": 1, "keep_every": 14}},
     ],
 )
 def test_what_is_rounding_only_changes_freely(changes: dict[str, Any]) -> None:
@@ -72,7 +80,7 @@ def test_a_checkpoint_remembers_weights_of_sources_and_not_their_paths() -> None
     then = training_part(TrainingConfig.model_validate(RECIPE))
     sources = [{"path": "elsewhere", "weight": 1.0}, {"path": "b", "weight": 3.0}]
     now = training_part(TrainingConfig.model_validate({**RECIPE, "data": {"sources": sources}}))
-    assert binding_differences(then, now, TrainingConfig) == [("data.sources[1].weight", 2.0, 3.0)]
+    assert locked_changes(then, now, TrainingConfig) == [("data.sources[1].weight", 2.0, 3.0)]
 
 
 def test_what_an_older_version_remembers_has_the_defaults_of_newer_keys() -> None:

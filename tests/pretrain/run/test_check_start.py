@@ -19,7 +19,7 @@ STEPS = 4
 
 
 def begin(run_dir: Path, data: Path, location: Path | None) -> Path:
-    quick = {"engine__data_workers": 0, "engine__heldout_samples": 4, "checkpoint__every_steps": 2}
+    quick = {"engine__data_workers": 0, "engine__heldout_samples": 4, "checkpoint__save_interval": 2}
     content = recipe(phases__0__steps=STEPS, checkpoint__location=location and str(location), **quick)
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "data").symlink_to(data)
@@ -78,10 +78,10 @@ def test_a_run_without_a_committed_checkpoint_may_start_again(tmp_path: Path) ->
     run_dir, location = tmp_path, str(tmp_path / "volume" / "run")
     check_checkpoints_exist(run_dir, location)  # new
     claim_checkpoints(run_dir, location)
-    append_row(run_dir / "starts.jsonl", {"step": 0})
+    append_row(run_dir / "launches.jsonl", {"step": 0})
     append_row(run_dir / "metrics.jsonl", {"step": 7, "loss": 1.0})
     check_checkpoints_exist(run_dir, location)  # killed before its first commit
-    append_row(run_dir / "starts.jsonl", {"step": 5})
+    append_row(run_dir / "launches.jsonl", {"step": 5})
     with pytest.raises(UserError, match=r"starts\.jsonl has a start from the checkpoint of step 5; mount the volume"):
         check_checkpoints_exist(run_dir, location)
     (tmp_path / "volume" / "run" / "step-00000005.damaged-1a2b3c4d").mkdir()

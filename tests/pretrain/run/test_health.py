@@ -17,10 +17,10 @@ from torch import Tensor
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.engine.observation import observed
 from multihop.pretrain.models.build import build_model, first_weights
 from multihop.pretrain.models.common.attention import Sequences
 from multihop.pretrain.models.config import ModelConfig
@@ -138,7 +138,7 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
 
     with torch.no_grad():
         before = model(**inputs, **targets)
-        with observed(model, states.append, see_attention):
+        with capture_activations(model, states.append, see_attention):
             during = model(**inputs, **targets)
         after = model(**inputs, **targets)
         assert torch.equal(states[0], model.encode(**inputs)) and len(states) == 1
@@ -162,8 +162,8 @@ def settings(stage: int = 1, **engine: Any) -> dict[str, Any]:
     return {
         "seed": 3,
         "model": {"family": "bert", "layers": 2, "hidden": 16, "heads": 2, "max_positions": 48, "dropout": 0.1},
-        "phases": [{"seq_len": 48, "batch_size": 4, "steps": 4}],
-        "engine": {"deepspeed": {}, "micro_batch": 2, "zero_stage": stage, **engine},
+        "phases": [{"seq_len": 48, "global_batch_size": 4, "steps": 4}],
+        "engine": {"deepspeed": {}, "micro_batch_size": 2, "zero_stage": stage, **engine},
     }
 
 
@@ -182,7 +182,7 @@ def test_it_is_what_the_plain_model_computes_on_the_first_held_out_samples(
     alone: dict[str, Any], run_dir: Path
 ) -> None:
     config = TrainingConfig.model_validate(settings())
-    batches = BatchMaker.open(config, run_dir / "data", run_dir / "index", 0, 1, [2])
+    batches = BatchBuilder.open(config, run_dir / "data", run_dir / "index", 0, 1, [2])
     model: Any = build_model(config.model, batches.data.manifest.tokenizer.vocab_size)
     fill = first_weights(config.model, config.seed)
     with torch.no_grad():

@@ -30,15 +30,15 @@ def test_a_step_waits_for_the_device_once_and_once_more_where_it_is_logged(
 ) -> None:
     content = recipe(
         phases__0__steps=STEPS,
-        phases__0__batch_size=4,
+        phases__0__global_batch_size=4,
         optimizer__name=optimizer,
         engine__zero_stage=stage,
         engine__precision=precision,
-        engine__log_every=3,
-        engine__evaluate_every=100,
+        engine__log_interval=3,
+        engine__eval_interval=100,
         engine__heldout_samples=4,
         engine__data_workers=0,
-        checkpoint__every_steps=100,
+        checkpoint__save_interval=100,
     )
     run_dir = write_recipe(tmp_path / "run", bert_data, content)
     for steps in pool(2).run(reads_of_steps, run_dir):

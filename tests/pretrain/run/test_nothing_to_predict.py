@@ -46,8 +46,8 @@ def begin(run_dir: Path, data: Path, **changes: Any) -> Path:
 
 def short_samples(run_dir: Path, data: Path, batch_size: int, **changes: Any) -> Path:
     """Samples of eight tokens, of which each has one word of one token to predict, or none."""
-    sizes = {"phases__0__seq_len": 8, "phases__0__batch_size": batch_size, "phases__0__steps": STEPS}
-    return begin(run_dir, data, **sizes, checkpoint__every_steps=1, engine__micro_batch=1, **changes)
+    sizes = {"phases__0__seq_len": 8, "phases__0__global_batch_size": batch_size, "phases__0__steps": STEPS}
+    return begin(run_dir, data, **sizes, checkpoint__save_interval=1, engine__micro_batch_size=1, **changes)
 
 
 def test_held_out_samples_without_a_target_are_refused_at_the_start(

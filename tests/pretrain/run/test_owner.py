@@ -128,8 +128,8 @@ def test_a_recipe_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"recipe.json is missing"):
         read_config(tmp_path)
     (tmp_path / "recipe.json").write_text(
-        json.dumps({"model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}], "engine": {"micro_batch": 0}})
+        json.dumps({"model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}], "engine": {"micro_batch_size": 0}})
     )
-    with pytest.raises(UserError, match=r"engine: .*micro_batch=0 is not a number of samples") as error:
+    with pytest.raises(UserError, match=r"engine: .*micro_batch_size=0 is not a number of samples") as error:
         read_config(tmp_path)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)

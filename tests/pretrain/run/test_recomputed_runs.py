@@ -34,11 +34,11 @@ def metrics(
     @cache
     def run(family: str, ranks: int, stage: int, kind: str, compiled: bool) -> Rows:
         sizes = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
-        engine = {"zero_stage": stage, "activation_checkpointing": kind, "compile": compiled, "micro_batch": 2}
-        often = {"log_every": 1, "evaluate_every": 2, "heldout_samples": 4}
+        engine = {"zero_stage": stage, "activation_checkpointing": kind, "compile": compiled, "micro_batch_size": 2}
+        often = {"log_interval": 1, "eval_interval": 2, "heldout_samples": 4}
         recipe = {
             "model": {"family": family, **sizes, **({"embedding": 16} if family == "albert" else {})},
-            "phases": [{"seq_len": 48, "batch_size": 7, "steps": 4, "lr": 1e-2}],
+            "phases": [{"seq_len": 48, "global_batch_size": 7, "steps": 4, "lr": 1e-2}],
             "engine": {"deepspeed": {}, "data_workers": 0, **engine, **often},
         }
         run_dir = tmp_path_factory.mktemp("run")

@@ -43,16 +43,16 @@ def table() -> Iterator[list[str]]:
 
 def recipe(objective: str, **changes: Any) -> dict[str, Any]:
     by_tokens = objective == "translation"
-    samples = {"batch_tokens": 200} if by_tokens else {"batch_size": 7}
-    per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch": 2}
+    samples = {"global_batch_tokens": 200} if by_tokens else {"global_batch_size": 7}
+    per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch_size": 2}
     content: dict[str, Any] = {
         "seed": 5,
         "model": {**SIZES, "family": TRAINED_WITH[objective], "dropout": 0.1},
         "objective": {"name": objective},
         "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
         "optimizer": {"name": "lamb"},
-        "engine": {"deepspeed": {}, "zero_stage": 1, **per_pass, "log_every": 1, "heldout_samples": 4},
-        "checkpoint": {"every_steps": 1, "keep": 99},
+        "engine": {"deepspeed": {}, "zero_stage": 1, **per_pass, "log_interval": 1, "heldout_samples": 4},
+        "checkpoint": {"save_interval": 1, "keep": 99},
     }
     for path, value in changes.items():
         part = content
@@ -202,7 +202,7 @@ def test_any_other_ranks_stage_and_offload_resume_within_rounding(
         optimizer__name=optimizer,
         engine__zero_stage=stage,
         engine__offload=offload,
-        engine__micro_batch=3,
+        engine__micro_batch_size=3,
         engine__data_workers=0,
     )
     resumed = begin(tmp_path / "resumed", prepared("mlm+nsp"), content, step_of(whole, k))
@@ -230,7 +230,7 @@ def test_ranks_micro_batches_and_stages_do_not_change_the_losses(
     stage: int,
     micro_batch: int,
 ) -> None:
-    content = recipe("mlm+nsp", model__dropout=0.0, engine__zero_stage=stage, engine__micro_batch=micro_batch)
+    content = recipe("mlm+nsp", model__dropout=0.0, engine__zero_stage=stage, engine__micro_batch_size=micro_batch)
     content["engine"]["data_workers"] = 0
     run_dir = begin(tmp_path / "run", prepared("mlm+nsp"), content)
     assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
@@ -255,7 +255,7 @@ def test_a_rank_reads_its_own_slices_and_no_more(
 
 
 def test_skipped_steps_use_up_their_samples_and_their_rate(pool: Pool, prepared: Prepared, tmp_path: Path) -> None:
-    phases = [{"seq_len": 48, "batch_size": 7, "steps": STEPS, "lr": 1e-2}]
+    phases = [{"seq_len": 48, "global_batch_size": 7, "steps": STEPS, "lr": 1e-2}]
     every = begin(tmp_path / "every", prepared("mlm+nsp"), recipe("mlm+nsp", phases=phases))
     skipping = [{**phases[0], "skip_steps": [1, 4]}]
     some = begin(tmp_path / "some", prepared("mlm+nsp"), recipe("mlm+nsp", phases=skipping))

@@ -42,7 +42,7 @@ def test_stopped_and_cut_off_it_goes_on_bit_for_bit(
     assert found is not None and (found.step, passed_over) == (1, [])
 
     finish(run, bert_data, 2)
-    starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+    starts = [json.loads(line) for line in (run / "launches.jsonl").read_text().splitlines()]
     assert [row["step"] for row in starts] == [0, 1]
     assert_same_run(run, checkpoints, in_one_go)
 
@@ -53,7 +53,7 @@ def test_an_endpoint_that_refuses_every_fifth_request_is_borne(
 ) -> None:
     run, before = tmp_path / "run", len(s3.requests)
     s3.failing_every = 5
-    finish(run, bert_data, 2, checkpoint__location=bucket, checkpoint__every_steps=2, checkpoint__keep=2)
+    finish(run, bert_data, 2, checkpoint__location=bucket, checkpoint__save_interval=2, checkpoint__keep=2)
     refused = (len(s3.requests) - before) // 5
     s3.failing_every = 0
     assert refused >= 5

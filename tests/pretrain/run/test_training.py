@@ -75,7 +75,7 @@ def test_a_changed_recipe_is_refused_by_the_worker_itself(in_one_go: Path, bert_
 
 def test_sigterm_to_one_rank_saves_and_ends_all_of_them_with_75(bert_data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    torchrun = start(run_dir, bert_data, 2, phases__0__steps=100_000, checkpoint__every_steps=100_000)
+    torchrun = start(run_dir, bert_data, 2, phases__0__steps=100_000, checkpoint__save_interval=100_000)
     wait_until(lambda: len(losses(run_dir)) > 0, torchrun)
     ranks = ranks_of(torchrun)
     assert len(ranks) == 2
@@ -89,9 +89,9 @@ def test_a_run_that_stays_not_finite_ends_with_the_steps_and_their_samples(bert_
     run_dir = tmp_path / "run"
     changes = {
         "phases__0__lr": 1e30,
-        "phases__0__warmup": 0.0,
+        "phases__0__warmup_ratio": 0.0,
         "engine__max_consecutive_nonfinite_steps": 3,
-        "checkpoint__every_steps": 1,
+        "checkpoint__save_interval": 1,
     }
     assert start(run_dir, bert_data, 2, **changes).wait(timeout=300) != 0
     assert "3 consecutive steps, the last of them step 3, had a non-finite loss or gradient" in log_of(run_dir)
@@ -159,9 +159,9 @@ def test_another_run_begins_with_the_weights_of_the_first(in_one_go: Path, bert_
 
 
 def test_the_micro_batch_that_fits_is_found_once(bert_data: Path, tmp_path: Path) -> None:
-    changes = {"model__dropout": 0.0, "phases__0__batch_size": 12, "phases__0__steps": 2}
-    given = finish(tmp_path / "given", bert_data, 2, engine__micro_batch=6, **changes)
-    run_dir = finish(tmp_path / "auto", bert_data, 2, engine__micro_batch="auto", **changes)
+    changes = {"model__dropout": 0.0, "phases__0__global_batch_size": 12, "phases__0__steps": 2}
+    given = finish(tmp_path / "given", bert_data, 2, engine__micro_batch_size=6, **changes)
+    run_dir = finish(tmp_path / "auto", bert_data, 2, engine__micro_batch_size="auto", **changes)
     assert losses(run_dir) == losses(given)  # twelve small samples fit: a rank takes its six at once
     (found,) = json.loads((run_dir / "micro_batch.json").read_text()).values()
     assert found["fitting"] > 6 and found["phases"]["seq_len"] == 48

@@ -17,7 +17,7 @@ from torch import Tensor
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchMaker
+from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import Model, build_model, initialise
@@ -41,8 +41,8 @@ def settings_of(family: str) -> dict[str, Any]:
     return {
         "seed": 3,
         "model": {"family": family, **sizes, **({"embedding": 32} if family == "albert" else {})},
-        "phases": [{"seq_len": SEQ_LEN, "batch_size": 8, "steps": STEPS, "lr": 2e-3, "warmup": 0.1}],
-        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch": 8},
+        "phases": [{"seq_len": SEQ_LEN, "global_batch_size": 8, "steps": STEPS, "lr": 2e-3, "warmup_ratio": 0.1}],
+        "engine": {"deepspeed": {}, "zero_stage": 1, "micro_batch_size": 8},
     }
 
 
@@ -63,7 +63,7 @@ def table() -> Iterator[list[tuple[str, str, float, float, float]]]:
 
 def batches_of(config: TrainingConfig, folder: Path, indexes: Path) -> list[Batch]:
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchMaker.open(config, folder, indexes, 0, 1, [config.phases[0].batch_size])
+    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [config.phases[0].global_batch_size])
     steps = [maker.step(step).micro_batches for step in range(STEPS)]
     assert all(len(each) == 1 for each in steps)
     return [each[0] for each in steps]
@@ -105,7 +105,7 @@ def curve(
         optimizer.zero_grad()
         loss = loss_of(batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
         optimizer.step()
         losses.append(loss.item())
     return losses

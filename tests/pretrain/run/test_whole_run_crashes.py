@@ -38,10 +38,10 @@ def test_kills_of_whole_runs(kills: int, steps: int, bert_data: Path, tmp_path: 
     rng, run, counts = random.Random(kills), tmp_path / "run", Counter[str]()
     changes = {
         "phases__0__steps": steps,
-        "phases__0__batch_size": 4,
-        "engine__evaluate_every": 100_000,
+        "phases__0__global_batch_size": 4,
+        "engine__eval_interval": 100_000,
         "engine__heldout_samples": 8,
-        "checkpoint__every_steps": EVERY,
+        "checkpoint__save_interval": EVERY,
         "checkpoint__keep": KEEP,
     }
     undisturbed = finish(tmp_path / "undisturbed", bert_data, 2, **changes)
@@ -148,6 +148,6 @@ def _loss_rows(run: Path) -> list[float]:
 
 def _starts(run: Path) -> list[int]:
     """The step that each start resumed from."""
-    path = run / "starts.jsonl"
+    path = run / "launches.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line)["step"] for line in text[: text.rfind("\n") + 1].splitlines()]

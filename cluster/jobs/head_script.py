@@ -1,4 +1,4 @@
-"""Run a small job on a cluster's head, such as one of the programs of errands/, and take what it prints."""
+"""Run a small job on a cluster's head, such as one of the programs of head_scripts/, and take what it prints."""
 
 import secrets
 import shlex
@@ -6,33 +6,35 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from multihop.cluster.jobs import errands
+from multihop.cluster.jobs import head_scripts
 from multihop.cluster.jobs.archive import write_archive
 from multihop.cluster.jobs.follow import follow
 from multihop.cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
-_FOLDER = Path(errands.__file__).parent
+_FOLDER = Path(head_scripts.__file__).parent
 
 
-class ErrandFailed(Exception):
+class HeadScriptFailed(Exception):
     """With what the program printed last."""
 
 
-def run_errand(jobs: Jobs, program: str, arguments: Sequence[str], write: Callable[[str], object] | None = None) -> str:
-    """Run errands/PROGRAM.py on the head, and remove its job from the list; returns what it printed.
+def run_head_script(
+    jobs: Jobs, program: str, arguments: Sequence[str], write: Callable[[str], object] | None = None
+) -> str:
+    """Run head_scripts/PROGRAM.py on the head, and remove its job from the list; returns what it printed.
 
     Args:
         write: takes the output as it comes.
 
     Raises:
-        ErrandFailed: it did not end with exit code 0.
+        HeadScriptFailed: it did not end with exit code 0.
     """
     command = "exec " + shlex.join(["python", "-m", f"{_FOLDER.name}.{program}", *arguments])
     files = {f"{_FOLDER.name}/{path.name}": path for path in _FOLDER.glob("*.py")}
-    return run_small_job(jobs, program, command, {}, files, write or (lambda line: None))
+    return run_head_job(jobs, program, command, {}, files, write or (lambda line: None))
 
 
-def run_small_job(
+def run_head_job(
     jobs: Jobs,
     name: str,
     command: str,
@@ -49,12 +51,12 @@ def run_small_job(
         write: takes the output line by line, as it comes.
 
     Raises:
-        ErrandFailed: it did not end with exit code 0.
+        HeadScriptFailed: it did not end with exit code 0.
         UserError: the files are too large to be sent.
     """
     job_id = f"multihop-{name}-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "errand.zip"
+        archive = Path(folder) / "head_script.zip"
         write_archive(archive, contents, files, LARGEST_ARCHIVE)
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
@@ -65,7 +67,7 @@ def run_small_job(
         raise
     printed = output.all()
     if ended is None or ended.status != "SUCCEEDED":
-        raise ErrandFailed(printed.strip().rpartition("\n")[2] or "the head lost the job")
+        raise HeadScriptFailed(printed.strip().rpartition("\n")[2] or "the head lost the job")
     jobs.delete(job_id)
     return printed
 

@@ -12,7 +12,7 @@ from multihop.common.redaction import redacted
 log = logging.getLogger(__name__)
 
 
-def log_beside(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> bool:
+def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> bool:
     """Log rows of results.jsonl as runs nested under the MLflow run that the driver keeps; a key is logged only once.
 
     The caller holds the run's evaluation lock. What is not logged here is logged by the next command that evaluates.

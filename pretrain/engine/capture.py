@@ -20,7 +20,7 @@ heads, C) or None, their sequences, and whether it is causal."""
 
 
 @contextmanager
-def observed(model: Model, see_states: SeeStates, see_attention: SeeAttention) -> Iterator[None]:
+def capture_activations(model: Model, see_states: SeeStates, see_attention: SeeAttention) -> Iterator[None]:
     """Until the context ends, `model` shows each forward pass what it computes, once a layer is applied and at its end.
 
     The states are those of all tokens, also where the model's `forward` asks for those of some only. Weights are never

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.cluster.runs.home import Home
+from multihop.cluster.runs.remote_run import RemoteRun
 
 
 @pytest.mark.timeout(120)
@@ -13,7 +13,7 @@ def test_one_driver_at_a_time_prepares_data_sets_of_the_same_sources(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, second = (Home(f"{bucket}/home", name) for name in ("one", "two"))
+    first, second = (RemoteRun(f"{bucket}/home", name) for name in ("one", "two"))
     sources, others = (first.runs / ".prepared" / name for name in ("sources", "others"))
     inside, ended = threading.Event(), threading.Event()
 

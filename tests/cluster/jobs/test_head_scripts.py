@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from multihop.cluster.jobs import errands
-from multihop.cluster.jobs.errands.pack_results import MARK
-from multihop.cluster.jobs.errands.print_log import OFFSET_PREFIX
+from multihop.cluster.jobs import head_scripts
 from multihop.cluster.jobs.fetched import unpack_results
+from multihop.cluster.jobs.head_scripts.pack_results import MARK
+from multihop.cluster.jobs.head_scripts.print_log import OFFSET_PREFIX
 from multihop.common.errors import UserError
 
-FOLDER = Path(errands.__file__).parent
+FOLDER = Path(head_scripts.__file__).parent
 VARIABLE = "SOME_JOB_OF_A_TEST"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 _SCHEME = "s3://"
-_PARTS = {"metrics.jsonl": "journal/*.metrics.jsonl", "starts.jsonl": "journal/*.starts.jsonl"}
+_PARTS = {"metrics.jsonl": "journal/*.metrics.jsonl", "launches.jsonl": "journal/*.launches.jsonl"}
 
 
 def matching(run: str, patterns: Sequence[str]) -> list[str]:

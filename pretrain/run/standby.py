@@ -1,6 +1,6 @@
 """A process that has imported what a rank needs, and becomes ranks by forking.
 
-Its command is `python -m multihop.pretrain.run.spare RUN_DIR`.
+Its command is `python -m multihop.pretrain.run.standby RUN_DIR`.
 Importing torch and DeepSpeed takes 5 to 15 s, which a restart saves where such a process waits. It prints the name of
 its socket once it has imported everything, and ends with its standard input. Each connection asks for one rank (see
 `start_rank`), and is told the exit code; the rank is killed when the connection ends first.
@@ -35,12 +35,12 @@ _REQUEST_S = 5.0
 """A request arrives at once, or the process that makes it has been stopped."""
 
 
-class SpareGone(Exception):
-    """There is no spare of this name any more, or it does not answer."""
+class StandbyLost(Exception):
+    """There is no standby process of this name any more, or it does not answer."""
 
 
 class ForkedRank:
-    """A rank that a spare has become, with the methods of `subprocess.Popen` that its parent would use."""
+    """A rank that a standby process has become, with the methods of `subprocess.Popen` that its parent would use."""
 
     def __init__(self, connection: socket.socket, stdout: IO[str]) -> None:
         self._connection, self.stdout = connection, stdout
@@ -60,7 +60,7 @@ class ForkedRank:
                 raise subprocess.TimeoutExpired("a rank", timeout or 0.0) from None
             except OSError:
                 answer = b""
-            # The kernel kills a rank with the spare that it was forked from.
+            # The kernel kills a rank with the standby process that it was forked from.
             self._code = _CODE.unpack(answer)[0] if answer else -signal.SIGKILL
         return self._code
 
@@ -71,11 +71,11 @@ class ForkedRank:
 
 
 def start_rank(name: str, run_dir: str, environment: Mapping[str, str]) -> ForkedRank:
-    """Have a spare of this node become a rank of the run in `run_dir`, with this environment and this process's
-    working directory and standard error.
+    """Have a standby process of this node become a rank of the run in `run_dir`, with this environment and this
+    process's working directory and standard error.
 
     Raises:
-        SpareGone: it cannot be reached.
+        StandbyLost: it cannot be reached.
     """
     request = json.dumps({"run_dir": run_dir, "folder": os.getcwd(), "environment": dict(environment)}).encode()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,14 +89,14 @@ def start_rank(name: str, run_dir: str, environment: Mapping[str, str]) -> Forke
     except OSError as error:
         connection.close()
         os.close(read_end)
-        raise SpareGone(str(error)) from None
+        raise StandbyLost(str(error)) from None
     finally:
         os.close(write_end)
     return ForkedRank(connection, os.fdopen(read_end))
 
 
 def main() -> int:
-    """The command `python -m multihop.pretrain.run.spare RUN_DIR`."""
+    """The command `python -m multihop.pretrain.run.standby RUN_DIR`."""
     # Devices are counted by NVML: the CUDA driver, once it is initialised, does not survive a fork. Ray hides them from
     # a process that reserves none, and DeepSpeed would choose the CPU.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -138,9 +138,9 @@ def _next_request(listener: socket.socket) -> socket.socket | None:
         if 0 in readable:
             return None
         connection, _ = listener.accept()
-        spare = os.getpid()
+        standby = os.getpid()
         if os.fork() == 0:
-            _die_with(spare)
+            _die_with(standby)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return connection
         connection.close()

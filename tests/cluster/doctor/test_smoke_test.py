@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from workplace import make_workplace
 
-from multihop.cluster.doctor.rehearsal import rehearse
+from multihop.cluster.doctor.smoke_test import smoke_test
 from multihop.cluster.runs.recipe import load_recipe
 from multihop.cluster.runs.stages import run_stages
 
@@ -16,13 +16,13 @@ def test_two_steps_with_a_checkpoint_between_them(texts: Path, tmp_path: Path) -
     make_workplace(tmp_path, texts, "rehearsed", 500)
     place = f"checkpoint.location={tmp_path / 'checkpoints'}"
     recipe, runs = load_recipe(tmp_path / "recipe.yaml", [place]), tmp_path / "runs"
-    assert "not prepared" in rehearse(recipe, runs)["skipped"]
+    assert "not prepared" in smoke_test(recipe, runs)["skipped"]
     run_stages(recipe, runs, ("prep",))
     before = sorted(path.name for path in runs.iterdir())
 
-    found = rehearse(recipe, runs)
+    found = smoke_test(recipe, runs)
     assert found.keys() == {"first_s", "second_s"}, found
-    failed = rehearse(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
+    failed = smoke_test(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
     assert "has no NO_SUCH_VARIABLE" in failed["error"]
     assert sorted(path.name for path in runs.iterdir()) == before
     assert list((tmp_path / "checkpoints").iterdir()) == []

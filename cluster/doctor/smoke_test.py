@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from multihop.cluster.doctor.finding import Facts
+from multihop.cluster.doctor.finding import NodeReport
 from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
@@ -20,7 +20,7 @@ from multihop.data_prep.reading.sources import list_files
 from multihop.pretrain.run.files import checkpoints_of
 
 
-def rehearse(recipe: Recipe, runs: Path) -> Facts:
+def smoke_test(recipe: Recipe, runs: Path) -> NodeReport:
     """Train a step with all ranks, save, load and train another.
 
     Args:
@@ -51,8 +51,8 @@ def shortened(recipe: Recipe, runs: Path, name: str, steps: int) -> Recipe:
     """The recipe with its first phase only, and so many steps of that at the full batch size."""
     content = recipe.model_dump(mode="json")
     phase = content["phases"][0] | {"steps": steps, "batch_ramp": [], "skip_steps": [], "schedule": "constant"}
-    content["phases"] = [phase | {"warmup": None, "warmup_steps": 0}]
-    content["checkpoint"] |= {"every_steps": 1}
+    content["phases"] = [phase | {"warmup_ratio": None, "warmup_steps": 0}]
+    content["checkpoint"] |= {"save_interval": 1}
     content["tracking"]["uri"] = f"sqlite:///{(runs / name).absolute() / 'mlflow.db'}"  # not among the runs of others
     content["cluster"]["address"] = None  # that of this process
     return validate_recipe(content | {"name": name}, "the shortened recipe")

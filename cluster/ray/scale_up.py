@@ -9,7 +9,7 @@ _RECENT = 20
 """Rows of metrics.jsonl that tell how long a step takes."""
 
 
-class Growth:
+class ScaleUpPolicy:
     """Compares what a restart costs, as the last start did, with the time that more ranks would save.
 
     Steps are taken to be as many times faster as there are more ranks: the most that a restart can gain.
@@ -21,19 +21,19 @@ class Growth:
         self._rows: deque[tuple[int, float]] = deque(maxlen=_RECENT)
         self._room, self._since = 0, 0.0
 
-    def asked(self, now: float) -> None:
+    def on_request(self, now: float) -> None:
         """Ranks are requested."""
         self._asked, self._cost = now, 0.0
         self._rows.clear()
         self._room = 0
 
-    def saw(self, row: dict[str, Any]) -> None:
+    def observe(self, row: dict[str, Any]) -> None:
         """A row of metrics.jsonl; those with a loss tell the time of a step."""
         if "loss" in row and "time" in row:
             self._cost = self._cost or row["time"] - self._asked
             self._rows.append((row["step"], row["time"]))
 
-    def pays(self, ranks: int, room: int, now: float) -> bool:
+    def is_worth_restart(self, ranks: int, room: int, now: float) -> bool:
         """Whether to restart with `room` ranks instead of `ranks`, once that room has stood for a few seconds."""
         if room <= ranks:
             self._room = 0

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import clock, console
-from multihop.cluster.ray.copy_of_run import LOST_FILE, RunHome, log_of
-from multihop.cluster.ray.exchange import Exchange
+from multihop.cluster.ray.driver_mailbox import DriverMailbox
 from multihop.cluster.ray.failures import TrainingFailed
-from multihop.cluster.ray.growth import Growth
+from multihop.cluster.ray.node_cache import LOST_FILE, RunHome, log_of
 from multihop.cluster.ray.nodes import Nodes
 from multihop.cluster.ray.rank import run_rank
+from multihop.cluster.ray.scale_up import ScaleUpPolicy
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
-from multihop.cluster.ray.spares import Spares
+from multihop.cluster.ray.standby import StandbyWorkers
 from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import USER_ERROR
@@ -45,8 +45,8 @@ _LAST_WORDS_S = 2.0
 """Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
 _SAME_SIGNAL_S = 1.0
 """`timeout` sends its signal to the command and then to the command's group: what follows so soon is no second one."""
-_SPARES_FROM_S = 300.0
-"""A run with less than this left does not repay the seconds of a core and the memory that spares take."""
+_STANDBYS_FROM_S = 300.0
+"""A run with less than this left does not repay the seconds of a core and the memory that standby processes take."""
 
 
 def train_on_ray(
@@ -86,9 +86,9 @@ def train_on_ray(
     stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
     for file in (stop, restart, lost, run_dir / GAVE_UP):
         file.unlink(missing_ok=True)
-    exchange = None if home is None else Exchange(run_dir, home)
+    mailbox = None if home is None else DriverMailbox(run_dir, home)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
-    growth, spares = Growth(last_step), Spares(run_dir)
+    scale_up, standbys = ScaleUpPolicy(last_step), StandbyWorkers(run_dir)
     times: dict[str, float] = {}
     failures = 0
     with stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
@@ -99,27 +99,27 @@ def train_on_ray(
                 break
             before = newest_step(checkpoints)
             times["asked"] = time.time()
-            growth.asked(times["asked"])
+            scale_up.on_request(times["asked"])
             start = {
                 "run_dir": str(run_dir),
                 "home": home and asdict(home),
-                "start": exchange and exchange.next_start(),
+                "start": mailbox and mailbox.next_start(),
                 "environment": environment | {TIMES: json.dumps(times)},
                 "needed": list(needed),
-                "spares": spares.ready(),
+                "standbys": standbys.ready(),
             }
-            gang = _Gang(start, ranks, nodes.kind, away)
-            gang.start()
-            has_begun, has_spares, lost_at, told = False, False, math.inf, times["asked"]
-            while gang.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
-                gang.join(_POLL_S)
-                if exchange:
-                    exchange.look()
-                silent, leaving = watch.silent(), draining()
-                room = nodes.room(silent | leaving)
-                if silent and not lost.exists() and (gone := silent & ranks_by_node().keys()):
-                    gang.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
-                    write_atomically(lost, str(gang.error).encode())
+            group = _WorkerGroup(start, ranks, nodes.kind, away)
+            group.start()
+            has_begun, has_standbys, lost_at, told = False, False, math.inf, times["asked"]
+            while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
+                group.join(_POLL_S)
+                if mailbox:
+                    mailbox.poll()
+                unresponsive, leaving = watch.unresponsive(), draining()
+                room = nodes.room(unresponsive | leaving)
+                if unresponsive and not lost.exists() and (gone := unresponsive & ranks_by_node().keys()):
+                    group.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
+                    write_atomically(lost, str(group.error).encode())
                     lost_at = time.time()
                 asked = stop.exists() or restart.exists()
                 if leaving and not asked and leaving & ranks_by_node().keys():
@@ -128,7 +128,7 @@ def train_on_ray(
                 for row in rows.read():
                     has_begun = True
                     times["silent"] = row.get("time", times["asked"])
-                    growth.saw(row)
+                    scale_up.observe(row)
                     on_row(row)
                 if not has_begun and stop.exists() and not ranks_have_processes():
                     break
@@ -136,29 +136,29 @@ def train_on_ray(
                     told = time.time()
                     waiting = why_ranks_wait(ranks, None if home else log_of(run_dir, 0))
                     console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
-                if not has_spares and growth.left_s() > _SPARES_FROM_S:
-                    spares.start_on(ranks_by_node().keys() - silent)
-                    has_spares = True
-                if growth.pays(ranks, room, time.time()) and not asked:
+                if not has_standbys and scale_up.left_s() > _STANDBYS_FROM_S:
+                    standbys.start_on(ranks_by_node().keys() - unresponsive)
+                    has_standbys = True
+                if scale_up.is_worth_restart(ranks, room, time.time()) and not asked:
                     console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
                     write_atomically(restart, b"")
-            if gang.is_alive():
+            if group.is_alive():
                 abandon_ranks()
-            if exchange:
-                exchange.end()
+            if mailbox:
+                mailbox.end()
             _raise_if_given_up(run_dir)
             times["ended"] = time.time()
             step, saved = newest_step(checkpoints), restart.exists()
             for file in (restart, lost):
                 file.unlink(missing_ok=True)
-            if gang.was_not_placed():
+            if group.was_not_placed():
                 nodes.on_placement_failure(ranks)
                 continue
-            if gang.error is None and saved and step != last_step:
+            if group.error is None and saved and step != last_step:
                 continue
-            if gang.error is None and (stop.exists() or step == last_step):
+            if group.error is None and (stop.exists() or step == last_step):
                 break
-            reason = _reason(gang.error) if gang.error else "one of them received SIGTERM"
+            reason = _reason(group.error) if group.error else "one of them received SIGTERM"
             if stop.exists():
                 console.print(f"the ranks failed ({reason}) before they saved a checkpoint after step {step}")
                 break
@@ -176,17 +176,17 @@ def train_on_ray(
 
 def _away(watch: Watch) -> set[str]:
     """Ids of the nodes on which no rank should be placed."""
-    return draining() | (watch.silent() or unreachable())
+    return draining() | (watch.unresponsive() or unreachable())
 
 
-class _Gang(threading.Thread):
+class _WorkerGroup(threading.Thread):
     """Runs Ray Train in a thread of its own, because the main thread handles signals."""
 
-    def __init__(self, config: dict[str, Any], workers: int, kind: str, silent: Set[str]) -> None:
+    def __init__(self, config: dict[str, Any], workers: int, kind: str, unresponsive: Set[str]) -> None:
         super().__init__(daemon=True)
         self._config, self._workers, self._on_gpu = config, workers, kind == "GPU"
         # Ray may take them for alive for another minute.
-        self._where = {NODE_ID: f"!in({','.join(sorted(silent))})"} if silent else None
+        self._where = {NODE_ID: f"!in({','.join(sorted(unresponsive))})"} if unresponsive else None
         self.error: Exception | None = None
 
     def run(self) -> None:

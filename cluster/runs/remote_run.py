@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.copy_of_run import RunHome, node_folder
+from multihop.cluster.ray.node_cache import RunHome, node_folder
 from multihop.cluster.runs.folder import when_free
 from multihop.cluster.runs.recipe import Recipe
 from multihop.common.cache import used
@@ -37,7 +37,7 @@ _NOT = ("weights",)
 """Subfolders of these that stay on the node."""
 
 
-class Home:
+class RemoteRun:
     """The home of one run, and this node's copy of it."""
 
     def __init__(self, runs: str, name: str) -> None:
@@ -150,7 +150,7 @@ def folder_here(runs: str) -> Path:
     return node_folder(runs.rstrip("/")) if runs.startswith(_SCHEME) else Path(runs)
 
 
-def in_home(recipe: Recipe, runs: str) -> Recipe:
+def with_remote_checkpoints(recipe: Recipe, runs: str) -> Recipe:
     """The recipe of a run at a location in an object store: its checkpoints are there too, unless it says where."""
     if not runs.startswith(_SCHEME) or recipe.checkpoint.location is not None:
         return recipe
@@ -159,7 +159,7 @@ def in_home(recipe: Recipe, runs: str) -> Recipe:
 
 
 @contextmanager
-def opened_home(runs: str, name: str) -> Iterator[Home | None]:
+def open_remote_run(runs: str, name: str) -> Iterator[RemoteRun | None]:
     """The home of a run, held for the length of a block; None if `runs` is a folder.
 
     Raises:
@@ -168,7 +168,7 @@ def opened_home(runs: str, name: str) -> Iterator[Home | None]:
     if not runs.startswith(_SCHEME):
         yield None
         return
-    home = Home(runs, name)
+    home = RemoteRun(runs, name)
 
     with leased(open_folder(f"{home.location}/{name}/.lease"), lambda: _leave(f"{home.location}/{name}")):
         home.pull()
@@ -194,7 +194,7 @@ def _leave(place: str) -> NoReturn:
     os._exit(FAILED)
 
 
-def _push_now_and_then(home: Home, ended: threading.Event) -> None:
+def _push_now_and_then(home: RemoteRun, ended: threading.Event) -> None:
     told = False
     while not ended.wait(_EVERY_S):
         try:

@@ -8,15 +8,15 @@ from typing import Any
 
 _READY_S = 0.01
 _LEFT_BYTES = 2 * 2**30
-"""A node with less free memory starts no spare, which takes about 450 MB: its ranks need the memory more."""
+"""A node with less free memory starts no standby process, which takes about 450 MB: its ranks need the memory more."""
 
 
-class Spares:
-    """Starts them, and knows those that are ready. They end with this driver."""
+class StandbyWorkers:
+    """Starts standby processes and knows which are ready. They end with this driver."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = str(run_dir)
-        self._keepers: dict[str, tuple[Any, Any]] = {}
+        self._hosts: dict[str, tuple[Any, Any]] = {}
         self._names: dict[str, str] = {}
 
     def start_on(self, nodes: Set[str]) -> None:
@@ -24,28 +24,30 @@ class Spares:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        for node in nodes - self._keepers.keys():
+        for node in nodes - self._hosts.keys():
             where = NodeAffinitySchedulingStrategy(node, soft=False)
-            keeper: Any = ray.remote(_Keeper).options(num_cpus=0, scheduling_strategy=where).remote(self._run_dir)
-            self._keepers[node] = keeper, keeper.name.remote()
+            host: Any = ray.remote(StandbyHost).options(num_cpus=0, scheduling_strategy=where).remote(self._run_dir)
+            self._hosts[node] = host, host.name.remote()
 
     def ready(self) -> dict[str, str]:
-        """Node -> name of its spare, as `start_rank` wants it. A spare that could not be started, or was lost with its
-        node, is missing: ranks there import by themselves."""
+        """The name of each node's standby process, as `start_rank` takes it.
+
+        A node is missing if its process could not be started or was lost: ranks there import by themselves.
+        """
         import ray
 
-        asked = {answer: node for node, (_, answer) in self._keepers.items() if node not in self._names}
+        asked = {answer: node for node, (_, answer) in self._hosts.items() if node not in self._names}
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_READY_S)[0] if asked else ():
             node = asked[answer]
             try:
                 self._names[node] = ray.get(answer)
             except ray.exceptions.RayError:
-                del self._keepers[node]
+                del self._hosts[node]
         return dict(self._names)
 
 
-class _Keeper:
-    """A Ray actor whose child is the spare, which ends with it."""
+class StandbyHost:
+    """A Ray actor whose child is the standby process, which ends with it."""
 
     def __init__(self, run_dir: str) -> None:
         """Start the process.
@@ -56,9 +58,9 @@ class _Keeper:
         import psutil
 
         if psutil.virtual_memory().available < _LEFT_BYTES:
-            raise RuntimeError("too little free memory for a spare process")
-        command = [sys.executable, "-P", "-m", "multihop.pretrain.run.spare", run_dir]
-        self._spare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            raise RuntimeError("too little free memory for a standby process")
+        command = [sys.executable, "-P", "-m", "multihop.pretrain.run.standby", run_dir]
+        self._standby = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def name(self) -> str:
         """Its name, once it is ready.
@@ -66,8 +68,8 @@ class _Keeper:
         Raises:
             RuntimeError: it has ended.
         """
-        assert self._spare.stdout is not None
-        name = self._spare.stdout.readline().strip()
+        assert self._standby.stdout is not None
+        name = self._standby.stdout.readline().strip()
         if not name:
-            raise RuntimeError(f"a spare process exited with code {self._spare.wait()}")
+            raise RuntimeError(f"a standby process exited with code {self._standby.wait()}")
         return name

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from multihop.cluster.console import clock, console
-from multihop.cluster.ray.copy_of_run import CONTROL, REQUESTS, RunHome
+from multihop.cluster.ray.node_cache import CONTROL, REQUESTS, RunHome
 from multihop.common.files import write_atomically
 from multihop.common.journal import JournalReader
 from multihop.common.storage import open_folder
 from multihop.pretrain.run.files import GAVE_UP, JOURNAL, ROWS
 
 
-class Exchange:
+class DriverMailbox:
     """The driver's side: its folder of the run has the files that a folder in common would have."""
 
     def __init__(self, run_dir: Path, home: RunHome) -> None:
@@ -40,7 +40,7 @@ class Exchange:
         self._start += 1
         return self._start
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pass requests on, and take new rows. A store that is away is told about, and tried again the next time."""
         try:
             for name in REQUESTS:

@@ -140,7 +140,7 @@ def requests_as_files(home: RunHome, folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def hand_in(home: RunHome, start: int, folder: Path, rank: int, log_from: int) -> None:
+def upload_logs(home: RunHome, start: int, folder: Path, rank: int, log_from: int) -> None:
     """Write a rank's log since its start, and why it gave up if it did, to the home.
 
     Args:
