@@ -65,7 +65,7 @@ def start_s(folder: Path) -> float:
     assert process.stdout is not None and process.stdout.readline().startswith("prepare")
     seconds = time.monotonic() - began
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     shutil.rmtree(folder / "runs")
     return seconds
 

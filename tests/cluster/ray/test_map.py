@@ -90,7 +90,7 @@ def test_mistakes_and_a_full_disk_are_told_as_they_are():
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
