@@ -1,4 +1,4 @@
-"""The error that a user can mend."""
+"""The error that commands report in one sentence."""
 
 
 class UserError(ValueError):

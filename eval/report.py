@@ -16,20 +16,19 @@ from multihop.eval.inference.examples import read_examples
 from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, LOSS, PAIR_LOSSES, PARTS, REFERENCES, by_step, heldout
 from multihop.eval.reporting.examples import examples_facts
 from multihop.eval.reporting.health import health_facts
-from multihop.eval.reporting.render import duration, render
+from multihop.eval.reporting.render import TemplateContext, duration, render
 from multihop.eval.reporting.results import results_facts
 from multihop.eval.statistics.words import show
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.run.changes import flatten
 
-TemplateContext = dict[str, Any]
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
 _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
 
 
-def write_report(run_dir: Path, recipe: TemplateContext | None = None, summary: TemplateContext | None = None) -> None:
+def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
 
     Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/plan.json, eval/results.jsonl,
@@ -70,7 +69,7 @@ def write_report(run_dir: Path, recipe: TemplateContext | None = None, summary: 
     write_atomically(run_dir / "report.html", render("report.html.jinja", facts))
 
 
-def read_curves(rows: list[Row], summary: TemplateContext) -> list[Curve]:
+def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
     """The parts of the loss by step, each with its references; parts that the run does not have are left out."""
     references = {"unigram model": summary.get("unigram_loss"), "uniform guess": summary.get("uniform_loss")}
     known = {name: value for name, value in references.items() if value is not None}
@@ -82,7 +81,7 @@ def read_curves(rows: list[Row], summary: TemplateContext) -> list[Curve]:
     return [curve for curve in found if curve.train or curve.heldout]
 
 
-def headline(recipe: TemplateContext, summary: TemplateContext) -> str:
+def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
     """What was trained, and how its held-out loss compares with two models that use no context."""
     published = (recipe.get("eval") or {}).get("checkpoint")
     if published is not None:
@@ -124,7 +123,7 @@ def _caption(curves: list[Curve]) -> str:
     return " ".join([*(what[curve.name] for curve in curves), f"{references} the same held-out tokens."])
 
 
-def _loss_table(summary: TemplateContext) -> list[tuple[str, str, str]]:
+def _loss_table(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Name, value on the last logged batch of training, value on the held-out text, of each loss that the run has."""
     pairs = [(LOSS, summary.get("train_loss"), summary.get(heldout(LOSS)))]
     pairs += [(name, summary.get(name), summary.get(heldout(name))) for name in PARTS]
@@ -136,7 +135,7 @@ def _loss_table(summary: TemplateContext) -> list[tuple[str, str, str]]:
     ]
 
 
-def _run_facts(summary: TemplateContext) -> Pairs:
+def _run_facts(summary: dict[str, Any]) -> Pairs:
     facts = [("status", str(summary["status"]))]
     facts += [("steps", f"{summary['steps']:,}"), ("tokens", f"{summary['tokens']:,}")]
     if summary.get("tokens_per_s") is not None:
@@ -176,7 +175,7 @@ def as_pairs(tree: Any) -> Pairs:
     ]
 
 
-def _read_json(path: Path) -> TemplateContext:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path, advice="delete it and rerun `multihop run`")
     except FileNotFoundError:

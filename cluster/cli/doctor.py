@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from multihop.cluster.console import console, plain
-from multihop.cluster.doctor.finding import NodeReport
+from multihop.cluster.doctor.finding import ClusterReport
 from multihop.cluster.doctor.order import CheckRequest, order_of
 from multihop.cluster.jobs.head_script import HeadScriptFailed
 from multihop.cluster.ray.jobs import Jobs
@@ -49,7 +49,7 @@ def is_fit(address: str, recipe: Recipe, runs: str) -> bool:
     return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 
 
-def show(report: NodeReport) -> None:
+def show(report: ClusterReport) -> None:
     """Print a table of the nodes, one of the links, and the findings."""
     from rich.console import Console
 
@@ -69,7 +69,7 @@ def show(report: NodeReport) -> None:
         out.print(plain(f"✗ {text}: {finding['advice']}"), soft_wrap=True)
 
 
-def _report(address: str | None, order: CheckRequest) -> NodeReport:
+def _report(address: str | None, order: CheckRequest) -> ClusterReport:
     def say(line: str) -> None:
         console.print(plain(f"examining: {line}"))
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from multihop.cluster.doctor.finding import NodeReport
+from multihop.cluster.doctor.finding import ClusterReport
 from multihop.cluster.doctor.findings import findings
 from multihop.cluster.doctor.order import CheckRequest
 from multihop.cluster.doctor.rounds import Say, gather
@@ -22,7 +22,7 @@ SAYS = "multihop doctor does: "
 """Lines of the output: the report as JSON, and progress."""
 
 
-def examine(order: CheckRequest, say: Say) -> NodeReport:
+def examine(order: CheckRequest, say: Say) -> ClusterReport:
     """Connect to Ray, or start it on this machine.
 
     Returns:

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 NodeReport = dict[str, Any]
+"""What one node answered."""
+ClusterReport = dict[str, Any]
+"""What all nodes answered, and the links between them, as returned by `multihop.cluster.doctor.rounds.gather`."""
 
 
 @dataclass(frozen=True)

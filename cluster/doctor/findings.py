@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from multihop.cluster.doctor.finding import Finding, NodeReport, gigabytes, rate
+from multihop.cluster.doctor.finding import ClusterReport, Finding, gigabytes, rate
 from multihop.cluster.doctor.gpu_findings import gpu_findings
 
 _Key = TypeVar("_Key")
@@ -19,9 +19,9 @@ FREE_DISK, FREE_SHARE = 5 * 10**9, 0.05
 AVAILABLE_MEMORY, FREE_SHM, OPEN_FILES = 2 * 10**9, 10**9, 4096
 
 
-def findings(report: NodeReport) -> list[Finding]:
+def findings(report: ClusterReport) -> list[Finding]:
     """All findings about a cluster; none: nothing is wrong."""
-    checks: Sequence[Callable[[NodeReport], Iterator[Finding]]] = (
+    checks: Sequence[Callable[[ClusterReport], Iterator[Finding]]] = (
         _lost,
         _unanswered,
         _room,
@@ -54,12 +54,12 @@ def slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, f
     return median, {name: value for name, value in rates.items() if value < share * median}
 
 
-def _lost(report: NodeReport) -> Iterator[Finding]:
+def _lost(report: ClusterReport) -> Iterator[Finding]:
     for name in report["lost"]:
         yield Finding(name, "node", "Ray lost it", "every node alive", "start Ray there again, and see why it ended")
 
 
-def _unanswered(report: NodeReport) -> Iterator[Finding]:
+def _unanswered(report: ClusterReport) -> Iterator[Finding]:
     advice = {
         "machine": "see whether the host and its network are up, and that this project can be imported there",
         "clock": "see whether the host and its network are up",
@@ -72,7 +72,7 @@ def _unanswered(report: NodeReport) -> Iterator[Finding]:
                 yield Finding(name, question, facts[question]["error"], "an answer", then)
 
 
-def _room(report: NodeReport) -> Iterator[Finding]:
+def _room(report: ClusterReport) -> Iterator[Finding]:
     kind, needed = ("gpus", report["needs"]["ranks"]) if report["needs"]["gpu"] else ("cpus", report["needs"]["ranks"])
     there = sum(int(facts[kind]) for facts in report["nodes"].values())
     free = sum(facts["free"][kind] for facts in report["nodes"].values())
@@ -87,7 +87,7 @@ def _room(report: NodeReport) -> Iterator[Finding]:
             yield Finding(name, "room", "Ray knows no GPU there", "GPUs", "install the driver, and start Ray again")
 
 
-def _versions(report: NodeReport) -> Iterator[Finding]:
+def _versions(report: ClusterReport) -> Iterator[Finding]:
     machines, head = _answers(report, "machine"), _head(report)
     packages = dict.fromkeys(package for each in machines.values() for package in each["versions"])
     for package in packages:
@@ -112,7 +112,7 @@ def _versions(report: NodeReport) -> Iterator[Finding]:
             yield Finding(name, "environment", f"no {variable}", "that of cluster.env", advice)
 
 
-def _space(report: NodeReport) -> Iterator[Finding]:
+def _space(report: ClusterReport) -> Iterator[Finding]:
     for name, each in _answers(report, "machine").items():
         for disk in each["disks"]:
             free, total = disk["free"], disk["total"]
@@ -132,7 +132,7 @@ def _space(report: NodeReport) -> Iterator[Finding]:
             yield Finding(name, "open files", seen, f"{OPEN_FILES}", "raise it with `ulimit -n` before `ray start`")
 
 
-def _clocks(report: NodeReport) -> Iterator[Finding]:
+def _clocks(report: ClusterReport) -> Iterator[Finding]:
     clocks, head = _answers(report, "clock"), _head(report)
     if not clocks:
         return
@@ -148,7 +148,7 @@ def _clocks(report: NodeReport) -> Iterator[Finding]:
             )
 
 
-def _devices(report: NodeReport) -> Iterator[Finding]:
+def _devices(report: ClusterReport) -> Iterator[Finding]:
     answers = _answers(report, "compute")
     devices = {
         (name, number): each for name, answer in answers.items() for number, each in enumerate(answer["devices"])
@@ -166,8 +166,8 @@ def _devices(report: NodeReport) -> Iterator[Finding]:
             yield Finding(name, "compute", seen, wanted, "see what else runs there, its limits and its cooling")
 
 
-def _places(report: NodeReport) -> Iterator[Finding]:
-    by_place: dict[str, dict[str, NodeReport]] = {}
+def _places(report: ClusterReport) -> Iterator[Finding]:
+    by_place: dict[str, dict[str, dict[str, Any]]] = {}
     for name, facts in report["nodes"].items():
         for place, found in facts.get("places", {}).items():
             by_place.setdefault(place, {})[name] = found
@@ -190,7 +190,7 @@ def _places(report: NodeReport) -> Iterator[Finding]:
                 yield Finding(name, "store", seen, wanted, "see its disk, its network and how the folder is mounted")
 
 
-def _atomic(place: str, found: Mapping[str, NodeReport]) -> Iterator[Finding]:
+def _atomic(place: str, found: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
     """Of all that create one file at once, one at most may succeed, and all must then read that one's."""
     creators = sorted(name for name, each in found.items() if each["created"])
     owners = {each["owner"] for each in found.values()}
@@ -204,7 +204,7 @@ def _atomic(place: str, found: Mapping[str, NodeReport]) -> Iterator[Finding]:
         )
 
 
-def _links(report: NodeReport) -> Iterator[Finding]:
+def _links(report: ClusterReport) -> Iterator[Finding]:
     groups: dict[tuple[int, str], dict[str, float]] = {}
     for link in report["links"]:
         name = " - ".join(link["nodes"])
@@ -224,23 +224,23 @@ def _links(report: NodeReport) -> Iterator[Finding]:
             yield Finding(name, "link", seen, wanted, "see cables, ports, speed of the interface and what else uses it")
 
 
-def _tracking(report: NodeReport) -> Iterator[Finding]:
+def _tracking(report: ClusterReport) -> Iterator[Finding]:
     if "error" in report.get("tracking", {}):
         advice = "start the server, or correct tracking.uri or MLFLOW_TRACKING_URI"
         yield Finding(_head(report), "MLflow", report["tracking"]["error"], "an answer", advice)
 
 
-def _step(report: NodeReport) -> Iterator[Finding]:
+def _step(report: ClusterReport) -> Iterator[Finding]:
     if "error" in report.get("step", {}):
         expected = "a step, a checkpoint, a restart and another step of the recipe"
         yield Finding("the cluster", "step", report["step"]["error"], expected, "correct this before the long run")
 
 
-def _answers(report: NodeReport, question: str) -> dict[str, NodeReport]:
+def _answers(report: ClusterReport, question: str) -> dict[str, dict[str, Any]]:
     """By node, without those that gave none."""
     found = {name: facts.get(question, {"error": "not asked"}) for name, facts in report["nodes"].items()}
     return {name: answer for name, answer in found.items() if "error" not in answer}
 
 
-def _head(report: NodeReport) -> str:
+def _head(report: ClusterReport) -> str:
     return next((name for name, facts in report["nodes"].items() if facts["is_head"]), "")

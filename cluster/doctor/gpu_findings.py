@@ -1,8 +1,9 @@
 """What is wrong with GPUs, judged from what nvidia-smi and the kernel say of them."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from multihop.cluster.doctor.finding import Finding, NodeReport, gigabytes
+from multihop.cluster.doctor.finding import ClusterReport, Finding, gigabytes
 
 HOT = 85
 """Degrees Celsius of a GPU without work; most slow down from about 87 on."""
@@ -19,7 +20,7 @@ USER_XIDS = {13, 31, 43, 45, 68, 69}
 """Of programs that made a mistake or were ended; any other speaks of the driver, the GPU or the bus."""
 
 
-def gpu_findings(report: NodeReport) -> Iterator[Finding]:
+def gpu_findings(report: ClusterReport) -> Iterator[Finding]:
     """Of all nodes that were asked for their GPUs."""
     answered = {
         name: facts["gpus_idle"]
@@ -48,7 +49,7 @@ def gpu_findings(report: NodeReport) -> Iterator[Finding]:
                 yield Finding(name, "GPU", f"Xid {number} of {address} in the kernel's log", "none", advice)
 
 
-def _of_gpu(gpu: NodeReport) -> Iterator[tuple[str, str, str]]:
+def _of_gpu(gpu: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(seen, expected, advice)."""
     if (gpu["memory_used"] or 0) > USED:
         seen = f"{gigabytes(gpu['memory_used'])} of memory in use"

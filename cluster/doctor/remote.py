@@ -3,7 +3,7 @@
 import json
 
 from multihop.cluster.doctor.examine import MARK, SAYS
-from multihop.cluster.doctor.finding import NodeReport
+from multihop.cluster.doctor.finding import ClusterReport
 from multihop.cluster.doctor.order import CheckRequest
 from multihop.cluster.doctor.rounds import Say
 from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line
@@ -16,7 +16,7 @@ from multihop.cluster.runs.code_version import code_version
 _ORDER = "order.json"
 
 
-def examine_remotely(jobs: Jobs, order: CheckRequest, say: Say) -> NodeReport:
+def examine_remotely(jobs: Jobs, order: CheckRequest, say: Say) -> ClusterReport:
     """The report of `examine`. As for `submit`, the code is sent if the head has another.
 
     Raises:
@@ -39,5 +39,5 @@ def examine_remotely(jobs: Jobs, order: CheckRequest, say: Say) -> NodeReport:
     found = next((line for line in printed.splitlines() if line.startswith(MARK)), None)
     if found is None:
         raise HeadScriptFailed("the job printed no report")
-    report: NodeReport = json.loads(found.removeprefix(MARK))
+    report: ClusterReport = json.loads(found.removeprefix(MARK))
     return report

@@ -10,6 +10,7 @@ from multihop.cluster.doctor.all_reduce import TIMEOUT_S as ALL_REDUCE_S
 from multihop.cluster.doctor.all_reduce import all_reduce_rates
 from multihop.cluster.doctor.compute import compute
 from multihop.cluster.doctor.facts import clock, machine
+from multihop.cluster.doctor.finding import ClusterReport, NodeReport
 from multihop.cluster.doctor.gpu import gpus
 from multihop.cluster.doctor.order import CheckRequest
 from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, nodes_of_cluster
@@ -17,7 +18,6 @@ from multihop.cluster.ray.network import free_port
 from multihop.cluster.tracking.reach import seconds_to_answer, server_uri
 from multihop.common.errors import UserError
 
-NodeReport = dict[str, Any]
 Say = Callable[[str], object]
 
 _ANSWER_S = 120.0
@@ -30,7 +30,7 @@ _CLOCK_REPEATS = 5
 _RANKS_ON_A_CPU_NODE = 2
 
 
-def gather(order: CheckRequest, say: Say) -> NodeReport:
+def gather(order: CheckRequest, say: Say) -> ClusterReport:
     """All facts, as values of JSON. What failed stands as {"error": reason} in the place of its answer.
 
     Args:
@@ -43,7 +43,7 @@ def gather(order: CheckRequest, say: Say) -> NodeReport:
     """
     nodes, lost = nodes_of_cluster()
     on_gpu = any(node.gpus for node in nodes) if order.gpu is None else order.gpu
-    facts: NodeReport = {
+    facts: dict[str, NodeReport] = {
         node.name: {
             "address": node.address,
             "is_head": node.is_head,
@@ -78,7 +78,7 @@ def gather(order: CheckRequest, say: Say) -> NodeReport:
         for name, found in _place(place, nodes):
             facts[name].setdefault("places", {})[place] = found
     say("all-reduce")
-    report: NodeReport = {"nodes": facts, "links": list(_links(nodes, on_gpu)), "lost": lost}
+    report: ClusterReport = {"nodes": facts, "links": list(_links(nodes, on_gpu)), "lost": lost}
     report["needs"] = {"ranks": order.ranks, "gpu": on_gpu}
     if order.tracks and (uri := server_uri(order.tracking)) is not None:
         say("MLflow")
@@ -86,7 +86,7 @@ def gather(order: CheckRequest, say: Say) -> NodeReport:
     return report
 
 
-def _clock(node: Node) -> NodeReport:
+def _clock(node: Node) -> dict[str, Any]:
     """How far the node's clock is ahead of this process's, and by how much that may be wrong, in seconds: the best of
     some round trips, in the middle of which the node is taken to have looked."""
     found = []
@@ -100,7 +100,7 @@ def _clock(node: Node) -> NodeReport:
     return min(found, key=lambda each: each["uncertainty"])
 
 
-def _place(place: str, nodes: Sequence[Node]) -> Iterator[tuple[str, NodeReport]]:
+def _place(place: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each node found in one place: {error} or that of `store.write` and `store.read`."""
     trial, own = secrets.token_hex(4), {node: f"node-{number}" for number, node in enumerate(nodes)}
     try:
@@ -116,7 +116,7 @@ def _place(place: str, nodes: Sequence[Node]) -> Iterator[tuple[str, NodeReport]
     return ((node.name, found) for node, found in facts.items())
 
 
-def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[NodeReport]:
+def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[dict[str, Any]]:
     """All-reduce within each node, then between neighbours, as many pairs at once as have no node in common."""
     within = [[node] * (node.gpus if on_gpu else _RANKS_ON_A_CPU_NODE) for node in nodes]
     around = [[node, nodes[(number + 1) % len(nodes)]] for number, node in enumerate(nodes)]
@@ -126,7 +126,7 @@ def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[NodeReport]:
         yield from _all_reduce(groups, on_gpu)
 
 
-def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[NodeReport]:
+def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[dict[str, Any]]:
     ports = call_on_nodes([Call(group[0], free_port, (group[0].address,)) for group in groups], _SHORT_S)
     calls = [
         Call(
@@ -148,7 +148,7 @@ def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[Node
         yield {"nodes": names, **({"error": "; ".join(dict.fromkeys(failed))} if failed else {"rates": found[0]})}
 
 
-def _tracking(uri: str) -> NodeReport:
+def _tracking(uri: str) -> dict[str, Any]:
     try:
         return {"seconds": seconds_to_answer(uri)}
     except (ConnectionError, UserError) as error:

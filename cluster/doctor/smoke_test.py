@@ -5,8 +5,8 @@ import secrets
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
-from multihop.cluster.doctor.finding import NodeReport
 from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
@@ -20,7 +20,7 @@ from multihop.data_prep.reading.sources import list_files
 from multihop.pretrain.run.files import checkpoints_of
 
 
-def smoke_test(recipe: Recipe, runs: Path) -> NodeReport:
+def smoke_test(recipe: Recipe, runs: Path) -> dict[str, Any]:
     """Train a step with all ranks, save, load and train another.
 
     Args:

@@ -1,9 +1,9 @@
 """The facts of a report as tables."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multihop.cluster.console import plain
-from multihop.cluster.doctor.finding import NodeReport, gigabytes
+from multihop.cluster.doctor.finding import ClusterReport, NodeReport, gigabytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _NONE = "-"
 
 
-def nodes_table(report: NodeReport) -> "Table":
+def nodes_table(report: ClusterReport) -> "Table":
     """A row a node."""
     from rich.table import Table
 
@@ -21,7 +21,7 @@ def nodes_table(report: NodeReport) -> "Table":
     return table
 
 
-def links_table(report: NodeReport) -> "Table":
+def links_table(report: ClusterReport) -> "Table":
     """A row a link, a column a size of all-reduce, in MB/s that each rank sends."""
     from rich.table import Table
 
@@ -56,7 +56,7 @@ def _cells(facts: NodeReport) -> tuple[str, ...]:
     )
 
 
-def _devices(compute: NodeReport) -> str:
+def _devices(compute: dict[str, Any]) -> str:
     slowest = min(device["flops"] for device in compute["devices"])
     count = f"{len(compute['devices'])} x " if len(compute["devices"]) > 1 else ""
     return f"{count}{slowest / 1e9:,.0f} GFLOP/s"

@@ -17,7 +17,6 @@ from multihop.eval.comparison.differences import METHOD, Outcome, RunDifference,
 from multihop.eval.comparison.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
 from multihop.eval.comparison.run_files import (
     ComparedRun,
-    TemplateContext,
     at_steps,
     over_seeds,
     read_runs,
@@ -26,7 +25,7 @@ from multihop.eval.comparison.run_files import (
 from multihop.eval.comparison.translations import ByLength, by_length, other_metrics, signatures
 from multihop.eval.losses import LANGUAGE_MODEL_LOSSES, heldout
 from multihop.eval.reporting.figures import PAGE, PAPER, Colours, as_png, as_svg
-from multihop.eval.reporting.render import duration, render
+from multihop.eval.reporting.render import TemplateContext, duration, render
 from multihop.eval.reporting.tasks import metric_label
 from multihop.eval.statistics.words import amount, show, spread
 from multihop.pretrain.config import TrainingConfig

@@ -21,7 +21,6 @@ from multihop.eval.verdict import trials_of
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.run.changes import differences, flatten, listed
 
-TemplateContext = dict[str, Any]
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
 _NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
 """Sections of a recipe, and keys of its `eval` section, that do not change results or scores."""
@@ -35,9 +34,9 @@ class ComparedRun:
 
     name: str
     folder: Path
-    recipe: TemplateContext
+    recipe: dict[str, Any]
     """Resolved."""
-    summary: TemplateContext
+    summary: dict[str, Any]
     metrics: tuple[Row, ...]
     choices: Choices
     """Choices among the trials of the last evaluation."""
@@ -47,7 +46,7 @@ class ComparedRun:
     """The runs that this one stands for: see `over_seeds`."""
 
     @property
-    def keys(self) -> TemplateContext:
+    def keys(self) -> dict[str, Any]:
         """The recipe's values by dotted key."""
         return flatten(self.recipe)
 
@@ -96,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     return [replace(run, name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs]
 
 
-def _notes(name: str, recipe: TemplateContext, summary: TemplateContext, results: Results) -> Iterator[str]:
+def _notes(name: str, recipe: dict[str, Any], summary: dict[str, Any], results: Results) -> Iterator[str]:
     again = "run `multihop eval` again"
     if results.lacks_plan:
         yield f"The results of {name} were written by an older version without plan.json and are not shown; {again}"
@@ -192,7 +191,7 @@ def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float
     return [float(value) for value in np.interp(wanted, steps, values)]
 
 
-def _read_recipe(path: Path) -> TemplateContext:
+def _read_recipe(path: Path) -> dict[str, Any]:
     recipe = read_json_object(path)
     asked = recipe.get("eval")
     if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):

@@ -6,8 +6,7 @@ from multihop.common.json_lines import Row
 from multihop.eval.health import HEALTH
 from multihop.eval.losses import by_step
 from multihop.eval.reporting.pictures import side_by_side
-
-TemplateContext = dict[str, Any]
+from multihop.eval.reporting.render import TemplateContext
 
 _MEANINGS = {
     "unigram_gain": "how far the held-out loss on tokens is below the unigram model's, as a share of that; 0: only "
@@ -25,7 +24,7 @@ _NOTE = (
 )
 
 
-def health_facts(rows: list[Row], summary: TemplateContext) -> TemplateContext:
+def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
     """What the templates show.
 
     Args:

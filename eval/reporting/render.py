@@ -7,6 +7,8 @@ from typing import Any
 
 from multihop.common.redaction import shown
 
+TemplateContext = dict[str, Any]
+"""What a template shows, or a section of it."""
 _PACKAGE = Path(__file__).parents[1]
 # An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
 _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -14,7 +16,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
 
 
-def render(template: str, facts: dict[str, Any]) -> bytes:
+def render(template: str, facts: TemplateContext) -> bytes:
     """A page from a template, with facts that are shown literally: no markup in them has a meaning.
 
     Args:

@@ -6,13 +6,12 @@ from typing import Any
 
 from multihop.eval.evaluation_plan import Results
 from multihop.eval.known_tasks import shown_name
+from multihop.eval.reporting.render import TemplateContext
 from multihop.eval.reporting.tasks import metric_label, reported_on, task_section
 from multihop.eval.statistics.words import amount, show, spread
 from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
 from multihop.pretrain.models.families import FAMILIES
-
-TemplateContext = dict[str, Any]
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
 _FINE_TUNED = (
@@ -40,7 +39,7 @@ _TABLE_NOTE = (
 )
 
 
-def results_facts(reported: Results, recipe: TemplateContext, run_dir: Path) -> TemplateContext:
+def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
     """What the templates show of the trials.
 
     Args:

@@ -11,19 +11,18 @@ from multihop.common.json_lines import Row
 from multihop.eval.config import KINDS
 from multihop.eval.published import published_beside
 from multihop.eval.reporting.pictures import by_pretraining_step, learning_curves
+from multihop.eval.reporting.render import TemplateContext
 from multihop.eval.statistics.choose import Choice, Setting
 from multihop.eval.statistics.predictions import read_predictions
 from multihop.eval.statistics.words import show, spread
 from multihop.eval.verdict import TaskResult
-
-TemplateContext = dict[str, Any]
 
 _LISTED_ERRORS = 10
 _ERROR_CHARACTERS = 400
 _CLASSES = 20
 
 
-def task_section(result: TaskResult, model: TemplateContext, run_dir: Path) -> TemplateContext:
+def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> TemplateContext:
     """The facts of a task for the templates.
 
     Args:
@@ -145,7 +144,7 @@ def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[
     return found
 
 
-def _confusion(result: TaskResult, content: TemplateContext) -> TemplateContext | None:
+def _confusion(result: TaskResult, content: dict[str, Any]) -> TemplateContext | None:
     """Names of the classes, and of each true class the predictions with their share of it, 0 to 1."""
     labels = result.first.get("labels") or []
     if result.kind != "classification" or not 2 <= len(labels) <= _CLASSES:
@@ -161,7 +160,7 @@ def _confusion(result: TaskResult, content: TemplateContext) -> TemplateContext 
     return {"labels": labels, "lines": lines}
 
 
-def _errors(content: TemplateContext) -> list[TemplateContext]:
+def _errors(content: dict[str, Any]) -> list[TemplateContext]:
     """The wrong predictions of which the model was surest."""
     wrong = sorted(content.get("errors") or [], key=lambda error: -(error.get("probability") or 0.0))
     return [
