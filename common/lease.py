@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from multihop.common.errors import UserError
 from multihop.common.storage import Folder
 
 _BEAT_S = 10.0
@@ -25,7 +26,7 @@ _ENDED = "ended"
 log = logging.getLogger(__name__)
 
 
-class HeldError(ValueError):
+class HeldError(UserError):
     """Another process holds the place, and lives."""
 
 

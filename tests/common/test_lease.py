@@ -7,6 +7,7 @@ import pytest
 from s3_endpoint import S3
 
 from multihop.common import lease
+from multihop.common.errors import UserError
 from multihop.common.lease import HeldError, leased
 from multihop.common.storage import open_folder
 
@@ -25,7 +26,7 @@ def refuse() -> None:
 
 def test_one_at_a_time_and_again_when_it_has_ended(place: str) -> None:
     there = open_folder(f"{place}/lease")
-    in_use = pytest.raises(HeldError, match=r"is in use by process \d+ on .*; wait for that process to end")
+    in_use = pytest.raises(UserError, match=r"is in use by process \d+ on .*; wait for that process to end")
     with leased(there, refuse), in_use, leased(there, refuse):
         raise AssertionError("two hold it")
     for _ in range(12):

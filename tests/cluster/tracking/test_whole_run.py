@@ -17,7 +17,7 @@ from multihop.cluster.tracking.tracker import is_behind, read_state
 from multihop.common.json_lines import read_rows
 
 pytestmark = [pytest.mark.long, pytest.mark.ranks, pytest.mark.timeout(1800)]
-STEPS = 3000
+STEPS = 9000
 STOPPED_S = 60
 
 
