@@ -27,10 +27,10 @@ def model_of(case: Case) -> Any:
     import torch
 
     from multihop.pretrain.models.build import build_model
-    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.families import parse_model_config
 
     sizes = {name: case[name] for name in ("layers", "hidden", "heads")}
-    model = build_model(ModelConfig.model_validate({"family": "gpt2", **sizes, "max_positions": 1024}), VOCABULARY)
+    model = build_model(parse_model_config({"family": "gpt2", **sizes, "max_positions": 1024}), VOCABULARY)
     generator = torch.Generator().manual_seed(case["seed"])
     with torch.no_grad():
         for name, parameter in model.named_parameters():

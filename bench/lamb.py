@@ -26,7 +26,7 @@ from multihop.common.files import write_atomically
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks, join
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch, layout
 
 NAMES = ("adamw", "lamb")
@@ -57,7 +57,7 @@ def make_engine(name: str, arguments: argparse.Namespace, ranks: Ranks) -> Engin
         }
     )
     model = build_model(config.model, arguments.vocab_size)
-    initialise(model, seed=1)
+    init_weights(model, seed=1)
     return Engine(config, model.to(ranks.device), ranks, arguments.micro_batch)
 
 

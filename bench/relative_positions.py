@@ -21,7 +21,7 @@ from layer_costs import exponent
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from multihop.pretrain.models.common.attention import Sequences, attend
+from multihop.pretrain.models.layers.attention import Sequences, attend
 
 HEADS, WIDTH, MAX_DISTANCE = 12, 64, 16
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -27,8 +27,8 @@ from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, 
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import check_headers, file_checks
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.config import ModelConfig
-from multihop.pretrain.models.build import build_model_on_meta, decays
+from multihop.pretrain.models.build import build_model_on_meta, uses_weight_decay
+from multihop.pretrain.models.families import parse_model_config
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32
@@ -88,7 +88,7 @@ ROWS = {
 
 def parameters_of(preset: str, vocab_size: int) -> dict[str, int]:
     """Parameter -> number of elements."""
-    model = build_model_on_meta(ModelConfig.model_validate({"preset": preset}), vocab_size)
+    model = build_model_on_meta(parse_model_config({"preset": preset}), vocab_size)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
@@ -96,7 +96,7 @@ def zero_1_slices(numels: dict[str, int], ranks: int) -> list[list[Slice]]:
     """What each rank owns: an equal part of each of two flat buffers, that of the matrices and that of all else."""
     parts: list[list[Slice]] = [[] for _ in range(ranks)]
     for wanted in (True, False):
-        group = {name: numel for name, numel in numels.items() if decays(name) == wanted}
+        group = {name: numel for name, numel in numels.items() if uses_weight_decay(name) == wanted}
         part, offset = -(-sum(group.values()) // ranks), 0
         for name, numel in group.items():
             for rank in range(offset // part, (offset + numel - 1) // part + 1):

@@ -65,16 +65,15 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
 
 def flops_of(case: Case) -> tuple[float, float]:
     """Floating-point operations of a step: those needed, and those of a padded batch with all its logits."""
-    from multihop.pretrain.models.config import ModelConfig
-    from multihop.pretrain.run.flops import model_flops
+    from multihop.pretrain.models.families import parse_model_config
 
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads")}
-    model = ModelConfig.model_validate({**sizes, "max_positions": max(512, case["length"])})
+    model = parse_model_config({**sizes, "max_positions": max(512, case["length"])})
     lengths, full = lengths_of(case), np.full(case["sequences"], case["length"])
     causal = case["family"] == "gpt2"
     asked = int(lengths.sum()) if causal else sum(max(1, round(MASK_RATE * length)) for length in lengths)
     vocabulary = VOCABULARY[case["family"]]
-    return model_flops(model, vocabulary, lengths, asked), model_flops(model, vocabulary, full, int(full.sum()))
+    return model.train_flops(vocabulary, lengths, asked), model.train_flops(vocabulary, full, int(full.sum()))
 
 
 def measure(case: Case, names: list[str], script: str, arguments: argparse.Namespace) -> dict[str, Any]:

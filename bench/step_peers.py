@@ -62,7 +62,7 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     from multihop.pretrain.config import TrainingConfig
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import join
-    from multihop.pretrain.models.build import build_model, initialise
+    from multihop.pretrain.models.build import build_model, init_weights
 
     disable_malloc_trim()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
@@ -83,7 +83,7 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     )
     yield_baseline()
     model = build_model(config.model, vocabulary)
-    initialise(model, 1)
+    init_weights(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
     batch = batch_of(case)
     floats = {name: float(count) for name, count in batch.counts.items()}

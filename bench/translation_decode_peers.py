@@ -36,9 +36,9 @@ def model_of(case: Case) -> Any:
     import torch
 
     from multihop.pretrain.models.build import build_model
-    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.families import parse_model_config
 
-    model = build_model(ModelConfig.model_validate({"preset": case["preset"]}), case["vocabulary"])
+    model = build_model(parse_model_config({"preset": case["preset"]}), case["vocabulary"])
     hidden, width = model.config.hidden, model.config.hidden // model.config.heads
     generator = torch.Generator().manual_seed(case["seed"])
     with torch.no_grad():

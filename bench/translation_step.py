@@ -51,11 +51,10 @@ def case_of(model: str, arguments: argparse.Namespace) -> Case:
 
 def row_of(name: str, case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
     """The ratios of a case; ratios of times are medians over the turns."""
-    from multihop.pretrain.models.config import ModelConfig
-    from multihop.pretrain.run.flops import pair_flops
+    from multihop.pretrain.models.families import parse_model_config
 
-    model, (sources, targets) = ModelConfig.model_validate(case["model"]), lengths_of_pairs(case)
-    needed = pair_flops(model, case["vocabulary"], sources, targets)
+    model, (sources, targets) = parse_model_config(case["model"]), lengths_of_pairs(case)
+    needed = model.train_flops(case["vocabulary"], targets, int(targets.sum()), sources)
     full = np.full(len(sources), case["length"])
     (_, mine), (peer, theirs) = found["seconds"].items()
     ratios = sorted(b / a for a, b in zip(mine, theirs, strict=True))
@@ -64,7 +63,7 @@ def row_of(name: str, case: Case, found: dict[str, Any], rate: float) -> dict[st
         "peer": peer,
         "tokens_per_s": int(sources.sum() + targets.sum()) / statistics.median(mine),
         "share_of_matmul_rate": needed / statistics.median(mine) / rate,
-        "ratio_by_flops": pair_flops(model, case["vocabulary"], full, full) / needed,
+        "ratio_by_flops": model.train_flops(case["vocabulary"], full, int(full.sum()), full) / needed,
         "speed": statistics.median(ratios),
         "speed_from_to": [ratios[0], ratios[-1]],
         "cpu_time": statistics.median(

@@ -85,12 +85,12 @@ def hugging_face(case: Case) -> Stepper:
     from tokenizers.models import WordLevel
     from transformers.trainer_pt_utils import LabelSmoother
 
-    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.families import parse_model_config
 
     words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
     yield_baseline()
-    sizes = ModelConfig.model_validate(case["model"])
+    sizes = parse_model_config(case["model"])
     config = marian_config(sizes, case["vocabulary"])
     model = transformers.MarianMTModel(config)
     collate = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
@@ -105,10 +105,10 @@ def torch_lstm(case: Case) -> Stepper:
     import torch
     from plain_lstm import PlainLSTM
 
-    from multihop.pretrain.models.config import ModelConfig
+    from multihop.pretrain.models.families import parse_model_config
 
     yield_baseline()
-    sizes = ModelConfig.model_validate(case["model"])
+    sizes = parse_model_config(case["model"])
     attends, feeds = sizes.attention != "none", bool(sizes.input_feeding)
     model = PlainLSTM(case["vocabulary"], sizes.layers, sizes.hidden, sizes.dropout, attends, feeds, SMOOTHING)
     pairs = pairs_of(case)

@@ -76,9 +76,14 @@ def declarations(section: type[BaseModel]) -> dict[str, Affects]:
     """What each key of a section decides: "phases[].seq_len" -> ORDER | MEMORY, for instance.
 
     Raises:
-        TypeError: a field declares nothing, and neither does a field that holds its section.
+        TypeError: a field declares nothing, and neither does a field that holds its section; or the classes of a
+            section declare different things.
     """
-    return dict(_walk(section, "", None))
+    found: dict[str, Affects] = {}
+    for key, decides in _walk(section, "", None):
+        if found.setdefault(key, decides) != decides:
+            raise TypeError(f"{key} decides {found[key]} in one class of its section and {decides} in another")
+    return found
 
 
 def decided_by(section: type[BaseModel], key: str) -> Affects:
@@ -117,10 +122,10 @@ def _lies_below(pattern: str, declared: str) -> bool:
 def _walk(section: type[BaseModel], prefix: str, inherited: Affects | None) -> Iterator[tuple[str, Affects]]:
     for name, field in section.model_fields.items():
         declared, path = _declared(field) or inherited, f"{prefix}{name}"
-        inner = _section_in(field.annotation)
-        if inner is not None:
-            kind, is_list = inner
-            yield from _walk(kind, f"{path}[]." if is_list else f"{path}.", declared)
+        kinds, is_list = sections_in(field.annotation)
+        if kinds:
+            for kind in kinds:
+                yield from _walk(kind, f"{path}[]." if is_list else f"{path}.", declared)
         elif declared is None:
             raise TypeError(f"{section.__name__}.{name} does not declare what it decides")
         else:
@@ -133,15 +138,14 @@ def _declared(field: FieldInfo) -> Affects | None:
     return found[0] if found else None
 
 
-def _section_in(annotation: Any) -> tuple[type[BaseModel], bool] | None:
-    """The section that a field holds, or holds a list of."""
+def sections_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
+    """The classes of the section that a field holds, several where a key of it chooses one, and whether it holds a list
+    of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    for inner in get_args(annotation):
-        found = _section_in(inner)
-        if found is not None:
-            return found[0], found[1] or getattr(annotation, "__origin__", None) is list
-    return None
+        return [annotation], False
+    inner = [sections_in(each) for each in get_args(annotation)]
+    is_list = getattr(annotation, "__origin__", None) is list or any(each for _, each in inner)
+    return [kind for kinds, _ in inner for kind in kinds], is_list
 
 
 def _part(value: Any, what: Affects, inherited: Affects | None) -> Any:
@@ -149,10 +153,10 @@ def _part(value: Any, what: Affects, inherited: Affects | None) -> Any:
         part = {}
         for name, field in type(value).model_fields.items():
             declared, inner = _declared(field) or inherited, getattr(value, name)
-            held = _section_in(field.annotation)
-            if held is not None and inner is not None:
+            kinds, _ = sections_in(field.annotation)
+            if kinds and inner is not None:
                 below = _part(inner, what, declared)
-                if below or (inner == [] and any(each & what for _, each in _walk(held[0], "", declared))):
+                if below or (inner == [] and any(each & what for _, each in _walk(kinds[0], "", declared))):
                     part[name] = below
             elif declared is not None and declared & what:
                 part |= value.model_dump(mode="json", include={name})  # nothing, if the field is left out

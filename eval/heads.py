@@ -10,8 +10,8 @@ from multihop.eval.config import Features, Pooling
 from multihop.eval.features import FeatureReader, means
 from multihop.eval.frames import DELIMITERS
 from multihop.eval.tasks.task import Task
-from multihop.pretrain.models.common.model import Model
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.layers.model import Model
 
 
 class TaskModel(nn.Module):
@@ -43,7 +43,7 @@ class TaskModel(nn.Module):
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
-        self.kind, self.has_segments = task.kind, family.has_segments
+        self.kind, self.has_segments = task.kind, family.has_token_types
         self.pooling = family.pooling if pooling == "family" else pooling
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)

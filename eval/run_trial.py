@@ -20,8 +20,7 @@ from multihop.eval.evaluated import open_tokenizer
 from multihop.eval.known_tasks import HELDOUT, load_task, shown_name
 from multihop.eval.tasks.task import Kind, Task
 from multihop.eval.trial import Trial, hyperparameters, trial_key, weights_file
-from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES, parse_model_config
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from multihop.eval.finetune import History
     from multihop.eval.heads import TaskModel
     from multihop.pretrain.checkpoint.manifest import CheckpointManifest
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 
 @dataclass(frozen=True)
@@ -327,14 +326,14 @@ def _needs_no_training_shard(path: Path) -> None:
 def _model(trial: Trial) -> "Model":
     """With the checkpoint's weights, or random ones drawn with the trial's seed."""
     from multihop.pretrain.checkpoint.reader import CheckpointReader
-    from multihop.pretrain.models.build import build_model, draw, initialise
+    from multihop.pretrain.models.build import build_model, init_parameter, init_weights
 
-    config, dropout = ModelConfig.model_validate(trial.model), TrialSettings.model_validate(trial.settings).dropout
+    config, dropout = parse_model_config(trial.model), TrialSettings.model_validate(trial.settings).dropout
     if dropout is not None:
         config = config.model_copy(update={"dropout": dropout})
     model = build_model(config, trial.vocab_size, trial.source_vocab_size)
     if trial.checkpoint_dir is None:
-        initialise(model, trial.seed)
+        init_weights(model, trial.seed)
         return model
     assert trial.checkpoint_sha256 is not None
     if trial.checkpoint_step is not None:
@@ -347,7 +346,7 @@ def _model(trial: Trial) -> "Model":
         if name in weights:
             parameter.data.copy_(weights[name])
         else:  # a head that the files lack
-            draw(model.config, name, parameter, trial.seed)
+            init_parameter(model, name, parameter, trial.seed)
     return model
 
 

@@ -9,7 +9,7 @@ from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import Init, TrialSettings
 from multihop.eval.tasks.task import UNTRAINED, Kind, Task
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
 
@@ -98,7 +98,7 @@ def trial_key(trial: Trial) -> str:
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint": trial.checkpoint_sha256,
-        "model": part_deciding(ModelConfig.model_validate(trial.model), _what(trial)),
+        "model": part_deciding(parse_model_config(trial.model), _what(trial)),
         "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,

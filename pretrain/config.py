@@ -8,8 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from multihop.common.config import COMPATIBILITY, LOCATION, LOGGING, MEMORY, ORDER, SPEED, UPDATES, Section
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
-from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES, PRESETS
+from multihop.pretrain.models.families import FAMILIES, PRESETS, AnyModelConfig
 
 
 class ObjectiveConfig(Section):
@@ -254,7 +253,7 @@ class TrainingConfig(Section):
     seed: Annotated[int, ORDER | UPDATES] = Field(default=1, ge=0, lt=2**63)
     data: DataConfig | None = None
     """Training uses only the weights of the sources and `shuffle_window_shards`."""
-    model: ModelConfig
+    model: AnyModelConfig
     objective: ObjectiveConfig = ObjectiveConfig()
     phases: list[PhaseConfig] = Field(min_length=1)
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -60,7 +60,7 @@ def count_step(case: dict[str, Any], settings: dict[str, Any], micro_batches: in
     from multihop.pretrain.config import TrainingConfig
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import Ranks
-    from multihop.pretrain.models.build import build_model, initialise
+    from multihop.pretrain.models.build import build_model, init_weights
 
     library, driver = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
@@ -73,7 +73,7 @@ def count_step(case: dict[str, Any], settings: dict[str, Any], micro_batches: in
     )
     ranks = Ranks(0, 1, torch.device("cuda", 0))
     model = build_model(config.model, VOCABULARY[case["family"]])
-    initialise(model, 1)
+    init_weights(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
     batch = batch_of(case)
     totals = {name: float(count) * micro_batches for name, count in batch.counts.items()}

@@ -24,7 +24,7 @@ from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.models.build import build_model_on_meta, draw
+from multihop.pretrain.models.build import build_model_on_meta, init_parameter
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
@@ -74,7 +74,7 @@ def export_checkpoint(place: str, out: Path, step: int | None = None) -> Exporte
             source, *target = [(folder / each.file, each) for each in data.tokenizers]
             export_marian_tokenizers(source, target[0] if target else None, model.max_positions, temporary)
         else:
-            export_tokenizer(folder / info.file, info, family.has_segments, model.max_positions, temporary)
+            export_tokenizer(folder / info.file, info, family.has_token_types, model.max_positions, temporary)
         size = info.vocab_size
         export_model(found.location, model, size, info.special_ids, temporary, data.source_vocab_size)
     return Exported(found.location, found.manifest.step, model, found.skipped)
@@ -89,11 +89,12 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
     with _appearing(out) as temporary:
         model, vocab_size, weights = import_model(source)
         drawn, shapes = [], {}
-        for name, outline in build_model_on_meta(model, vocab_size, read_source_vocab_size(source)).named_parameters():
+        on_meta = build_model_on_meta(model, vocab_size, read_source_vocab_size(source))
+        for name, outline in on_meta.named_parameters():
             shapes[name] = list(outline.shape)
             if name not in weights:
                 weights[name] = torch.empty(outline.shape)
-                draw(model, name, weights[name], _IMPORT_SEED)
+                init_parameter(on_meta, name, weights[name], _IMPORT_SEED)
                 drawn.append(name)
         manifest = CheckpointManifest(
             step=0,

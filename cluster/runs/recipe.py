@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.store import STORE_FILES
-from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by, sections_in
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
@@ -214,9 +214,10 @@ def validated(section: type[_Section], content: dict[str, Any], origin: str, wha
 
 
 def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str:
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    location, known_keys = _locate(section, error["loc"])
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if error["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(section, error["loc"]))
+        known = ", ".join(known_keys)
         return f"{origin}: {key} is not a key of {what}; known here: {known}"
     if error["type"] == "missing":
         return f"{origin}: {key} is missing; set it"
@@ -230,13 +231,21 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
     return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
 
 
-def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
-    for part in location[:-1]:
-        if isinstance(part, int) or not hasattr(section, "model_fields"):
+def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[list[int | str], list[str]]:
+    """The key that pydantic's location of an error names, and the keys of its section.
+
+    Where a section has several classes, pydantic adds the value of the key that chose one.
+    """
+    path: list[int | str] = []
+    kinds: list[Any] = [section]
+    for part in location:
+        if len(kinds) > 1:
+            kinds = [kind for kind in kinds if part in get_args(kind.model_fields["family"].annotation)]
             continue
-        kind = section.model_fields[part].annotation
-        section = getattr(kind, "__args__", (kind,))[0]
-    return sorted(section.model_fields)
+        path.append(part)
+        if isinstance(part, str) and kinds and part in kinds[0].model_fields and part != location[-1]:
+            kinds, _ = sections_in(kinds[0].model_fields[part].annotation)
+    return path, sorted({key for kind in kinds for key in kind.model_fields})
 
 
 def resolved(recipe: Recipe) -> Recipe:

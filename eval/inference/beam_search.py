@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multihop.eval.inference.largest import largest
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.objectives.batch import layout
 
 _NEVER = -1.0e9

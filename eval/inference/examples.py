@@ -133,9 +133,9 @@ def _weights(evaluated: Evaluated) -> "dict[str, torch.Tensor]":
 
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
-    from multihop.pretrain.models.build import build_model, initialise
+    from multihop.pretrain.models.build import build_model, init_weights
 
     model = build_model(examples.after.model, examples.after.vocab_size)
-    initialise(model, examples.seed)
+    init_weights(model, examples.seed)
     weights = dict(model.state_dict())
     return weights if examples.before is None else {**weights, **_weights(examples.before)}

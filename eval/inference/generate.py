@@ -11,7 +11,8 @@ from multihop.common.keyed import key_of, random_bits, uniform
 from multihop.eval.inference.sampling import Sampling, sample
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.config import AttentionConfig
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.objectives.batch import layout
 
 MAX_TOKENS = 64
@@ -71,6 +72,7 @@ def generate_tokens(
     """
     trained.needs(trained.model.lm_head, "predicting tokens")
     model, end, device = trained.model, trained.special_ids["end"], trained.device
+    assert isinstance(model.config, AttentionConfig), "causal families attend"
     lengths = [len(prompt) for prompt in prompts]
     left = [min(max_tokens, model.config.max_positions - length) for length in lengths]
     cache = KeyValueCache(model.config, lengths, max(left), device)

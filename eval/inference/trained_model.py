@@ -15,10 +15,10 @@ from multihop.eval.inference.packed_weights import PackedWeights
 from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.build import build_model
-from multihop.pretrain.models.common.model import Model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.family import Family
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.run.find_checkpoint import find_checkpoint
 
 

@@ -8,7 +8,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.rules.pairs import clean_side
 from multihop.eval.inference.beam_search import Search, beam_search
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
 MORE_TOKENS = 50
 """How much longer than its source a translation may be, in tokens (Vaswani et al. 2017, section 6.1)."""

@@ -17,7 +17,7 @@ from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
 from multihop.eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 
 def evaluate_choices(

@@ -12,7 +12,7 @@ from multihop.eval.zero_shot.windows import windows
 from multihop.pretrain.run.reference_losses import unigram_loss
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 
 def cross_entropy(model: "Model", documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:

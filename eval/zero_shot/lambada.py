@@ -17,7 +17,7 @@ from multihop.eval.zero_shot.scoring import BATCH_TOKENS, Continuation, log_like
 from multihop.eval.zero_shot.text_files import read_objects, read_text
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 Protocol = Literal["plain", "no stop words"]
 """plain: the passage as it stands, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with

@@ -18,7 +18,7 @@ from multihop.eval.zero_shot.text_files import read_objects
 from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 Masking = Literal["token", "rest of word"]
 """What a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those after it

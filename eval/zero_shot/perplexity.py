@@ -26,7 +26,7 @@ from multihop.eval.zero_shot.text_files import read_text
 from multihop.eval.zero_shot.windows import windows
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 Convention = Literal["wikitext", "ptb", "text"]
 """How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between

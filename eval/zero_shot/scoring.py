@@ -16,7 +16,7 @@ from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.batch import Inputs, layout
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 Ids = NDArray[np.int64]
 

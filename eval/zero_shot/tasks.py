@@ -20,7 +20,7 @@ from multihop.eval.zero_shot.perplexity import evaluate_perplexity, read_perplex
 from multihop.eval.zero_shot.result import ZeroShotResult
 
 if TYPE_CHECKING:
-    from multihop.pretrain.models.common.model import Model
+    from multihop.pretrain.models.layers.model import Model
 
 Evaluate = Callable[["Model", Tokenizer, dict[str, int], Any, int], ZeroShotResult]
 """(model, tokenizer, special ids, what was read, maximum length in tokens) -> result"""

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.config import AttentionConfig, ModelConfig
+from multihop.pretrain.models.families import FAMILIES, parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
 
 CONFIG = "config.json"
@@ -96,7 +96,7 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
         sizes["max_positions"] -= names.unused_positions(pad)
     dropout = config.get(names.dropout[0], names.dropout_when_absent)
     try:
-        model = ModelConfig.model_validate({"family": family, **sizes, "dropout": dropout})
+        model = parse_model_config({"family": family, **sizes, "dropout": dropout})
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UserError(f"{path} is not a valid model: {reason}") from None
@@ -125,7 +125,8 @@ def config_json(
     """
     names, family = names_of(model.family), FAMILIES[model.family]
     causal, translates = family.causal, family.translates
-    if model.positions == "relative":
+    assert isinstance(model, AttentionConfig), "transformers has no class of recurrent models with these equations"
+    if getattr(model, "positions", None) == "relative":
         raise UserError(
             f"transformers has no {names.architecture} with relative positions, and this model has "
             "positions=relative; it cannot be exported"

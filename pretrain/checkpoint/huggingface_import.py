@@ -18,10 +18,10 @@ from multihop.common.files import sha256_file, sha256_json
 from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
 from multihop.pretrain.models.build import build_model_on_meta
-from multihop.pretrain.models.common.huggingface_names import Names
-from multihop.pretrain.models.common.sinusoids import sinusoids
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
+from multihop.pretrain.models.layers.huggingface_names import Names
+from multihop.pretrain.models.layers.sinusoids import sinusoids
 
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
@@ -84,13 +84,14 @@ def _expected(
 
     Sizes that the files cannot have are refused before anything of these sizes is built: only one layer is outlined.
     """
+    assert isinstance(model, AttentionConfig), "transformers has no class of recurrent models with these equations"
     stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
     (vocab_size, source_vocab_size), two = vocabularies, vocabularies[1] is not None
     elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family, two)
     for key, size, width in (
-        ("decoder_vocab_size" if two else "vocab_size", vocab_size, model.embedding),
-        ("vocab_size", source_vocab_size or 0, model.embedding),
-        (names.sizes["max_positions"], 0 if names.sinusoids else model.max_positions, model.embedding),
+        ("decoder_vocab_size" if two else "vocab_size", vocab_size, model.embedding_width),
+        ("vocab_size", source_vocab_size or 0, model.embedding_width),
+        (names.sizes["max_positions"], 0 if names.sinusoids else model.max_positions, model.embedding_width),
         (names.sizes["hidden"], model.hidden, model.hidden),
         (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
     ):

@@ -36,10 +36,10 @@ def build_word_vectors(folder: Path, data: TokenDataset, model: ModelConfig, ful
     Args:
         full: as `ensure_array`.
     """
-    if model.word_init == "cooccurrences":
+    if model.needs_word_vectors:
         vocab_size = data.manifest.tokenizer.vocab_size
-        path = _path(folder, data.manifest.fingerprint, model.embedding)
-        ensure_array(path, lambda: word_vectors(data.train, vocab_size, model.embedding), full)
+        path = _path(folder, data.manifest.fingerprint, model.embedding_width)
+        ensure_array(path, lambda: word_vectors(data.train, vocab_size, model.embedding_width), full)
 
 
 def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.float32]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from multihop.pretrain.models.build import Model
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import SelfAttention, select_tokens
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import SelfAttention, select_tokens
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
 SeeStates = Callable[[Tensor], None]
 """Takes the last hidden states (N, H) of all tokens of a micro-batch; of pairs those of the targets."""

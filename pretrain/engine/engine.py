@@ -18,8 +18,7 @@ from multihop.pretrain.engine.grad_norm import read_norm_once
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.engine.reduce_gradients import reduce_in_few_kernels
-from multihop.pretrain.models.build import Model
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.norms import clip_grad_norm_
@@ -42,10 +41,6 @@ class StepResult:
     """False where a loss or gradient was non-finite: weights and optimizer state are unchanged, on every rank."""
 
 
-Fill = Callable[[str, Tensor], None]
-"""Sets the values of the parameter of that name."""
-
-
 def read_scalars(tensors: dict[str, Tensor]) -> dict[str, float]:
     """The values of () tensors of one type and device, in one copy to the host."""
     return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)) if tensors else {}
@@ -55,7 +50,12 @@ class Engine:
     """A model under DeepSpeed, on this process's rank."""
 
     def __init__(
-        self, config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None = None
+        self,
+        config: TrainingConfig,
+        model: Model,
+        ranks: Ranks,
+        micro_batch: int,
+        param_init: ParamInit | None = None,
     ) -> None:
         """Initialise DeepSpeed with `model`.
 
@@ -63,10 +63,10 @@ class Engine:
             model: with its weights, the same on every rank; or on the meta device, in which case its memory is
                 allocated here: under ZeRO-3 module by module, so that no rank ever holds the whole model.
             micro_batch: the largest number of samples in a micro-batch.
-            fill: sets the weights of a model on the meta device; None leaves them to `restore`.
+            param_init: sets the weights of a model on the meta device; None leaves them to `restore`.
         """
         self.ranks, self._stage = ranks, config.engine.zero_stage
-        self._deepspeed = _initialise(config, model, ranks, micro_batch, fill)
+        self._deepspeed = _initialise(config, model, ranks, micro_batch, param_init)
         outer: Any = self._deepspeed.optimizer
         self._zero: Any = outer if self._stage > 0 else None
         self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
@@ -237,7 +237,9 @@ def _keep(tensor: Tensor) -> None:
     """The sum over ranks of norms that every rank has of whole tensors."""
 
 
-def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, fill: Fill | None) -> Any:
+def _initialise(
+    config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, param_init: ParamInit | None
+) -> Any:
     import deepspeed
 
     # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
@@ -264,17 +266,17 @@ def _initialise(config: TrainingConfig, model: Model, ranks: Ranks, micro_batch:
     filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
     # A buffer of its own for each bucket saves nothing but traffic between ranks.
     filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
-    if FAMILIES[config.model.family].gathers_layers:
+    if model.recurrent:  # all ranks must gather alike, and a layer would gather its weights once a time step
         for layer in model.layers:
             deepspeed.utils.set_z3_leaf_module(layer, True)
     if next(model.parameters()).is_meta:
         if config.engine.zero_stage == 3:
-            _fill_and_partition(model, filled, ranks, fill)
+            _init_and_partition(model, filled, ranks, param_init)
         else:
             model.to_empty(device="cpu")
-            if fill:
+            if param_init:
                 for name, parameter in model.named_parameters():
-                    fill(name, parameter)
+                    param_init(name, parameter)
     with _one_optimizer_for_stages_1_and_2(config.engine.zero_stage):
         engine, *_ = deepspeed.initialize(
             model=model,
@@ -303,7 +305,9 @@ def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
         DeepSpeedEngine._do_optimizer_sanity_check = check
 
 
-def _fill_and_partition(model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, fill: Fill | None) -> None:
+def _init_and_partition(
+    model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, param_init: ParamInit | None
+) -> None:
     """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
@@ -312,7 +316,7 @@ def _fill_and_partition(model: Model, deepspeed_config: dict[str, Any], ranks: R
     for path, module in reversed(list(model.named_modules())):
         module.to_empty(device="cpu", recurse=False)
         for name, parameter in module.named_parameters(recurse=False):
-            if fill and ranks.rank == 0:
-                fill(f"{path}.{name}" if path else name, parameter)
+            if param_init and ranks.rank == 0:
+                param_init(f"{path}.{name}" if path else name, parameter)
             parameter.data = parameter.data.to(dtype)
         Init(module=module, config_dict_or_path=deepspeed_config, mem_efficient_linear=False)

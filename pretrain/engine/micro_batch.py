@@ -21,7 +21,7 @@ from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import Model, build_model, initialise
+from multihop.pretrain.models.build import Model, build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch
 
 REMEMBERED = "micro_batch.json"
@@ -118,7 +118,7 @@ def _try_out(
     """The model's parameters, and the `memory_line` of its micro-batches."""
     manifest = read_data_manifest(run_dir / "data")
     model = build_model(config.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
-    initialise(model, config.seed)
+    init_weights(model, config.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if config.engine.activation_checkpointing != "none":
         checkpoint_activations(model, config.engine.activation_checkpointing)

@@ -1,20 +1,27 @@
-"""The model families: one for each folder beside this file, found by its declaration. Imports no torch."""
+"""The model families, one for each folder beside this file, and the recipe's `model` section as their union.
+
+A folder is found by its declaration. Nothing in this file imports torch.
+"""
 
 import pkgutil
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 import multihop.pretrain.models
+from multihop.common.errors import UserError
+from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.family import Family
 
-_SHARED = "common"
+_SHARED = ("layers", "cpu")
 
 
 def _declared(name: str) -> Family:
-    declaration = getattr(import_module(f"multihop.pretrain.models.{name}"), "FAMILY", None)
+    declaration = getattr(import_module(f"multihop.pretrain.models.{name}.config"), "FAMILY", None)
     if not isinstance(declaration, Family):
         raise TypeError(
-            f"pretrain/models/{name}/__init__.py declares no FAMILY = Family(...); see pretrain/models/family.py"
+            f"pretrain/models/{name}/config.py declares no FAMILY = Family(...); see pretrain/models/family.py"
         )
     return declaration
 
@@ -22,7 +29,7 @@ def _declared(name: str) -> Family:
 FAMILIES: dict[str, Family] = {
     module.name: _declared(module.name)
     for module in pkgutil.iter_modules(multihop.pretrain.models.__path__)
-    if module.ispkg and module.name != _SHARED
+    if module.ispkg and module.name not in _SHARED
 }
 """By the value of `model.family`, in alphabetical order."""
 
@@ -31,3 +38,53 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The published sizes of all families, by the value of `model.preset`."""
 assert len(PRESETS) == sum(len(family.presets) for family in FAMILIES.values()), "two presets have the same name"
+
+
+def families_with(key: str) -> str:
+    """The names of the families whose `model` section has a key, for messages: "bert or roberta"."""
+    return " or ".join(name for name, family in FAMILIES.items() if key in family.config.model_fields)
+
+
+def _complete(content: Any) -> Any:
+    """Fill in what the preset sets, and refuse keys of other families than this one.
+
+    Raises:
+        UserError: The preset or family is unknown, or only other families have a key.
+    """
+    if not isinstance(content, dict):
+        return content
+    preset = content.get("preset")
+    if preset is not None and str(preset) not in PRESETS:
+        raise UserError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
+    filled = {**(PRESETS[preset] if preset else {}), **content}
+    name = filled.get("family")
+    if name is None:
+        raise UserError(f"family is missing; set one of {', '.join(FAMILIES)}, or a preset")
+    if str(name) not in FAMILIES:
+        raise UserError(f"unknown family {name!r}; known are {', '.join(FAMILIES)}")
+    family = FAMILIES[str(name)]
+    for key, value in filled.items():
+        if key not in family.config.model_fields and (others := families_with(key)):
+            raise UserError(f"{key}={value}: family={name} has no {key}; remove it, or set family={others}")
+    return filled
+
+
+if TYPE_CHECKING:
+    AnyModelConfig = ModelConfig
+else:
+    AnyModelConfig = Annotated[
+        Union[tuple(family.config for family in FAMILIES.values())],  # noqa: UP007
+        Field(discriminator="family"),
+        BeforeValidator(_complete),
+    ]
+    """The recipe's `model` section: the class of the family that `family`, or the preset, names."""
+
+
+def parse_model_config(content: dict[str, Any]) -> ModelConfig:
+    """The `model` section of a recipe.
+
+    Raises:
+        pydantic.ValidationError: A key is unknown, has the wrong type, or does not fit the others.
+    """
+    config: ModelConfig = TypeAdapter(AnyModelConfig).validate_python(content)
+    return config

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.pretrain.models.build import build_model_on_meta
-from multihop.pretrain.models.common.huggingface_names import Names
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.layers.huggingface_names import Names
 
 _SOURCE_WORD = "source_word.weight"
 

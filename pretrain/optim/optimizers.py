@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from multihop.pretrain.config import OptimizerConfig
-from multihop.pretrain.models.build import decays
+from multihop.pretrain.models.build import uses_weight_decay
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.slices import whole_shape
 
@@ -20,8 +20,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
     named = list(model.named_parameters())
-    matrices = [p for name, p in named if decays(name)]
-    others = [p for name, p in named if not decays(name)]
+    matrices = [p for name, p in named if uses_weight_decay(name)]
+    others = [p for name, p in named if not uses_weight_decay(name)]
     # ZeRO lays a group's weights one after another: behind a vocabulary's bias of odd size all would lie at addresses
     # that vectorised kernels cannot read.
     others.sort(key=lambda p: math.prod(whole_shape(p)) % _ALIGNED != 0)

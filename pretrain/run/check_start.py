@@ -66,7 +66,7 @@ def check_init_keys(model: ModelConfig, lacking: Collection[str] = ()) -> None:
         UserError: A key sets such values.
     """
     for key, default, parameter in (("output_bias", "zeros", "word_bias"), ("word_init", "random", "word.weight")):
-        if model.init_from is not None and getattr(model, key) != default and parameter not in lacking:
+        if model.init_from is not None and getattr(model, key, default) != default and parameter not in lacking:
             raise UserError(
                 f"model.{key}={getattr(model, key)} initializes new weights, but model.init_from="
                 f"{model.init_from} provides them; set model.{key}={default}, or remove init_from"

@@ -10,6 +10,7 @@ from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps, newest_good
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.run.files import checkpoints_of, read_config
 
 
@@ -137,5 +138,5 @@ def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
 
 def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
     if saved.recipe is not None:
-        return ModelConfig.model_validate(saved.recipe["model"])
+        return parse_model_config(saved.recipe["model"])
     return read_config(run_dir).model

@@ -28,9 +28,8 @@ from multihop.pretrain.data.loader import stream
 from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
-from multihop.pretrain.run.flops import step_flops
 from multihop.pretrain.run.heldout import evaluate, means
-from multihop.pretrain.run.usage import usage
+from multihop.pretrain.run.usage import step_flops, usage
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from multihop.common.config import COMPATIBILITY, part_deciding
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
 from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
@@ -17,10 +18,9 @@ from multihop.pretrain.checkpoint.restore import check_fits, restore
 from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.word_vectors import open_word_vectors
-from multihop.pretrain.engine.engine import Engine, Fill
+from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import Model, build_model_on_meta, first_weights
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta, make_param_init
 from multihop.pretrain.run.changes import allowed_in, check_allowed, completed, locked_changes, training_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
@@ -53,7 +53,7 @@ def start_engine(
     """
     model = build_model_on_meta(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        engine = Engine(config, model, ranks, micro_batch, _fill(config, run_dir, data))
+        engine = Engine(config, model, ranks, micro_batch, _param_init(config, run_dir, model, data))
         return Start(engine, TrainState(), None)
     own = resume_from >= 0
     if not own and is_huggingface(Path(config.model.init_from or "")):
@@ -82,14 +82,14 @@ def start_engine(
     return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
 
 
-def _fill(config: TrainingConfig, run_dir: Path, data: Manifest) -> Fill:
+def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manifest) -> ParamInit:
     """The initial weights of a new model, including those computed from the training text."""
     unigram = vectors = None
-    if config.model.output_bias == "unigram":
+    if config.model.needs_token_counts:
         unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
-    if config.model.word_init == "cooccurrences":
-        vectors = open_word_vectors(run_dir / "index", data.fingerprint, config.model.embedding)
-    return first_weights(config.model, config.seed, unigram, vectors)
+    if config.model.needs_word_vectors:
+        vectors = open_word_vectors(run_dir / "index", data.fingerprint, config.model.embedding_width)
+    return make_param_init(model, config.seed, unigram, vectors)
 
 
 def _begin_with_huggingface(
@@ -98,26 +98,24 @@ def _begin_with_huggingface(
     """With the weights of a Hugging Face model; heads that it does not have are initialised as in any new run."""
     source = Path(config.model.init_from or "")
     theirs, vocab_size, weights = import_model(source)
-    sizes = ["family", "layers", "hidden", "embedding", "heads", "intermediate", "max_positions"]
-    sizes += FAMILIES[theirs.family].options
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    there = {**{key: getattr(theirs, key) for key in sizes}, **vocabularies}
+    there = {**part_deciding(theirs, COMPATIBILITY), **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    here = {**{key: getattr(config.model, key) for key in sizes}, **vocabularies}
-    if differing := [key for key in there if there[key] != here[key]]:
+    here = {**part_deciding(config.model, COMPATIBILITY), **vocabularies}
+    if differing := [key for key in there if here.get(key) != there[key]]:
         raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={here[key]}' for key in differing)}; set the same sizes in model, and prepare the "
+            f"{', '.join(f'{key}={here.get(key)}' for key in differing)}; set the same sizes in model, and prepare the "
             "data with its tokenizer"
         )
     lacking = [name for name, _ in model.named_parameters() if name not in weights]
     check_init_keys(config.model, lacking)
     if lacking:
         log.info("%s has no %s: initialised at random with seed %d", source, ", ".join(lacking), config.seed)
-    fill = _fill(config, run_dir, data)
+    param_init = _param_init(config, run_dir, model, data)
     for name in lacking:
         weights[name] = torch.empty(model.get_parameter(name).shape)
-        fill(name, weights[name])
+        param_init(name, weights[name])
     engine = Engine(config, model, ranks, micro_batch)
     wanted = [(name, slice(start, start + numel)) for _, name, start, numel in engine.wanted(with_state=False)]
     engine.restore((weights[name].reshape(-1)[part] for name, part in wanted), None, {})

@@ -1,14 +1,27 @@
-"""What rank 0 takes of its machine, under names that MLflow shows as system metrics."""
+"""What a step costs: floating-point operations, and what rank 0 takes of its machine, under names that MLflow shows as
+system metrics."""
 
 import resource
 import sys
 
+import numpy as np
 import torch
 
 from multihop.common.json_lines import Row
+from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.objectives.batch import Batch
 
 _BYTES = 1 if sys.platform == "darwin" else 1024
 """In the unit of ru_maxrss."""
+
+
+def step_flops(model: ModelConfig, vocab_size: int, batch: Batch) -> float:
+    """FLOPs of a forward and backward pass over a batch; 0 for a borrowed batch (all counts 0)."""
+    if not any(batch.counts.values()):
+        return 0.0
+    sources = batch.inputs.get("source_cu_seqlens")
+    source_lengths = None if sources is None else np.diff(sources)
+    return model.train_flops(vocab_size, np.diff(batch.inputs["cu_seqlens"]), len(batch.targets), source_lengths)
 
 
 def usage(device: torch.device, cpu_s: float, elapsed_s: float) -> Row:

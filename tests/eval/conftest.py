@@ -12,8 +12,9 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import TrialSettings
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 # Imported code would stop the test: packages are read as files.
 _NEVER_IMPORT = "raise AssertionError('this package must not be imported')\n"
@@ -113,7 +114,7 @@ def reviews(vader: Callable[[bytes], Path]) -> Path:
 
 def _model(family: str) -> ModelConfig:
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
-    return ModelConfig.model_validate({"family": family, **sizes})
+    return parse_model_config({"family": family, **sizes})
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[str, str]]
 
     def make(config: ModelConfig, data: Path) -> tuple[str, str]:
         model = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
-        initialise(model, 77)
+        init_weights(model, 77)
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         writer = CheckpointWriter(str(tmp_path / "checkpoints"), 0, 1, "a", 1)
         manifest = CheckpointManifest(

@@ -21,7 +21,7 @@ from multihop.eval.run_trial import failed_row
 from multihop.eval.start_from import next_wave
 from multihop.eval.statistics.words import spread
 from multihop.eval.trial import Trial
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 Cell = tuple[str, str | None, int, int, float]
 """A task, the weights, the version of the task's files, a seed and a learning rate: they identify a trial."""
@@ -61,7 +61,7 @@ EVALUATIONS = st.builds(
 )
 
 
-MODEL = ModelConfig(family="bert", layers=1, hidden=32, heads=2, max_positions=64)
+MODEL = parse_model_config({"family": "bert", "layers": 1, "hidden": 32, "heads": 2, "max_positions": 64})
 
 
 def planned(evaluation: Evaluation, folder: Path, data: Path) -> tuple[EvalConfig, list[Trial]]:

@@ -30,7 +30,7 @@ from multihop.eval.supervised import finetune_labelled
 from multihop.eval.tasks.task import Task
 from multihop.eval.trial import trial_key
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
@@ -50,7 +50,7 @@ def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureRead
 
 def _model(config: ModelConfig, data: Path, task: Task, features: Features | None, seed: int = 0) -> TaskModel:
     encoder = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
-    initialise(encoder, seed)
+    init_weights(encoder, seed)
     return TaskModel(encoder, task, seed, features=features)
 
 

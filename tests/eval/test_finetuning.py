@@ -20,7 +20,7 @@ from multihop.eval.known_tasks import load_task
 from multihop.eval.supervised import FineTuned, TargetScale, finetune_labelled, predict, score_of
 from multihop.eval.tasks.task import Example, Task
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
 Sets = dict[str, Encoded]
@@ -37,7 +37,7 @@ def _encoded(task: Task, data: Path, family: str = "bert", seq_len: int = 64) ->
 
 def _model(config: ModelConfig, data: Path, task: Task, seed: int) -> TaskModel:
     encoder = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
-    initialise(encoder, seed)
+    init_weights(encoder, seed)
     return TaskModel(encoder, task, seed)
 
 

@@ -25,6 +25,7 @@ from multihop.eval.plan import plan_trials
 from multihop.eval.run_trial import failed_row, run_trial
 from multihop.eval.trial import Trial, trial_key
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
@@ -39,7 +40,9 @@ TRIAL = Trial(
     checkpoint_dir="runs/a/checkpoints/step-00000007",
     checkpoint_sha256="c",
     checkpoint_step=7,
-    model=ModelConfig(family="bert", layers=1, hidden=32, heads=2, intermediate=64, max_positions=64).model_dump(),
+    model=parse_model_config(
+        {"family": "bert", "layers": 1, "hidden": 32, "heads": 2, "intermediate": 64, "max_positions": 64}
+    ).model_dump(),
     vocab_size=100,
     tokenizer_path="runs/a/data/tokenizer.model",
     tokenizer_sha256="k",

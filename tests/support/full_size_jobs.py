@@ -14,7 +14,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.phases import share_of_rank
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import build_model_on_meta, first_weights
+from multihop.pretrain.models.build import build_model_on_meta, make_param_init
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
 
@@ -31,8 +31,8 @@ def go_on(
         Per step the loss and the gradient's norm; the trust ratios of the last step; the hash of this rank's state.
     """
     config = TrainingConfig.model_validate(settings)
-    fill = None if checkpoints else first_weights(config.model, config.seed)
-    engine = Engine(config, build_model_on_meta(config.model, vocab_size), ranks, 1, fill)
+    model = build_model_on_meta(config.model, vocab_size)
+    engine = Engine(config, model, ranks, 1, None if checkpoints else make_param_init(model, config.seed))
     if checkpoints:
         with CheckpointReader(folder_of_step(checkpoints, first)) as reader:
             restore(engine, reader, with_state=True)

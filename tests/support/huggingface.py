@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model
-from multihop.pretrain.models.common.model import Model
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.objectives.batch import layout
 
 ENCODERS = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
@@ -29,7 +30,7 @@ CLASSES = {name: names_of(name).architecture for name in TEXT_FAMILIES}
 def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "max_positions": max_positions, "dropout": 0.0}
     embedding = {"embedding": max(8, hidden // 6)} if family == "albert" else {}
-    return ModelConfig.model_validate({"family": family, **sizes, **embedding, **changes})
+    return parse_model_config({"family": family, **sizes, **embedding, **changes})
 
 
 @torch.no_grad()

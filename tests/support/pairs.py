@@ -7,8 +7,8 @@ from torch import Tensor
 
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.objectives.batch import layout
 
 VOCABULARY = 60
@@ -71,7 +71,7 @@ def translator(
     variant: dict[str, Any], seed: int = 4, two_vocabularies: bool = False, **changes: Any
 ) -> EncoderDecoder:
     """A model in float64 with weights under which tokens matter to one another."""
-    config = ModelConfig.model_validate({**SIZES, **variant, **changes})
+    config = parse_model_config({**SIZES, **variant, **changes})
     model = build_model(config, VOCABULARY, VOCABULARY + 5 if two_vocabularies else None).double()
     assert isinstance(model, EncoderDecoder)
     generator = torch.Generator().manual_seed(seed)

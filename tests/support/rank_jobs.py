@@ -15,8 +15,8 @@ from multihop.pretrain.data.phases import share_of_rank
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.micro_batch import micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.models.build import build_model, build_model_on_meta, first_weights
-from multihop.pretrain.models.common.softmax_gradient import softmax_gradient_
+from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
+from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 from multihop.pretrain.objectives.batch import Batch, Inputs, layout
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
@@ -71,7 +71,7 @@ def train_on_pairs(
     """
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, VOCABULARY)
-    engine = Engine(config, model, ranks, 1, first_weights(config.model, config.seed))
+    engine = Engine(config, model, ranks, 1, make_param_init(model, config.seed))
     if local_norms:
         optimizer = engine._optimizer
         assert isinstance(optimizer, Lamb)
@@ -149,9 +149,8 @@ def norm_of_equal_passes(
     """The norm of the gradient of one batch that is given `passes` times with a weight of 1 / `passes`, and how far
     each weight's address is from a multiple of 16 bytes."""
     config = TrainingConfig.model_validate(settings)
-    engine = Engine(
-        config, build_model_on_meta(config.model, vocab_size), ranks, 1, first_weights(config.model, config.seed)
-    )
+    model = build_model_on_meta(config.model, vocab_size)
+    engine = Engine(config, model, ranks, 1, make_param_init(model, config.seed))
     (pair,) = some_batches(config.seed, 0, 1, 16, vocab_size)
     batch = batch_of(pair)
     totals = {name: float(count * passes * ranks.world_size) for name, count in batch.counts.items()}
@@ -169,8 +168,8 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
     engines = []
     for settings in (first, second):
         config = TrainingConfig.model_validate(settings)
-        fill = first_weights(config.model, config.seed)
-        engines.append(Engine(config, build_model_on_meta(config.model, VOCABULARY), ranks, 1, fill))
+        model = build_model_on_meta(config.model, VOCABULARY)
+        engines.append(Engine(config, model, ranks, 1, make_param_init(model, config.seed)))
     before, after = engines
     for step in range(5):
         batch = batch_of(some_batches(config.seed, step, 1, 16)[0])
@@ -232,15 +231,16 @@ def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
 def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What an evaluation says of a model whose tokens matter to one another, and whether looking at it left traces."""
     config = TrainingConfig.model_validate(settings)
-    draw = first_weights(config.model, config.seed)
+    vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
+    model = build_model_on_meta(config.model, vocab_size)
+    draw = make_param_init(model, config.seed)
 
     def fill(name: str, parameter: torch.Tensor) -> None:
         draw(name, parameter)
         with torch.no_grad():
             parameter.mul_(20.0 if parameter.ndim > 1 else 1.0)
 
-    vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
-    engine = Engine(config, build_model_on_meta(config.model, vocab_size), ranks, 2, fill)
+    engine = Engine(config, model, ranks, 2, fill)
     batches = BatchBuilder.open(config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, [2])
     before = engine.evaluate(batches.heldout().micro_batches)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -255,7 +255,7 @@ def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """An engine's first weights, and how many elements of the model this rank held at most while they were set."""
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, VOCABULARY)
-    draw, most = first_weights(config.model, config.seed), 0
+    draw, most = make_param_init(model, config.seed), 0
 
     def fill(name: str, parameter: torch.Tensor) -> None:
         nonlocal most

@@ -28,7 +28,7 @@ from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_ve
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.models.build import build_model, init_weights, make_param_init
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.schedule import learning_rate
@@ -76,7 +76,7 @@ class RecipeEffects:
         return shapes, [float(value.detach()) for value in sums.values()]
 
     @cached_property
-    def first_weights(self) -> dict[str, str]:
+    def initial_weights(self) -> dict[str, str]:
         fill = self._fill()
         return {name: _digest(_filled(fill, name, each)) for name, each in self._model().named_parameters()}
 
@@ -137,20 +137,18 @@ class RecipeEffects:
     def _model(self) -> Any:
         manifest = open_dataset(self.data).manifest
         model = build_model(self.recipe.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
-        fill = first_weights(self.recipe.model.model_copy(update={"output_bias": "zeros", "word_init": "random"}), 1)
-        for name, parameter in model.named_parameters():
-            fill(name, parameter)
+        init_weights(model, 1)
         return model
 
     def _fill(self) -> Callable[[str, torch.Tensor], None]:
         """As a new run's."""
-        data, model = open_dataset(self.data), self.recipe.model
+        data, config = open_dataset(self.data), self.recipe.model
         unigram = unigram_log_probabilities(read_token_counts(self.data, data.manifest))
         vectors = None
-        if model.word_init == "cooccurrences":
-            build_word_vectors(self.index, data, model)
-            vectors = open_word_vectors(self.index, data.manifest.fingerprint, model.embedding)
-        return first_weights(model, self.recipe.seed, unigram, vectors)
+        if config.needs_word_vectors:
+            build_word_vectors(self.index, data, config)
+            vectors = open_word_vectors(self.index, data.manifest.fingerprint, config.embedding_width)
+        return make_param_init(self._model(), self.recipe.seed, unigram, vectors)
 
 
 def _filled(fill: Callable[[str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from multihop.pretrain.config import OptimizerConfig, TrainingConfig
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, decays, initialise
+from multihop.pretrain.models.build import build_model, init_weights, uses_weight_decay
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 
@@ -33,7 +33,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
     """
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, VOCABULARY)
-    initialise(model, config.seed)
+    init_weights(model, config.seed)
     update: Update = {"adamw": adamw, "lamb": lamb}[config.optimizer.name]
     state: dict[str, dict[str, Any]] = {}
     seen = PlainTraining({name: weight.detach() for name, weight in model.named_parameters()})
@@ -56,7 +56,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
             for name, weight in model.named_parameters():
                 assert weight.grad is not None
                 weight.grad.mul_(min(1.0, config.optimizer.max_grad_norm / (global_norm + 1e-6)))
-                excluded = not decays(name)
+                excluded = not uses_weight_decay(name)
                 decay = 0.0 if excluded else config.optimizer.weight_decay
                 settings_ = config.optimizer.model_copy(update={"weight_decay": decay})
                 moments = state.setdefault(name, {"excluded": excluded, "t": 0})

@@ -10,8 +10,8 @@ import torch
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.models.build import build_model, initialise
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.build import build_model, init_weights
+from multihop.pretrain.models.families import parse_model_config
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
@@ -20,7 +20,7 @@ MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
 def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7), **changes: Any) -> Path:
     """A run's folder with a checkpoint of random weights for each step; `changes`: of the model."""
     model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {}), **changes}
-    config = ModelConfig.model_validate(model)
+    config = parse_model_config(model)
     info = read_data_manifest(data).tokenizer
     folder.mkdir(parents=True)
     (folder / "data").symlink_to(data)
@@ -29,7 +29,7 @@ def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3,
     )
     for step in steps:
         network = build_model(config, info.vocab_size)
-        initialise(network, seed=step)
+        init_weights(network, seed=step)
         generator = torch.Generator().manual_seed(step)
         for parameter in network.parameters():  # no bias may be 0, or it could be lost unseen
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)

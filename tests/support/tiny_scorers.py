@@ -11,9 +11,9 @@ from torch import Tensor
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json
-from multihop.pretrain.models.build import build_model, initialise
-from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.layers.model import Model
 
 WORDS = ("the", "her", "of", "captain", "river", "stone", "garden", "letter", "winter", "silver")
 """Each of these with a space before it is one token of the causal model; everything else is bytes."""
@@ -66,7 +66,7 @@ def scorer_of(config: ModelConfig, data: Path) -> Scorer:
 
 def _random(config: ModelConfig, vocab_size: int) -> Model:
     model = build_model(config, vocab_size)
-    initialise(model, 3)
+    init_weights(model, 3)
     for parameter in model.parameters():
         if parameter.ndim == 2:
             parameter.data *= 10  # so that the predictions are far from uniform

@@ -1,6 +1,6 @@
 """ALBERT's names at Hugging Face."""
 
-from multihop.pretrain.models.common.huggingface_names import (
+from multihop.pretrain.models.layers.huggingface_names import (
     BERT_DROPOUT,
     BERT_FIXED,
     BERT_SIZES,

@@ -1,15 +1,16 @@
 """ALBERT (Lan et al. 2020): BERT with a factorized embedding, one block for all layers, and a sentence-order head."""
 
-from torch import Tensor, cat, nn, zeros
+from torch import Generator, Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.albert.config import AlbertConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.init import add_neighbours, truncated_normal_
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 
 EPS = 1e-12
 
@@ -17,7 +18,9 @@ EPS = 1e-12
 class Albert(Model):
     """The encoder and its two pretraining heads. E is the width of the embeddings, H that of the residual stream."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    config: AlbertConfig
+
+    def __init__(self, config: AlbertConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.embedding)
@@ -33,6 +36,12 @@ class Albert(Model):
         self.transform_norm = nn.LayerNorm(config.embedding, eps=EPS)
         self.word_bias = nn.Parameter(zeros(vocab_size))
         self.sentence_order = nn.Linear(config.hidden, 2)
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Truncated normal, as `truncated_normal_initializer` in the published code."""
+        truncated_normal_(parameter, generator)
+        if self.config.attention_init == "neighbours":
+            add_neighbours(self.config, name, parameter)
 
     def encode(
         self,

@@ -1,15 +1,16 @@
 """BERT (Devlin et al. 2018): a bidirectional post-layer-norm encoder with a masked-token and a next-sentence head."""
 
-from torch import Tensor, cat, nn, zeros
+from torch import Generator, Tensor, cat, nn, zeros
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.bert.config import BertConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
+from multihop.pretrain.models.layers.init import add_neighbours, truncated_normal_
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 
 EPS = 1e-12
 
@@ -17,7 +18,9 @@ EPS = 1e-12
 class Bert(Model):
     """The encoder and its two pretraining heads."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    config: BertConfig
+
+    def __init__(self, config: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -33,6 +36,12 @@ class Bert(Model):
         self.transform_norm = nn.LayerNorm(config.hidden, eps=EPS)
         self.word_bias = nn.Parameter(zeros(vocab_size))
         self.next_sentence = nn.Linear(config.hidden, 2)
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Truncated normal, as `truncated_normal_initializer` in the published code."""
+        truncated_normal_(parameter, generator)
+        if self.config.attention_init == "neighbours":
+            add_neighbours(self.config, name, parameter)
 
     def encode(
         self,

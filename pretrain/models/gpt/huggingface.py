@@ -1,6 +1,6 @@
 """GPT's names at Hugging Face."""
 
-from multihop.pretrain.models.common.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Blocks, Names
+from multihop.pretrain.models.layers.huggingface_names import GPT_BLOCK, GPT_DROPOUT, GPT_SIZES, Blocks, Names
 
 NAMES = Names(
     model_type="openai-gpt",

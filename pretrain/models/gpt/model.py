@@ -1,15 +1,16 @@
 """GPT (Radford et al. 2018): a causal post-layer-norm decoder whose output matrix is its input embedding."""
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.gpt.config import GPTConfig
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.init import STD
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 
 EPS = 1e-5
 
@@ -17,7 +18,9 @@ EPS = 1e-5
 class GPT(Model):
     """The decoder. Its last block ends in a norm, so there is no final one."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    config: GPTConfig
+
+    def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -26,6 +29,10 @@ class GPT(Model):
         self.layers = nn.ModuleList(
             PostNormLayer(config, causal=True, activation=gelu_tanh, eps=EPS) for _ in range(config.layers)
         )
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Normal (section 4.1)."""
+        nn.init.normal_(parameter, std=STD, generator=generator)
 
     def encode(
         self,

@@ -1,15 +1,18 @@
 """GPT-2 (Radford et al. 2019): a causal pre-layer-norm decoder whose output matrix is its input embedding."""
 
-from torch import Tensor, nn
+import math
+
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import PreNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.gpt2.config import GPT2Config
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import PreNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.init import STD
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 
 EPS = 1e-5
 
@@ -17,7 +20,9 @@ EPS = 1e-5
 class GPT2(Model):
     """The decoder."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    config: GPT2Config
+
+    def __init__(self, config: GPT2Config, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -27,6 +32,13 @@ class GPT2(Model):
             PreNormLayer(config, causal=True, activation=gelu_tanh, eps=EPS) for _ in range(config.layers)
         )
         self.final_norm = nn.LayerNorm(config.hidden, eps=EPS)
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Normal; into the residual stream divided by sqrt(2 * layers) (section 2.3), positions as in the code."""
+        std = 0.01 if name == "position.weight" else STD
+        if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+            std /= math.sqrt(2 * self.config.layers)
+        nn.init.normal_(parameter, std=std, generator=generator)
 
     def encode(
         self,

@@ -1,6 +1,6 @@
 """RoBERTa's names at Hugging Face."""
 
-from multihop.pretrain.models.common.huggingface_names import (
+from multihop.pretrain.models.layers.huggingface_names import (
     BERT_BLOCK,
     BERT_DROPOUT,
     BERT_FIXED,

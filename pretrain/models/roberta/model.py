@@ -1,15 +1,16 @@
 """RoBERTa (Liu et al. 2019): BERT's encoder without segments and pairs, trained on masked tokens alone."""
 
-from torch import Tensor, nn, zeros
+from torch import Generator, Tensor, nn, zeros
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
+from multihop.pretrain.models.layers.init import STD, add_neighbours
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.models.roberta.config import RobertaConfig
 
 EPS = 1e-5
 
@@ -17,7 +18,9 @@ EPS = 1e-5
 class Roberta(Model):
     """The encoder and the masked-token head."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    config: RobertaConfig
+
+    def __init__(self, config: RobertaConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -30,6 +33,12 @@ class Roberta(Model):
         self.transform = nn.Linear(config.hidden, config.hidden)
         self.transform_norm = nn.LayerNorm(config.hidden, eps=EPS)
         self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Normal, as in the published code."""
+        nn.init.normal_(parameter, std=STD, generator=generator)
+        if self.config.attention_init == "neighbours":
+            add_neighbours(self.config, name, parameter)
 
     def encode(
         self,

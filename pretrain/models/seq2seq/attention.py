@@ -5,8 +5,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.cross_attention import Pairs, by_buckets
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.cross_attention import Pairs, by_buckets
 
 Score = Literal["additive", "dot", "general", "concat"]
 _SUMS_AT_ONCE = 2**20

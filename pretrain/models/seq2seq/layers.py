@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.cross_attention import PaddedSource, pad_source
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.cross_attention import PaddedSource, pad_source
 from multihop.pretrain.models.seq2seq.attention import Attention, Score
+from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.seq2seq.recurrence import (
     GATES,
     STATES,
@@ -70,9 +70,9 @@ def _recur(directions: list[Direction], x: Tensor, steps: Steps, states: list[St
 class EncoderLayer(nn.Module):
     """A bidirectional layer: each direction is half as wide as the model."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        cell = cast(Cell, config.cell)
+        cell = config.cell
         self.forwards = Direction(cell, config.hidden, config.hidden // 2)
         self.backwards = Direction(cell, config.hidden, config.hidden // 2)
 
@@ -98,9 +98,9 @@ class Memory:
 class Decoder(nn.Module):
     """Recurrent layers, attention and what the output projection is applied to."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        cell, hidden = cast(Cell, config.cell), config.hidden
+        cell, hidden = config.cell, config.hidden
         self.additive, self.feeds = config.attention == "additive", bool(config.input_feeding)
         first = 2 * hidden if self.additive or self.feeds else hidden
         self.cells = nn.ModuleList(Direction(cell, hidden if n else first, hidden) for n in range(config.layers))

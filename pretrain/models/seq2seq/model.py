@@ -6,14 +6,14 @@ layer by layer, both directions side by side, also where the papers with attenti
 The output matrix is the target's embedding (Press and Wolf 2017), as in the transformer here.
 """
 
-from torch import Tensor, arange, cat, nn, zeros
+from torch import Generator, Tensor, arange, cat, nn, zeros
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import embed
-from multihop.pretrain.models.common.cross_attention import PaddedSource
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import embed
+from multihop.pretrain.models.layers.cross_attention import PaddedSource
+from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
 from multihop.pretrain.models.seq2seq.recurrence import STATES, State
 from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
@@ -22,7 +22,10 @@ from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
 class Seq2Seq(EncoderDecoder):
     """Encoder and decoder. Positions are those of the recurrence: it takes none."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
+    config: Seq2SeqConfig
+    recurrent = True
+
+    def __init__(self, config: Seq2SeqConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -31,6 +34,10 @@ class Seq2Seq(EncoderDecoder):
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder = nn.ModuleList([Decoder(config)])
         self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Uniform within 0.1 (Luong et al. 2015, section 4.1)."""
+        nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
 
     @property
     def _decoder(self) -> Decoder:
@@ -87,7 +94,7 @@ class Seq2Seq(EncoderDecoder):
 
     def begin(self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int) -> "RecurrentState":
         """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
-        hidden, parts = self.config.hidden, STATES[self.config.cell or "lstm"]
+        hidden, parts = self.config.hidden, STATES[self.config.cell]
         sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
         last = source[:, hidden:].index_select(0, source_cu_seqlens[:-1]).repeat_interleave(beams, 0).split(hidden, 1)
         states = [tuple(last[at : at + parts]) for at in range(0, len(last), parts)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.layers.attention import Sequences
 
 
 @dataclass(frozen=True)

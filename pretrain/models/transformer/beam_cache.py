@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.common.cross_attention import keep_rows
-from multihop.pretrain.models.common.few_queries import attend_from_few
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.few_queries import attend_from_few
+from multihop.pretrain.models.layers.cross_attention import keep_rows
+from multihop.pretrain.models.transformer.config import TransformerConfig
 
 _TOKENS_AT_FIRST = 32
 """For how many tokens of all hypotheses there is room at the beginning."""
@@ -20,7 +20,7 @@ class BeamCache:
     """
 
     def __init__(
-        self, config: ModelConfig, sentences: int, beams: int, device: torch.device, dtype: torch.dtype
+        self, config: TransformerConfig, sentences: int, beams: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         room = _TOKENS_AT_FIRST * beams
         self._beams = beams

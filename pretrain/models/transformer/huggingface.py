@@ -1,6 +1,6 @@
 """The Transformer's names at Hugging Face, where Marian is this model (Junczys-Dowmunt et al. 2018)."""
 
-from multihop.pretrain.models.common.huggingface_names import Blocks, Names
+from multihop.pretrain.models.layers.huggingface_names import Blocks, Names
 
 _ENCODER_BLOCK = {
     "attention.query": "self_attn.q_proj",

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import FeedForward, SelfAttention, relu
-from multihop.pretrain.models.common.cross_attention import CrossAttention, PaddedSource, Pairs
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import FeedForward, SelfAttention, relu
+from multihop.pretrain.models.layers.cross_attention import CrossAttention, PaddedSource, Pairs
 from multihop.pretrain.models.transformer.beam_cache import BeamCache
+from multihop.pretrain.models.transformer.config import TransformerConfig
 
 EPS = 1e-5
 
@@ -19,7 +19,7 @@ Sublayer = Callable[[Tensor], Tensor]
 class _Layer(nn.Module):
     """Where norm and dropout are around a sublayer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.dropout = Dropout(config.dropout)
@@ -35,7 +35,7 @@ class _Layer(nn.Module):
 class EncoderLayer(_Layer):
     """Self-attention and feed-forward. Attention weights have no dropout, as published."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.attention = SelfAttention(config, causal=False, dropout=0.0)
         self.attention_norm = nn.LayerNorm(config.hidden, eps=EPS)
@@ -51,7 +51,7 @@ class EncoderLayer(_Layer):
 class DecoderLayer(_Layer):
     """Causal self-attention, attention to the source, and feed-forward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.attention = SelfAttention(config, causal=True, dropout=0.0)
         self.attention_norm = nn.LayerNorm(config.hidden, eps=EPS)

@@ -2,23 +2,25 @@
 
 import math
 
-from torch import Tensor, nn, zeros
+from torch import Generator, Tensor, nn, zeros
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.blocks import embed
-from multihop.pretrain.models.common.cross_attention import PaddedSource, Pairs
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.encoder_decoder import DecoderState, EncoderDecoder
-from multihop.pretrain.models.common.sinusoids import sinusoids
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.blocks import embed
+from multihop.pretrain.models.layers.cross_attention import PaddedSource, Pairs
+from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.transformer.beam_cache import BeamCache
+from multihop.pretrain.models.transformer.config import TransformerConfig
 from multihop.pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
 
 
 class Transformer(EncoderDecoder):
     """Encoder and decoder; the target's embedding is the output matrix, and the source's if the vocabulary is joint."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
@@ -33,6 +35,14 @@ class Transformer(EncoderDecoder):
         self.encoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.hidden, eps=EPS) if pre_norm else nn.Identity()
         self.word_bias = nn.Parameter(zeros(vocab_size))
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Uniform within sqrt(6 / (rows + columns)) (Glorot and Bengio 2010, equation 16), and embeddings normal with a
+        standard deviation of hidden**-0.5, as in tensor2tensor."""
+        if name in ("word.weight", "position.weight", "source_word.weight", "source_position.weight"):
+            nn.init.normal_(parameter, std=self.config.hidden**-0.5, generator=generator)
+        else:
+            nn.init.xavier_uniform_(parameter, generator=generator)
 
     @property
     def attends_by(self) -> nn.Module:

@@ -71,6 +71,7 @@ def field_at(path: str) -> Any:
     field: Any = None
     for part in path.split("."):
         name, is_item, _ = part.partition("[")
+        section = next((kind for kind in get_args(section) if name in kind.model_fields), section)
         field = section.model_fields[name]
         section = _bare(field.annotation)
         if is_item:

@@ -113,9 +113,9 @@ KEYS: dict[str, Key] = {
     "model.intermediate": Key("model", 48),
     "model.max_positions": Key("model", 96),
     "model.dropout": Key("model", 0.5),
-    "model.output_bias": Key("first_weights", "unigram"),
-    "model.word_init": Key("first_weights", "cooccurrences"),
-    "model.attention_init": Key("first_weights", "neighbours"),
+    "model.output_bias": Key("initial_weights", "unigram"),
+    "model.word_init": Key("initial_weights", "cooccurrences"),
+    "model.attention_init": Key("initial_weights", "neighbours"),
     "model.norm": Key("model", "pre", base=PAIRS),
     "model.positions": Key("model", "relative"),
     "model.max_distance": Key("model", 4, {"model.positions": "relative"}),
@@ -347,7 +347,7 @@ OF_TRAINING = [
     for key in KEYS
     if key.startswith(("model.", "objective.", "phases", "optimizer.", "engine.")) and key not in _NAMED
 ]
-VIEWS = ("batches", "heldout", "schedule", "optimizer", "deepspeed", "first_weights", "model", "kept_activations")
+VIEWS = ("batches", "heldout", "schedule", "optimizer", "deepspeed", "initial_weights", "model", "kept_activations")
 
 
 @pytest.mark.long

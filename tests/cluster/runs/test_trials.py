@@ -16,7 +16,7 @@ from multihop.eval.evaluation_plan import read_results
 from multihop.eval.plan import plan_trials
 from multihop.eval.start_from import next_wave
 from multihop.eval.trial import Trial, trial_key
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
@@ -32,7 +32,7 @@ def _own(folder: Path, name: str) -> str:
 def _random(config: EvalConfig, data: Path, results: Path, layers: int = 1) -> list[Trial]:
     """The trials of random weights."""
     sizes = {"layers": layers, "hidden": 32, "heads": 2, "max_positions": 64}
-    model = ModelConfig.model_validate({"family": "bert", **sizes})
+    model = parse_model_config({"family": "bert", **sizes})
     evaluated = of_run(model, str(results), "c", 7, data, open_dataset(data).manifest)
     return [t for t in plan_trials(config, evaluated, weights_dir(results)) if t.init == "random"]
 

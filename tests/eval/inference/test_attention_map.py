@@ -20,8 +20,8 @@ from multihop.eval.reporting.attention_picture import draw_map
 from multihop.eval.reporting.figures import as_png
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.models.build import build_model
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
 ATTENDING = [variant for variant in VARIANTS if variant.get("attention") != "none"]
 NAMES = ["-".join(map(str, variant.values())) for variant in ATTENDING]
@@ -30,7 +30,7 @@ NAMES = ["-".join(map(str, variant.values())) for variant in ATTENDING]
 def trained(data: Path, variant: dict[str, Any]) -> TrainedModel:
     """With weights under which attention is not even."""
     info = read_data_manifest(data).tokenizer
-    config = ModelConfig.model_validate({**SIZES, "max_positions": 128, **variant})
+    config = parse_model_config({**SIZES, "max_positions": 128, **variant})
     model = build_model(config, info.vocab_size)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

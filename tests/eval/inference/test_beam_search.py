@@ -10,8 +10,8 @@ from huggingface import save
 from multihop.eval.inference.beam_search import Search, beam_search
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.models.build import build_model
-from multihop.pretrain.models.common.encoder_decoder import EncoderDecoder
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
 VOCABULARY = 61
 SPECIALS = {"pad": 0, "end": 1, "unk": 2}
@@ -21,7 +21,7 @@ def peaked_model(family: str, seed: int, **changes: Any) -> EncoderDecoder:
     """Random weights under which some tokens are likely, the end token among them."""
     heads = {} if family == "seq2seq" else {"heads": 2}
     sizes = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **heads}
-    model = build_model(ModelConfig.model_validate({"family": family, **sizes, **changes}), VOCABULARY)
+    model = build_model(parse_model_config({"family": family, **sizes, **changes}), VOCABULARY)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

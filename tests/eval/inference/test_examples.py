@@ -14,7 +14,7 @@ from multihop.eval.evaluated import of_parent, of_run
 from multihop.eval.inference.examples import Examples, check_examples, make_examples
 from multihop.eval.inference.fill import fill
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
@@ -36,7 +36,7 @@ def test_masks_before_are_those_of_the_initial_weights(
     info = read_data_manifest(bert_data).tokenizer
     for when, seed in (("before", 3), ("after", 77)):
         model = build_model(bert, info.vocab_size)
-        initialise(model, seed)
+        init_weights(model, seed)
         trained = TrainedModel("here", model.eval(), load(bert_data / info.file), info.special_ids)
         for row, masks in zip(made["examples"], fill(trained, MASKED, 3), strict=True):
             assert [[each["token"] for each in mask] for mask in row[when]] == [

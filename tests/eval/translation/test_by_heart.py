@@ -20,7 +20,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.optim.schedule import learning_rate
 
 PAIRS = [pair(number) for number in range(240)]
@@ -50,7 +50,7 @@ def test_they_are_learned(family: dict[str, Any], steps: int, lr: float, tmp_pat
     maker = BatchBuilder.open(config, data, tmp_path / "index", 0, 1, [1])
     info = maker.data.manifest.tokenizer
     model = build_model(config.model, info.vocab_size)
-    initialise(model, 1)
+    init_weights(model, 1)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
     for step in range(steps):
         for group in optimizer.param_groups:

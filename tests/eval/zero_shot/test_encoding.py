@@ -9,9 +9,9 @@ from tiny_scorers import Scorer, causal_scorer, scorer_of
 
 from multihop.eval.zero_shot.encoding import encode_continuations
 from multihop.eval.zero_shot.scoring import log_likelihoods
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
-_CONFIG = ModelConfig.model_validate({"family": "gpt2", "layers": 1, "hidden": 32, "heads": 2, "max_positions": 160})
+_CONFIG = parse_model_config({"family": "gpt2", "layers": 1, "hidden": 32, "heads": 2, "max_positions": 160})
 _TEXT = st.text(alphabet="theraind s.\u00e9", max_size=20)
 
 

@@ -8,14 +8,14 @@ import torch
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
-from multihop.pretrain.models.build import build_model, initialise
-from multihop.pretrain.models.common.model import Model
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.layers.model import Model
 
 
 def _gpt2(config: ModelConfig, data: Path) -> Model:
     model = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)
-    initialise(model, 5)
+    init_weights(model, 5)
     return model
 
 

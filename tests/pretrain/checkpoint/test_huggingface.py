@@ -30,7 +30,7 @@ from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, build_model_on_meta
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import PRESETS
+from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface
 from multihop.pretrain.objectives.batch import layout
 
@@ -127,7 +127,7 @@ def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
     preset = {"bert": "bert-base", "albert": "albert-base", "roberta": "roberta-base"}.get(family, family)
-    config = ModelConfig.model_validate({**PRESETS[preset], "dropout": 0.0})
+    config = parse_model_config({**PRESETS[preset], "dropout": 0.0})
     full = FULL.get(family, 512)
     check(config, "12x768", [full, 100, 7], direction, tmp_path, table)
 

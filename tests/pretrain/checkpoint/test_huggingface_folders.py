@@ -27,8 +27,8 @@ from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest, read_token_counts
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
-from multihop.pretrain.models.build import build_model, build_model_on_meta, initialise
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.build import build_model, build_model_on_meta, init_weights
+from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
 from multihop.pretrain.run.reference_losses import unigram_log_probabilities
 
@@ -100,7 +100,7 @@ def test_an_activation_of_two_names_is_one(tmp_path: Path) -> None:
 
 
 def test_eight_billion_parameters_have_their_names_without_memory() -> None:
-    config = ModelConfig.model_validate({"preset": "gpt2-8.3b"})
+    config = parse_model_config({"preset": "gpt2-8.3b"})
     outline = build_model_on_meta(config, 50257).state_dict()
     there = dict(to_huggingface(config, 0, outline))
     assert there["transformer.h.71.attn.c_attn.weight"].shape == (3072, 9216)
@@ -294,7 +294,7 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
     assert parent == content_hash(tmp_path / f"model-{vocab_size}")
     _, _, expected = import_model(tmp_path / f"model-{vocab_size}")
     fresh = build_model(config, vocab_size)
-    initialise(fresh, 5)
+    init_weights(fresh, 5)
     lacking = set()
     for name, parameter in fresh.named_parameters():
         if name not in expected:

@@ -24,6 +24,7 @@ from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,7 +37,7 @@ SOURCES, TARGETS = [30, 1, 33, 2, 33, 17], [3, 40, 31, 1, 2, 17]
 
 def config_of(**changes: Any) -> ModelConfig:
     sizes = {"family": "transformer", "layers": 2, "hidden": 32, "heads": 4, "max_positions": 64, "dropout": 0.0}
-    return ModelConfig.model_validate({**sizes, **changes})
+    return parse_model_config({**sizes, **changes})
 
 
 def theirs_of(config: ModelConfig, source_vocabulary: int | None = None) -> Any:

@@ -13,15 +13,16 @@ from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.data import word_vectors as module
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors, word_vectors
-from multihop.pretrain.models.build import build_model, first_weights
+from multihop.pretrain.models.build import build_model, make_param_init
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 WIDTH = 12
 
 
 def described(family: str = "bert", **changes: object) -> ModelConfig:
     sizes = {"layers": 2, "hidden": WIDTH, "heads": 2, "max_positions": 32}
-    return ModelConfig.model_validate({"family": family, **sizes, "word_init": "cooccurrences", **changes})
+    return parse_model_config({"family": family, **sizes, "word_init": "cooccurrences", **changes})
 
 
 def directly(data: Path, vocab_size: int, every: int = 1) -> NDArray[np.float64]:
@@ -87,13 +88,15 @@ def test_they_are_computed_once_and_a_damaged_file_again(bert_data: Path, tmp_pa
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_a_model_begins_with_them(family: str) -> None:
-    embedding = WIDTH // 2 if TEXT_FAMILIES[family].factorized_embedding else WIDTH
-    config, drawn = described(family, embedding=embedding), described(family, embedding=embedding, word_init="random")
+    factorized = "embedding" in TEXT_FAMILIES[family].config.model_fields
+    embedding = WIDTH // 2 if factorized else WIDTH
+    sizes = {"embedding": embedding} if factorized else {}
+    config, drawn = described(family, **sizes), described(family, **sizes, word_init="random")
     vectors = np.random.default_rng(0).standard_normal((50, embedding)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors[:3] = 0  # these do not occur
     model, other = build_model(config, 50), build_model(drawn, 50)
-    for one, fill in ((model, first_weights(config, 1, None, vectors)), (other, first_weights(drawn, 1))):
+    for one, fill in ((model, make_param_init(model, 1, None, vectors)), (other, make_param_init(other, 1))):
         for name, parameter in one.named_parameters():
             fill(name, parameter)
     ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())

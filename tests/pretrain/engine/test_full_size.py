@@ -22,7 +22,7 @@ from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, decays
+from multihop.pretrain.models.build import build_model, uses_weight_decay
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
@@ -120,12 +120,12 @@ def plain(start: tuple[Path, State]) -> Step:
     with torch.no_grad():
         for name, weight in named.items():
             moments[name] = {
-                "excluded": not decays(name),
+                "excluded": not uses_weight_decay(name),
                 "t": BEFORE,
                 "m": before.exp_avg[name].view(weight.shape),
                 "v": before.exp_avg_sq[name].view(weight.shape),
             }
-            decay = optimizer.weight_decay if decays(name) else 0.0
+            decay = optimizer.weight_decay if uses_weight_decay(name) else 0.0
             gradient = gradients[name] * (optimizer.max_grad_norm / (global_norm + 1e-6))
             given = optimizer.model_copy(update={"weight_decay": decay})
             lamb(name, weight, gradient, given, phase.lr, moments[name])
@@ -155,7 +155,7 @@ def ratios_and_updates(before: State, after: State) -> tuple[dict[str, float], T
         v_hat = after.exp_avg_sq[name].double() / (1 - optimizer.betas[1] ** t)
         update = m_hat / (v_hat.sqrt() + optimizer.eps)
         ratio = 1.0
-        if decays(name):
+        if uses_weight_decay(name):
             update += optimizer.weight_decay * weight.double()
             ratio = ratios[name] = min(norm(weight) / norm(update), optimizer.max_trust)
         weights[name] = weight.double() - CONFIG.phases[0].lr * ratio * update

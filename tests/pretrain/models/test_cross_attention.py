@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.cross_attention import Pairs, attend_across
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.cross_attention import Pairs, attend_across
 
 Lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9)
 

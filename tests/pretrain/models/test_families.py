@@ -24,7 +24,7 @@ from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
@@ -44,15 +44,14 @@ import torch
 
 from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.models.build import build_model, initialise
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
 from multihop.pretrain.objectives.batch import layout
-from multihop.pretrain.run.flops import model_flops
 
 config = TrainingConfig.model_validate({"model": {"preset": "mine-medium", "layers": 1}, "phases": [{"steps": 1}]})
 assert config.objective.name == "clm"
-model = build_model(config.model.model_copy(update={"hidden": 16, "heads": 2, "embedding": 16}), 50)
-initialise(model, 1)
+model = build_model(config.model.model_copy(update={"hidden": 16, "heads": 2}), 50)
+init_weights(model, 1)
 where = {name: torch.as_tensor(value) for name, value in layout([5, 3]).items()}
 where["max_seqlen"] = 5
 ids = torch.arange(8)
@@ -66,7 +65,7 @@ weights = dict(model.named_parameters())
 theirs = dict(to_huggingface(model.config, 0, weights))
 assert from_huggingface(model.config, 0, theirs).keys() == weights.keys()
 assert config_json(config.model, 50, {"end": 0})["model_type"] == "mine"
-assert model_flops(config.model, 50, where["cu_seqlens"].diff().numpy(), 8) > 0
+assert config.model.train_flops(50, where["cu_seqlens"].diff().numpy(), 8) > 0
 """
 
 
@@ -86,9 +85,9 @@ def test_a_family_is_added_by_adding_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_declaration_is_refused(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "pretrain" / "models" / "gpt2", tmp_path / "mine")
-    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "config.py").write_text("")
     done = run_with(tmp_path)
-    assert "TypeError: pretrain/models/mine/__init__.py declares no FAMILY = Family(...)" in done.stderr
+    assert "TypeError: pretrain/models/mine/config.py declares no FAMILY = Family(...)" in done.stderr
 
 
 def test_no_code_outside_of_the_models_names_a_family() -> None:
@@ -113,16 +112,16 @@ def test_declarations_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def config_of(family: str, objective: str, positions: str | None = None) -> TrainingConfig:
+def config_of(family: str, objective: str, positions: str = "learned") -> TrainingConfig:
     sizes = {"family": family, "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.0}
     sizes["positions"] = positions
     return TrainingConfig.model_validate(recipe(model=sizes, objective__name=objective))
 
 
-@pytest.mark.parametrize("positions", [None, "relative"])
+@pytest.mark.parametrize("positions", ["learned", "relative"])
 @pytest.mark.parametrize(("family", "objective"), TRAINED_BY)
 def test_every_declared_objective_trains_every_parameter(
-    family: str, objective: str, positions: str | None, bert_data: Path, gpt2_data: Path, tmp_path: Path
+    family: str, objective: str, positions: str, bert_data: Path, gpt2_data: Path, tmp_path: Path
 ) -> None:
     assert objective in typing.get_args(ObjectiveConfig.model_fields["name"].annotation)
     config, folder = config_of(family, objective, positions), gpt2_data if FAMILIES[family].causal else bert_data
@@ -130,7 +129,7 @@ def test_every_declared_objective_trains_every_parameter(
     build_indexes(tmp_path, data, config)
     batch = BatchBuilder.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]
     model = build_model(config.model, data.manifest.tokenizer.vocab_size)
-    initialise(model, 1)
+    init_weights(model, 1)
     sums = model(**on_device(batch.inputs, torch.device("cpu")))
     assert batch.counts.keys() == {name for name in sums if not name.endswith("_hits")} == set(objective.split("+"))
     sum((sums[name] / count for name, count in batch.counts.items()), torch.zeros(())).backward()

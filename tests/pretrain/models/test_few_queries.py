@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.few_queries import attend_from_few
+from multihop.pretrain.models.cpu.few_queries import attend_from_few
 
 
 @pytest.mark.parametrize("queries", [1, 4])

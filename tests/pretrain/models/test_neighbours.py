@@ -10,9 +10,10 @@ from torch import Tensor
 
 from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, first_weights
-from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.build import build_model, make_param_init
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.objectives.batch import layout
 
 BIDIRECTIONAL = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 
 def first_model(config: ModelConfig, seed: int = 1) -> Any:
     model = build_model(config, 500)
-    fill = first_weights(config, seed)
+    fill = make_param_init(model, seed)
     for name, parameter in model.named_parameters():
         fill(name, parameter)
     return model.eval()
@@ -50,22 +51,18 @@ def test_heads_of_the_first_layer_attend_to_the_tokens_at_their_distance(
     family: str, sizes: tuple[int, int, int, int]
 ) -> None:
     hidden, embedding, heads, max_positions = sizes
-    if not TEXT_FAMILIES[family].factorized_embedding:
-        embedding = hidden
     described = {
         "family": family,
         "layers": 2,
         "hidden": hidden,
-        "embedding": embedding,
+        **({"embedding": embedding} if "embedding" in TEXT_FAMILIES[family].config.model_fields else {}),
         "heads": heads,
         "max_positions": max_positions,
         "dropout": 0.0,
     }
     length = 100
-    plain = mean_attention(first_model(ModelConfig.model_validate(described)), length)
-    local = mean_attention(
-        first_model(ModelConfig.model_validate({**described, "attention_init": "neighbours"})), length
-    )
+    plain = mean_attention(first_model(parse_model_config(described)), length)
+    local = mean_attention(first_model(parse_model_config({**described, "attention_init": "neighbours"})), length)
     rows = torch.arange(20, 80)
     for head, distance in zip(range(heads), [-1, 1, -2, 2], strict=False):
         weights = torch.stack([local[head][rows, rows + d] for d in range(-20, 20)])
@@ -77,8 +74,8 @@ def test_heads_of_the_first_layer_attend_to_the_tokens_at_their_distance(
 def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str) -> None:
     for hidden, heads in ((5, 5), (6, 2), (32, 1)):
         described = {"family": family, "layers": 2, "hidden": hidden, "heads": heads, "max_positions": 7}
-        plain = first_model(ModelConfig.model_validate(described))
-        local = first_model(ModelConfig.model_validate({**described, "attention_init": "neighbours"}))
+        plain = first_model(parse_model_config(described))
+        local = first_model(parse_model_config({**described, "attention_init": "neighbours"}))
         differing = {
             name for name, value in plain.named_parameters() if not torch.equal(value, local.get_parameter(name))
         }
@@ -91,4 +88,4 @@ def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str)
 def test_a_causal_model_is_refused(family: str) -> None:
     described = {"family": family, "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8}
     with pytest.raises(ValidationError, match=f"attention_init=neighbours: family={family} is causal"):
-        ModelConfig.model_validate({**described, "attention_init": "neighbours"})
+        parse_model_config({**described, "attention_init": "neighbours"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pairs import given_to_decoder, pairs_of, translator
 from torch import Tensor, nn
 
-from multihop.pretrain.models.common.attention import Sequences
+from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.seq2seq.attention import Attention
 from multihop.pretrain.models.seq2seq.layers import Decoder, Direction
 from multihop.pretrain.models.seq2seq.recurrence import STATES, Weights, recur, recur_fused

@@ -23,14 +23,13 @@ from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, initialise
-from multihop.pretrain.models.common.attention import Sequences, attend
-from multihop.pretrain.models.common.blocks import SelfAttention
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import PRESETS
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.attention import Sequences, attend
+from multihop.pretrain.models.layers.blocks import SelfAttention
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.objectives.batch import layout
-from multihop.pretrain.run.flops import model_flops
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
 CPU = torch.device("cpu")
@@ -41,13 +40,13 @@ Distances = st.integers(1, 50)
 
 def config_of(family: str, max_distance: int = 3, **others: Any) -> ModelConfig:
     given = {"family": family, **SIZES, "positions": "relative", "max_distance": max_distance, **others}
-    return ModelConfig.model_validate({**given, **({"embedding": 16} if family == "albert" else {})})
+    return parse_model_config({**given, **({"embedding": 16} if family == "albert" else {})})
 
 
 def rough(config: ModelConfig) -> Any:
     """With weights under which tokens and distances matter."""
     model = build_model(config, 100)
-    initialise(model, 1)
+    init_weights(model, 1)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -239,7 +238,7 @@ def test_states_with_a_key_value_cache_are_those_without(
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_products_with_the_distances_are_counted(family: str) -> None:
     config, lengths = config_of(family, layers=3), [20, 7]
-    absolute = config.model_copy(update={"positions": None, "max_distance": None})
+    absolute = config.model_copy(update={"positions": "learned", "max_distance": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         rough(config).encode(torch.arange(27), **where(lengths))
     counted = sum(
@@ -247,26 +246,17 @@ def test_the_products_with_the_distances_are_counted(family: str) -> None:
         for name, counts in counter.get_flop_counts().items()
         if name.endswith("attention.distance")
     )
-    relative, without = (model_flops(each, 100, np.array(lengths), 5) for each in (config, absolute))
+    relative, without = (each.train_flops(100, np.array(lengths), 5) for each in (config, absolute))
     assert relative - without == 3 * counted > 0
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_recipes_without_them_are_written_down_as_before(preset: str) -> None:
-    plain = ModelConfig.model_validate({"preset": preset})
-    written = plain.model_dump(mode="json")
-    assert "max_distance" not in written
-    assert ("positions" in written) == (plain.family == "transformer")
-    assert ModelConfig.model_validate(written) == plain
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_default_is_clipped_at_16_tokens(family: str) -> None:
-    relative = ModelConfig.model_validate({"family": family, **SIZES, "positions": "relative"})
+    relative = parse_model_config({"family": family, **SIZES, "positions": "relative"})
     assert relative.max_distance == 16
     written = relative.model_dump(mode="json")
     assert (written["positions"], written["max_distance"]) == ("relative", 16)
-    assert ModelConfig.model_validate(written) == relative
+    assert parse_model_config(written) == relative
 
 
 TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
@@ -293,7 +283,7 @@ TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
 def test_impossible_models_are_refused(given: dict[str, Any], complaint: str) -> None:
     lacking = {"heads": 1} if given["family"] == "seq2seq" else {}
     with pytest.raises(ValidationError, match=complaint):
-        ModelConfig.model_validate({**SIZES, **lacking, **given})
+        parse_model_config({**SIZES, **lacking, **given})
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC2701
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 
-from multihop.pretrain.models.common.attention import Sequences, attend
-from multihop.pretrain.models.common.cross_attention import Pairs, attend_across
+from multihop.pretrain.models.layers.attention import Sequences, attend
+from multihop.pretrain.models.layers.cross_attention import Pairs, attend_across
 
 
 class Called(TorchDispatchMode):

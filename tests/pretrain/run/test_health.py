@@ -21,9 +21,9 @@ from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import build_model, first_weights
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.build import build_model, make_param_init
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.objectives.batch import layout
 from multihop.pretrain.run.health import attention_entropies, effective_rank, mean_cosine
 
@@ -119,9 +119,9 @@ def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal:
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     sizes = {"family": family, "layers": 3, "hidden": 16, "heads": 2, "max_positions": 20, "dropout": 0.0}
-    config = ModelConfig.model_validate(sizes)
+    config = parse_model_config(sizes)
     model: Any = build_model(config, 50)
-    fill = first_weights(config, 3)
+    fill = make_param_init(model, 3)
     for name, parameter in model.named_parameters():
         fill(name, parameter)
     model.eval()
@@ -184,7 +184,7 @@ def test_it_is_what_the_plain_model_computes_on_the_first_held_out_samples(
     config = TrainingConfig.model_validate(settings())
     batches = BatchBuilder.open(config, run_dir / "data", run_dir / "index", 0, 1, [2])
     model: Any = build_model(config.model, batches.data.manifest.tokenizer.vocab_size)
-    fill = first_weights(config.model, config.seed)
+    fill = make_param_init(model, config.seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             fill(name, parameter)

@@ -20,7 +20,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.models.build import Model, build_model, initialise
+from multihop.pretrain.models.build import Model, build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.schedule import learning_rate
@@ -83,7 +83,7 @@ def ours(config: TrainingConfig, vocab_size: int, batches: list[Batch]) -> list[
 def first_model(config: TrainingConfig, vocab_size: int) -> Model:
     """With larger weights than published ones, under which activations leave the range where all GELUs are alike."""
     model = build_model(config.model, vocab_size)
-    initialise(model, config.seed)
+    init_weights(model, config.seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

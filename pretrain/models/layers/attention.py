@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.blocked_attention import blocked_attention
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
-from multihop.pretrain.models.common.variable_length import Bounds, attend_by_lengths
+from multihop.pretrain.models.cpu.blocked_attention import blocked_attention
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.models.layers.variable_length import Bounds, attend_by_lengths
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be."""

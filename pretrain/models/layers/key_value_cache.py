@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.relative_positions import spread
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig
+from multihop.pretrain.models.layers.relative_positions import spread
 
 
 class KeyValueCache:
@@ -20,7 +20,7 @@ class KeyValueCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: AttentionConfig,
         lengths: Sequence[int],
         new_tokens: int,
         device: torch.device,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.common.dropout import keep_mask, kept_share
-from multihop.pretrain.models.common.relative_positions import collect, spread
+from multihop.pretrain.models.cpu.dropout import keep_mask, kept_share
+from multihop.pretrain.models.layers.relative_positions import collect, spread
 
 _SCORES_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 """Elements of the attention scores computed at a time: so that they stay in the processor's cache, and on a GPU so that

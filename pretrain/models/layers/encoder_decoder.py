@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.model import Model
-from multihop.pretrain.models.common.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 
 
 class DecoderState(ABC):

@@ -1,9 +1,11 @@
 """What every family's model is to the rest of the code."""
 
-from torch import Tensor, nn
+from typing import ClassVar
 
-from multihop.pretrain.models.common.key_value_cache import KeyValueCache
+from torch import Generator, Tensor, nn
+
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 
 
 class Model(nn.Module):
@@ -17,6 +19,15 @@ class Model(nn.Module):
     config: ModelConfig
     word: nn.Embedding
     layers: nn.ModuleList
+    recurrent: ClassVar[bool] = False
+    """Whether a layer reads its weights once a time step: how often depends on the batch."""
+
+    def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
+        """Set the initial values of a matrix or embedding, by its name, as the family was published.
+
+        Biases are 0 and the weights of norms 1 in every family.
+        """
+        raise NotImplementedError
 
     def encode(
         self,

@@ -6,10 +6,9 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences, attend
-from multihop.pretrain.models.common.dropout import Dropout
-from multihop.pretrain.models.common.relative_positions import distances
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig, StackConfig, distances
+from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.layers.attention import Sequences, attend
 
 Activation = Callable[[Tensor], Tensor]
 gelu: Activation = F.gelu
@@ -20,10 +19,17 @@ relu: Activation = F.relu
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with relative positions where the config has them."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with relative positions or without."""
 
-    def __init__(self, config: ModelConfig, causal: bool, dropout: float | None = None) -> None:
-        """Args: dropout: rate, of the attention weights; None: that of the config."""
+    def __init__(
+        self, config: AttentionConfig, causal: bool, dropout: float | None = None, max_distance: int | None = None
+    ) -> None:
+        """Make the projections.
+
+        Args:
+            dropout: rate of the attention weights; None: that of the config.
+            max_distance: of relative positions; None: there are none.
+        """
         super().__init__()
         self.heads, self.causal = config.heads, causal
         self.dropout = config.dropout if dropout is None else dropout
@@ -32,9 +38,9 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden, config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
         self.distance: nn.Linear | None = None
-        if config.max_distance is not None:
+        if max_distance is not None:
             # Its rows are the embeddings of the clipped distances, which the heads share (Shaw et al. 2018, 3.3).
-            count = distances(config.max_distance, causal)
+            count = distances(max_distance, causal)
             self.distance = nn.Linear(config.hidden // config.heads, count, bias=False)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
@@ -49,7 +55,7 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two projections with an activation between them (Vaswani et al. 2017, section 3.3)."""
 
-    def __init__(self, config: ModelConfig, activation: Activation) -> None:
+    def __init__(self, config: AttentionConfig, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
         self.up = nn.Linear(config.hidden, config.intermediate)
@@ -63,9 +69,9 @@ class FeedForward(nn.Module):
 class PostNormLayer(nn.Module):
     """A post-norm block: the norm follows the residual sum (Vaswani et al. 2017, section 3.1)."""
 
-    def __init__(self, config: ModelConfig, causal: bool, activation: Activation, eps: float) -> None:
+    def __init__(self, config: StackConfig, causal: bool, activation: Activation, eps: float) -> None:
         super().__init__()
-        self.attention = SelfAttention(config, causal)
+        self.attention = SelfAttention(config, causal, max_distance=config.max_distance)
         self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
         self.feed_forward = FeedForward(config, activation)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
@@ -82,10 +88,10 @@ class PostNormLayer(nn.Module):
 class PreNormLayer(nn.Module):
     """A pre-norm block: the norms precede attention and feed-forward (Radford et al. 2019, section 2.3)."""
 
-    def __init__(self, config: ModelConfig, causal: bool, activation: Activation, eps: float) -> None:
+    def __init__(self, config: StackConfig, causal: bool, activation: Activation, eps: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
-        self.attention = SelfAttention(config, causal)
+        self.attention = SelfAttention(config, causal, max_distance=config.max_distance)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
         self.feed_forward = FeedForward(config, activation)
         self.dropout = Dropout(config.dropout)
@@ -127,9 +133,9 @@ def embed(table: nn.Embedding, ids: Tensor, tied: bool) -> Tensor:
     return F.embedding(ids, table.weight, sparse=tied and ids.device.type == "cpu")
 
 
-def position_embedding(config: ModelConfig) -> nn.Embedding | None:
+def position_embedding(config: StackConfig) -> nn.Embedding | None:
     """Absolute positions, learned; None where positions are relative."""
-    return None if config.positions == "relative" else nn.Embedding(config.max_positions, config.embedding)
+    return None if config.positions == "relative" else nn.Embedding(config.max_positions, config.embedding_width)
 
 
 def embed_at(word: nn.Embedding, position: nn.Embedding | None, ids: Tensor, positions: Tensor, tied: bool) -> Tensor:

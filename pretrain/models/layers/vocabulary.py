@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.common.softmax_gradient import softmax_gradient_
+from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 
 _LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 """Elements of a chunk of logits: 128 MiB and 1 GiB of fp32. Each chunk adds to the whole gradient of the weight, so

@@ -11,11 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def distances(max_distance: int, causal: bool) -> int:
-    """How many clipped distances C there are: -k to k, and under a causal mask -k to 0."""
-    return max_distance + 1 if causal else 2 * max_distance + 1
-
-
 def spread(products: Tensor, rows: Tensor, keys: int, causal: bool) -> Tensor:
     """For each key the product of its clipped distance from the query.
 

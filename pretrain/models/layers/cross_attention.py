@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.common.attention import Sequences
-from multihop.pretrain.models.common.few_queries import attend_from_few
-from multihop.pretrain.models.common.rectangles import Places, Rectangle, places_of
-from multihop.pretrain.models.common.variable_length import attend_by_lengths
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig
+from multihop.pretrain.models.cpu.few_queries import attend_from_few
+from multihop.pretrain.models.cpu.rectangles import Places, Rectangle, places_of
+from multihop.pretrain.models.layers.attention import Sequences
+from multihop.pretrain.models.layers.variable_length import attend_by_lengths
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be,"""
@@ -171,7 +171,7 @@ def pad_source(parts: tuple[Tensor, ...], sequences: Sequences) -> PaddedSource:
 class CrossAttention(nn.Module):
     """Multi-head attention of a decoder to the encoder's states (Vaswani et al. 2017, section 3.2.3)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.query = nn.Linear(config.hidden, config.hidden)

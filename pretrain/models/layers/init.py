@@ -1,4 +1,5 @@
-"""Initial weights with which the heads of the first layer attend to the tokens beside each token.
+"""Distributions of initial weights that several families share, and `model.attention_init: neighbours`.
+Under the latter the heads of the first layer attend to the tokens beside each token.
 
 A masked language model sees nothing of a masked token but its position: until some head finds the neighbours by their
 positions, it predicts from the text as a whole, and small models stay at that loss for thousands of steps. Position
@@ -10,10 +11,12 @@ Zheng et al. (2024, arXiv 2404.01139) the architecture is untouched, and all of 
 import math
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import EncoderConfig
 
+STD = 0.02
+"""Standard deviation of the initial weights of most families."""
 _LONGEST_PERIOD = 512.0
 """Of the sinusoids, in tokens; the shortest is 2. Periods are spaced evenly on a logarithmic scale, which makes the
 score fall with the logarithm of the distance, and the attention weight with a power of it."""
@@ -25,7 +28,12 @@ _PEAK = 16.0
 """The score of a token at the head's own distance; at about half of the longest period away it is near 0."""
 
 
-def add_neighbours(config: ModelConfig, name: str, parameter: Tensor) -> None:
+def truncated_normal_(parameter: Tensor, generator: Generator) -> None:
+    """Fill a tensor with normal values of standard deviation `STD`, cut off at two of them."""
+    nn.init.trunc_normal_(parameter, std=STD, a=-2 * STD, b=2 * STD, generator=generator)
+
+
+def add_neighbours(config: EncoderConfig, name: str, parameter: Tensor) -> None:
     """Turn one parameter's random initial weights into those of `model.attention_init: neighbours`.
 
     The heads look 1 token back, 1 ahead, 2 back, 2 ahead, and so on. The families that have this are post-norm with a
@@ -46,13 +54,13 @@ def add_neighbours(config: ModelConfig, name: str, parameter: Tensor) -> None:
             parameter[head * width : head * width + rows.shape[0], : rows.shape[1]] += rows
 
 
-def _frequencies(config: ModelConfig) -> Tensor:
+def _frequencies(config: EncoderConfig) -> Tensor:
     """float64 (E // 2,), in radians a token."""
-    pairs = config.embedding // 2
+    pairs = config.embedding_width // 2
     return math.pi * torch.logspace(0, -math.log2(_LONGEST_PERIOD / 2), pairs, base=2, dtype=torch.float64)
 
 
-def _rotation(config: ModelConfig, width: int, distance: int) -> Tensor:
+def _rotation(config: EncoderConfig, width: int, distance: int) -> Tensor:
     """float32 (R, E): maps a position to R <= `width` of the sinusoids of the position `distance` tokens before it."""
     frequencies = _frequencies(config)
     pairs = min(width // 2, len(frequencies))

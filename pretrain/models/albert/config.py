@@ -1,0 +1,60 @@
+"""ALBERT (Lan et al. 2020)."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from multihop.pretrain.models.config import SIZES, TRAINING, EncoderConfig
+from multihop.pretrain.models.family import Family, sizes
+
+
+class AlbertConfig(EncoderConfig):
+    """The recipe's `model` section with `family: albert`."""
+
+    family: Annotated[Literal["albert"], SIZES] = "albert"
+    embedding: Annotated[int, SIZES] = Field(ge=1)
+    """Width of the embeddings, which a projection widens to `hidden`; default `hidden`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_embedding(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("hidden"), int):
+            return {"embedding": content["hidden"], **content}
+        return content
+
+    @property
+    def embedding_width(self) -> int:
+        """See `ModelConfig.embedding_width`."""
+        return self.embedding
+
+    def train_flops(
+        self,
+        vocab_size: int,
+        lengths: NDArray[np.int64],
+        predicted: int,
+        source_lengths: NDArray[np.int64] | None = None,
+    ) -> float:
+        """See `ModelConfig.train_flops`."""
+        widening = float(lengths.sum()) * self.embedding * self.hidden
+        return super().train_flops(vocab_size, lengths, predicted) + 2 * TRAINING * widening
+
+
+FAMILY = Family(
+    display_name="ALBERT",
+    config=AlbertConfig,
+    model_class="Albert",
+    causal=False,
+    pooling="pooler",
+    objectives=("mlm+sop", "mlm"),
+    auto_class="AutoModelForPreTraining",
+    has_token_types=True,
+    presets={
+        # Lan et al. 2020, table 1; heads as in the released models (the paper has hidden / 64 of them).
+        "albert-base": sizes(12, 768, 12, 512, embedding=128),
+        "albert-large": sizes(24, 1024, 16, 512, embedding=128),
+        "albert-xlarge": sizes(24, 2048, 16, 512, embedding=128),
+        "albert-xxlarge": sizes(12, 4096, 64, 512, embedding=128),
+    },
+)
