@@ -96,10 +96,10 @@ def prep(
     """Prepare the data: text to token shards."""
     if dry_run:
         from multihop.cluster.cli.data import show_forecast
+        from multihop.cluster.remote.remote_run import local_runs_dir
         from multihop.cluster.runs.recipe import load_recipe
-        from multihop.cluster.runs.remote_run import folder_here
 
-        show_forecast(load_recipe(recipe, overrides or []), folder_here(runs))
+        show_forecast(load_recipe(recipe, overrides or []), local_runs_dir(runs))
         return
     _run(recipe, overrides, runs, address, allow_change, verify, ("prep",))
 
@@ -363,15 +363,15 @@ def _run(
 
     def work() -> int:
         # These import torch: errors in the recipe are reported before that.
+        from multihop.cluster.remote.remote_run import local_runs_dir, open_remote_run, with_remote_checkpoints
         from multihop.cluster.runs.follow import follow
-        from multihop.cluster.runs.remote_run import folder_here, open_remote_run, with_remote_checkpoints
         from multihop.cluster.runs.stages import run_stages
 
         placed = with_remote_checkpoints(loaded, runs)
-        with open_remote_run(runs, placed.name) as home:
+        with open_remote_run(runs, placed.name) as remote:
             if not following:
-                return run_stages(placed, folder_here(runs), wanted, allowed or (), verify, home)
-            if home is not None:
+                return run_stages(placed, local_runs_dir(runs), wanted, allowed or (), verify, remote)
+            if remote is not None:
                 raise UserError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
             return follow(placed, Path(runs), allowed or (), verify)
 

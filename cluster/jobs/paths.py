@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from multihop.cluster.remote.remote_run import with_remote_checkpoints
 from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved
-from multihop.cluster.runs.remote_run import with_remote_checkpoints
 from multihop.common.errors import UserError
 
 _SQLITE = "sqlite:///"

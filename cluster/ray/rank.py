@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.ray.network import free_port, interface_of
-from multihop.cluster.ray.node_cache import (
+from multihop.cluster.remote.node_cache import (
     LOST_FILE,
-    RunHome,
-    data_of,
+    RemoteRunSpec,
+    download_requests,
+    fetch_data,
+    fetch_requested_shards,
     fetch_run,
     log_of,
-    requests_as_files,
     upload_logs,
 )
-from multihop.cluster.ray.shard_fetching import fetching_shards
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
 from multihop.common.files import write_atomically
@@ -54,24 +54,24 @@ def run_rank(config: dict[str, Any]) -> None:
     """
     from ray import train
 
-    if config["home"] is None:
+    if config["remote"] is None:
         _run(Path(config["run_dir"]), config, _nothing)
         return
-    home, rank = RunHome(**config["home"]), train.get_context().get_world_rank()
+    spec, rank = RemoteRunSpec(**config["remote"]), train.get_context().get_world_rank()
     fails: Callable[[], str | None] = _nothing
-    config["environment"] |= {HOME: home.location, START: str(config["start"])}
+    config["environment"] |= {HOME: spec.location, START: str(config["start"])}
     with ExitStack() as stack:
         try:
-            data = stack.enter_context(data_of(home))
-            run_dir = fetch_run(home, data)
+            data = stack.enter_context(fetch_data(spec))
+            run_dir = fetch_run(spec, data)
         except UserError as error:
             raise RuntimeError(f"{socket.gethostname()}: {error}") from None
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0
-        stack.enter_context(requests_as_files(home, run_dir))
-        stack.callback(upload_logs, home, config["start"], run_dir, rank, log_from)
-        if home.streams:
-            fails = stack.enter_context(fetching_shards(home, run_dir, data))
+        stack.enter_context(download_requests(spec, run_dir))
+        stack.callback(upload_logs, spec, config["start"], run_dir, rank, log_from)
+        if spec.streams:
+            fails = stack.enter_context(fetch_requested_shards(spec, run_dir, data))
         _run(run_dir, config, fails)
 
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import clock, console
-from multihop.cluster.ray.driver_mailbox import DriverMailbox
 from multihop.cluster.ray.failures import TrainingFailed
-from multihop.cluster.ray.node_cache import LOST_FILE, RunHome, log_of
 from multihop.cluster.ray.nodes import Nodes
 from multihop.cluster.ray.rank import run_rank
 from multihop.cluster.ray.scale_up import ScaleUpPolicy
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
 from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
+from multihop.cluster.remote.driver_mailbox import DriverMailbox
+from multihop.cluster.remote.node_cache import LOST_FILE, RemoteRunSpec, log_of
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import USER_ERROR
 from multihop.common.files import read_json_object, write_atomically
@@ -42,7 +42,7 @@ _LONGEST_REASON = 160
 _RESTARTS = 3
 """Consecutive restarts without a new checkpoint before the run fails."""
 _LAST_WORDS_S = 2.0
-"""Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
+"""Seconds in which the remaining ranks end when nodes are lost; nodes of a remote run upload their logs meanwhile."""
 _SAME_SIGNAL_S = 1.0
 """`timeout` sends its signal to the command and then to the command's group: what follows so soon is no second one."""
 _STANDBYS_FROM_S = 300.0
@@ -57,7 +57,7 @@ def train_on_ray(
     environment: dict[str, str],
     needed: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
 ) -> bool:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
@@ -73,7 +73,7 @@ def train_on_ray(
         environment: environment variables for the ranks.
         needed: names of variables that their nodes must have.
         on_row: called with each new row of metrics.jsonl.
-        home: where the nodes find the run and leave what they tell, if they have no folder in common.
+        remote: the run in an object store, if the nodes share no folder.
 
     Returns:
         Whether a stop was requested, which may have been after the last step.
@@ -86,7 +86,7 @@ def train_on_ray(
     stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
     for file in (stop, restart, lost, run_dir / GAVE_UP):
         file.unlink(missing_ok=True)
-    mailbox = None if home is None else DriverMailbox(run_dir, home)
+    mailbox = None if remote is None else DriverMailbox(run_dir, remote)
     rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
     scale_up, standbys = ScaleUpPolicy(last_step), StandbyWorkers(run_dir)
     times: dict[str, float] = {}
@@ -102,7 +102,7 @@ def train_on_ray(
             scale_up.on_request(times["asked"])
             start = {
                 "run_dir": str(run_dir),
-                "home": home and asdict(home),
+                "remote": remote and asdict(remote),
                 "start": mailbox and mailbox.next_start(),
                 "environment": environment | {TIMES: json.dumps(times)},
                 "needed": list(needed),
@@ -134,7 +134,7 @@ def train_on_ray(
                     break
                 if not has_begun and time.time() - told >= SLOW_S:
                     told = time.time()
-                    waiting = why_ranks_wait(ranks, None if home else log_of(run_dir, 0))
+                    waiting = why_ranks_wait(ranks, None if remote else log_of(run_dir, 0))
                     console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
                 if not has_standbys and scale_up.left_s() > _STANDBYS_FROM_S:
                     standbys.start_on(ranks_by_node().keys() - unresponsive)

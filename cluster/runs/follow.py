@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from multihop.cluster.console import console
+from multihop.cluster.locks import is_locked, lock_folder, retry_while_in_use
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.runs.evaluated import check_evaluation, planned_trials
-from multihop.cluster.runs.folder import check_recipe, held, is_locked, when_free
+from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from multihop.cluster.runs.stages import run_stages
@@ -65,9 +66,9 @@ def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify:
     check_recipe(folder, recipe, allowed)
     if not _is_trained(folder, recipe) and recipe.eval.tasks:
         make_folder(folder / "eval")
-        with held(folder / "eval"), ray_session(recipe.cluster.address, 1):
+        with lock_folder(folder / "eval"), ray_session(recipe.cluster.address, 1):
             _follow(folder, recipe, runs)
-    return when_free(lambda: run_stages(recipe, runs, ("eval",), allowed, full_verify))
+    return retry_while_in_use(lambda: run_stages(recipe, runs, ("eval",), allowed, full_verify))
 
 
 def _is_trained(folder: Path, recipe: Recipe) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.map import Resources, map_on_ray
-from multihop.cluster.runs.folder import wait_for_lock
-from multihop.cluster.runs.remote_run import RemoteRun
+from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.common.errors import UserError
 from multihop.common.mapping import ReportProgress
 from multihop.data_prep.config import DataConfig, TokenizerConfig
@@ -28,13 +28,13 @@ def provide(
     place: Path,
     report: ReportProgress,
     full: bool = False,
-    home: RemoteRun | None = None,
+    remote: RemoteRun | None = None,
 ) -> tuple[Path, Manifest]:
     """Find the data set of a run, or prepare it on the Ray that the caller has started.
 
     The data set's folder is named by settings and contents, so that a data set that runs use is never replaced by
-    another. Without a home, `store` and the sources must have the same paths on every node. Runs that share a data set
-    do not wait for each other; whoever has to write into `store` waits for another writer.
+    another. On a shared file system, `store` and the sources must have the same paths on every node. Runs that share a
+    data set do not wait for each other; whoever has to write into `store` waits for another writer.
 
     Args:
         files: the input files, as `list_files` lists them.
@@ -43,8 +43,8 @@ def provide(
         place: where the run has its data: a link into `store`, nothing yet, or, in a copied run, a folder. A folder is
             used if it holds what the recipe asks for, and refused otherwise.
         full: hash every file of the data set.
-        home: of the run, if it has one in an object store. The data set is fetched from it if it is there; if not,
-            the stages' outputs go through it, and only what reads texts by their paths runs on this node alone.
+        remote: the run in an object store. The data set is downloaded from it if it exists; otherwise the stages'
+            outputs go through it, and only what reads texts by their paths runs on this node alone.
 
     Returns:
         The data set's folder and its manifest; every file of it has its hash.
@@ -54,7 +54,7 @@ def provide(
         WorkerDiedError: as `map_on_ray`.
     """
     work = work_of(store)
-    map_items = map_on_ray if home is None else partial(map_on_ray, resources=Resources(here=True))
+    map_items = map_on_ray if remote is None else partial(map_on_ray, resources=Resources(here=True))
     if not place.is_symlink() and place.exists():
         if inputs is None:
             with wait_for_lock(store):
@@ -74,14 +74,14 @@ def provide(
     with wait_for_lock(store):
         inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
         folder = store / inputs.identity[:16]
-        if home is None:
+        if remote is None:
             return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
-        with home.preparing(store) as location:
-            manifest = find_whole(folder, inputs.identity, map_items, report) if home.fetch_data(folder) else None
+        with remote.lock_preparation(store) as location:
+            manifest = find_whole(folder, inputs.identity, map_items, report) if remote.fetch_data(folder) else None
             if manifest is None:
                 stored = StoredStages(location, [store], map_on_ray, map_items)
                 manifest = prepare(data, tokenizer, folder, map_items, report, work, inputs, stored)
-                home.share_data(folder)
+                remote.upload_data(folder)
             return folder, manifest
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.node_cache import RunHome
+from multihop.cluster.remote.node_cache import RemoteRunSpec
+from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.cluster.runs.folder import note_change
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
-from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
@@ -37,8 +37,8 @@ class ResolvedRun:
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
     """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
-    home: RemoteRun | None = None
-    """If the run has one in an object store; `folder` is this node's copy."""
+    remote: RemoteRun | None = None
+    """The run in an object store, of which `folder` is this node's copy; None: `folder` is the run itself."""
 
     @property
     def checkpoints(self) -> str:
@@ -60,10 +60,10 @@ class ResolvedRun:
         """Steps that the newest checkpoint has done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
-    def shared(self) -> RunHome | None:
-        """What nodes need to know to fetch its data set, which is written to the home; None without a home."""
+    def remote_spec(self) -> RemoteRunSpec | None:
+        """Upload the data set, and return what the nodes are sent to find the run; None if the run is in a folder."""
         streams = self.recipe.data.shuffle_window_shards is not None
-        return None if self.home is None else self.home.share_data(self.data_folder, streams)
+        return None if self.remote is None else self.remote.upload_data(self.data_folder, streams)
 
     @property
     def is_trained(self) -> bool:
@@ -71,7 +71,7 @@ class ResolvedRun:
         return self.step == total_steps(self.recipe.phases)
 
 
-def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: RemoteRun | None = None) -> ResolvedRun:
+def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: RemoteRun | None = None) -> ResolvedRun:
     """List the inputs, find the data set and the newest checkpoint.
 
     Args:
@@ -85,7 +85,7 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: RemoteR
     data = None
     if inputs is not None and not full and (folder / "data").exists():
         data = find_verified(folder / "data", inputs.identity)
-    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, home))
+    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, remote))
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:

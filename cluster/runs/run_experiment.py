@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from multihop.cluster.console import console
+from multihop.cluster.locks import InUseError
 from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
 from multihop.cluster.runs.evaluated import check_evaluation
 from multihop.cluster.runs.experiment import Plan
-from multihop.cluster.runs.folder import InUseError, check_recipe
+from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
 from multihop.common.errors import UserError

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multihop.cluster.console import console, progress_line
+from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.session import check_answers, ray_session
+from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
-from multihop.cluster.runs.folder import opened, wait_for_lock
+from multihop.cluster.runs.folder import locked_run_dir
 from multihop.cluster.runs.prepared import link, provide
 from multihop.cluster.runs.recipe import Recipe
-from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
 from multihop.cluster.tracking.access import check_access
@@ -60,14 +61,14 @@ def run_stages(
     wanted: Sequence[str] = STAGES,
     allowed: Sequence[str] = (),
     full_verify: bool = False,
-    home: RemoteRun | None = None,
+    remote: RemoteRun | None = None,
 ) -> int:
     """Do what is not done of these stages; returns the exit code.
 
     Args:
         allowed: dotted keys that may change under a run that was started before.
         full_verify: hash every file of the data set, also those that are unchanged by size and modification time.
-        home: of the run, if it has one in an object store; `runs` is this node's copy.
+        remote: the run in an object store; `runs` is this node's copy.
 
     Raises:
         UserError: a mistake of the user's, found before anything is started where possible.
@@ -77,8 +78,8 @@ def run_stages(
     tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
-    with opened(folder, recipe, allowed):
-        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
+    with locked_run_dir(folder, recipe, allowed):
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, remote)
         if "train" in wanted and run.checkpoint is None:
             check_checkpoints_exist(folder, run.checkpoints)
             # Whether a Hugging Face model has the output layer is known only when its weights are read.
@@ -170,7 +171,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
                 run.data_folder,
                 lambda stage, done, total: line.update(done, total, stage),
                 full_verify,
-                run.home,
+                run.remote,
             )
         check_data_unchanged(run, data, allowed)
         link(run.data_folder, folder)
@@ -224,11 +225,11 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
         line.update(run.step, last, heldout)
         environment, cluster = {MLFLOW_RUN_ID: tracker.run_id}, run.recipe.cluster
-        shared = run.shared()
-        if run.home:
-            run.home.share_indexes()
+        spec = run.remote_spec()
+        if run.remote:
+            run.remote.upload_indexes()
         workers = cluster.least_and_most
-        return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, shared)
+        return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, spec)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
@@ -250,7 +251,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
                 run.recipe.eval,
                 run.results,
                 lambda row: tracker.log_trials(final([row])),
-                home=run.shared() if run.recipe.eval.checkpoint is None else None,
+                remote=run.remote_spec() if run.recipe.eval.checkpoint is None else None,
                 examples=examples.key if examples else None,
             )
 

@@ -10,7 +10,7 @@ from typing import Any
 from multihop.cluster.console import console, progress_line
 from multihop.cluster.ray.failures import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
-from multihop.cluster.ray.node_cache import RunHome, data_of
+from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, open_append
 from multihop.common.json_lines import Row, append_row, read_rows
@@ -59,7 +59,7 @@ def run_left(
     results: Path,
     on_row: OnRow,
     before_row: OnRow = lambda row: None,
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
     examples: str | None = None,
 ) -> int:
     """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
@@ -69,7 +69,7 @@ def run_left(
     Args:
         on_row: is given each row when it is on the disk.
         before_row: is given it before, and may raise to end all trials.
-        home: of the run whose data set the trials read, if it is in an object store: each node fetches it.
+        remote: the run in an object store whose data set each node fetches.
         examples: the key of the recipe's examples; None if it has none.
 
     Returns:
@@ -105,7 +105,7 @@ def run_left(
             for row in wave.failed:
                 append_row(results, row)
                 show(row)
-            run_trials(wave.trials, config, results, show, before_row, home)
+            run_trials(wave.trials, config, results, show, before_row, remote)
             tried |= {trial_key(trial) for trial in wave.trials} | {row["key"] for row in wave.failed}
     if to_retry:
         log = results.parent / FAILURES
@@ -121,7 +121,7 @@ def run_trials(
     results: Path,
     on_row: OnRow,
     before_row: OnRow = lambda row: None,
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
 ) -> None:
     """Run trials on the Ray that the caller has started, the longest first.
 
@@ -129,11 +129,11 @@ def run_trials(
     dies at each attempt, has a row that tells so, and the others go on.
     """
     # Weights that others start from are files of this node.
-    here = home is not None and any(trial.weights_dir is not None for trial in trials)
+    here = remote is not None and any(trial.weights_dir is not None for trial in trials)
     resources = trial_resources(config, here)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
-    for outcome in map_on_ray(lambda trial: _attempt(trial, home), ordered, _name, resources, _died):
+    for outcome in map_on_ray(lambda trial: _attempt(trial, remote), ordered, _name, resources, _died):
         if isinstance(outcome, _Failure):
             row, predictions = failed_row(outcome.trial, outcome.error, outcome.seconds, retry=True), None
             _keep_traceback(results.parent / FAILURES, row, outcome.traceback)
@@ -154,12 +154,12 @@ def final(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.get("retry", False)]
 
 
-def _attempt(trial: Trial, home: RunHome | None) -> Outcome | _Failure:
+def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
     started = time.monotonic()
     try:
-        if home is None:
+        if remote is None:
             return run_trial(trial)
-        with data_of(home, training=False) as data:
+        with fetch_data(remote, training=False) as data:
             here: dict[str, Any] = {
                 "tokenizer_path": str(data / Path(trial.tokenizer_path).name),
                 "data_path": str(data),

@@ -21,7 +21,7 @@ import pytest
 from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
-from multihop.cluster.ray.node_cache import node_folder
+from multihop.cluster.remote.node_cache import node_folder
 from multihop.common.json_lines import append_row
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]

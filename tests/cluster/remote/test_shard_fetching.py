@@ -9,8 +9,7 @@ import pytest
 from many_shards import prepare_many_shards
 from s3_endpoint import S3
 
-from multihop.cluster.ray.node_cache import RunHome, data_of
-from multihop.cluster.ray.shard_fetching import fetching_shards
+from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data, fetch_requested_shards
 from multihop.common.cache import LIMIT
 from multihop.common.mirror import push
 from multihop.common.storage import open_folder
@@ -28,11 +27,11 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(whole: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunHome:
+def spec(whole: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteRunSpec:
     """The run in a store, and a node with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     push(whole, open_folder(f"{bucket}/home/.prepared/sources/set"))
-    return RunHome(f"{bucket}/home", "run", ".prepared/sources/set", streams=True)
+    return RemoteRunSpec(f"{bucket}/home", "run", ".prepared/sources/set", streams=True)
 
 
 def shards_in(folder: Path) -> list[str]:
@@ -46,11 +45,11 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_shards_come_as_they_are_asked_for(home: RunHome, whole: Path, s3: S3, tmp_path: Path) -> None:
+def test_shards_come_as_they_are_asked_for(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
     every = shards_in(whole)
     assert len(every) > 20
     request(tmp_path, every)  # of earlier ranks
-    with data_of(home) as data, fetching_shards(home, tmp_path, data) as fails:
+    with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         assert shards_in(data) == [] and (data / "manifest.json").exists() and list(data.glob("heldout-*"))
         s3.failing_every = 3
         for wanted in (every[5:8], every[7:10]):
@@ -61,13 +60,13 @@ def test_shards_come_as_they_are_asked_for(home: RunHome, whole: Path, s3: S3, t
 
 
 def test_what_is_no_longer_wanted_makes_room(
-    home: RunHome, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: RemoteRunSpec, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = shards_in(whole)
     rest = sum(path.stat().st_size for path in whole.iterdir() if path.is_file() and path.name not in every)
     largest = max((whole / name).stat().st_size for name in every)
     monkeypatch.setenv(LIMIT, str((rest + 20_000 + 5 * largest) / 1e9))  # the lists of files have some kilobytes
-    with data_of(home) as data, fetching_shards(home, tmp_path, data) as fails:
+    with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         seen: set[str] = set()
         for first in range(0, len(every) - 3, 3):
             wanted = every[first : first + 3]
@@ -80,21 +79,21 @@ def test_what_is_no_longer_wanted_makes_room(
         assert "leaves no room" in str(fails())
 
 
-def test_a_damaged_shard_is_told(home: RunHome, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_told(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
     broken = shards_in(whole)[3]
-    there = open_folder(f"{home.runs}/{home.data}")
+    there = open_folder(f"{spec.runs}/{spec.data}")
     content = bytearray((whole / broken).read_bytes())
     content[100] ^= 1
     there.write_atomically(broken, bytes(content))
-    with data_of(home) as data, fetching_shards(home, tmp_path, data) as fails:
+    with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         request(tmp_path, [broken])
         wait_for(fails)
         assert f"{broken} is damaged" in str(fails()) and shards_in(data) == []
 
 
-def test_without_windows_all_shards_come_first(home: RunHome, whole: Path) -> None:
-    with data_of(RunHome(home.runs, home.name, home.data)) as data:
+def test_without_windows_all_shards_come_first(spec: RemoteRunSpec, whole: Path) -> None:
+    with fetch_data(RemoteRunSpec(spec.runs, spec.name, spec.data)) as data:
         assert shards_in(data) == shards_in(whole)
     shutil.rmtree(data)
-    with data_of(home, training=False) as data:
+    with fetch_data(spec, training=False) as data:
         assert shards_in(data) == []
