@@ -15,7 +15,7 @@ _LARGEST = 5
 _CHUNK = 2**20
 
 
-def code_to_send(here: CodeVersion) -> dict[str, Path]:
+def code_to_send(local: CodeVersion) -> dict[str, Path]:
     """Files of the checkout that git tracks or would track, so no caches or runs; the package's files without git.
 
     Links are left out: they could point anywhere.
@@ -23,10 +23,10 @@ def code_to_send(here: CodeVersion) -> dict[str, Path]:
     Returns:
         {name in the archive: file}. The package is at the top, as `multihop/`: jobs import from where they start.
     """
-    listed = _regular(_listed(here, "--cached", "--others")) if here.commit else []
-    if not listed:
-        return {f"multihop/{path.relative_to(here.package).as_posix()}": path for path in code_files(here.package)}
-    return {_name_in_archive(path.relative_to(here.checkout)): path for path in listed}
+    paths = _regular(_git_files(local, "--cached", "--others")) if local.commit else []
+    if not paths:
+        return {f"multihop/{path.relative_to(local.package).as_posix()}": path for path in code_files(local.package)}
+    return {_name_in_archive(path.relative_to(local.checkout)): path for path in paths}
 
 
 def _name_in_archive(path: Path) -> str:
@@ -35,10 +35,10 @@ def _name_in_archive(path: Path) -> str:
     return path.as_posix().removeprefix("src/")
 
 
-def untracked(here: CodeVersion) -> list[str]:
+def untracked(local: CodeVersion) -> list[str]:
     """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
-    found = _regular(_listed(here, "--others")) if here.commit else []
-    return [path.relative_to(here.checkout).as_posix() for path in found]
+    paths = _regular(_git_files(local, "--others")) if local.commit else []
+    return [path.relative_to(local.checkout).as_posix() for path in paths]
 
 
 def untracked_line(names: Sequence[str]) -> str:
@@ -54,7 +54,7 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
         The archive's size with its largest files, as a sentence.
 
     Raises:
-        UserError: The archive reaches `limit` bytes, or a name is not UTF-8.
+        UserError: the archive reaches `limit` bytes, or a name is not UTF-8.
     """
     with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
@@ -72,9 +72,9 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
     return megabytes(to.stat().st_size) + (f"; largest: {largest}" if largest else "")
 
 
-def _listed(here: CodeVersion, *which: str) -> list[Path]:
-    names = git(here.checkout, "ls-files", "-z", *which, "--exclude-standard") or ""
-    return [here.checkout / name for name in names.split("\0") if name]
+def _git_files(local: CodeVersion, *which: str) -> list[Path]:
+    names = git(local.checkout, "ls-files", "-z", *which, "--exclude-standard") or ""
+    return [local.checkout / name for name in names.split("\0") if name]
 
 
 def _regular(paths: Iterable[Path]) -> list[Path]:
@@ -95,8 +95,8 @@ def _entry(name: str) -> zipfile.ZipInfo:
     try:
         name.encode()
     except UnicodeEncodeError:
-        given = name.encode(errors="surrogateescape")
-        raise UserError(f"the name of the file {given!r} is not UTF-8; rename it, or add it to .gitignore") from None
+        encoded = name.encode(errors="surrogateescape")
+        raise UserError(f"the name of the file {encoded!r} is not UTF-8; rename it, or add it to .gitignore") from None
     entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return entry

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.ray.network import free_port, interface_of
+from multihop.cluster.ray.each_node import free_port, interface_of
 from multihop.cluster.remote.node_cache import (
     LOST_FILE,
     RemoteRunSpec,

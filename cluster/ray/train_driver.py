@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import clock, console
-from multihop.cluster.ray.failures import TrainingFailed
-from multihop.cluster.ray.nodes import Nodes
+from multihop.cluster.ray import TrainingFailed
+from multihop.cluster.ray.capacity import Capacity, ScaleUpPolicy
 from multihop.cluster.ray.rank import run_rank
-from multihop.cluster.ray.scale_up import ScaleUpPolicy
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
 from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
@@ -91,9 +90,9 @@ def train_on_ray(
     scale_up, standbys = ScaleUpPolicy(last_step), StandbyWorkers(run_dir)
     times: dict[str, float] = {}
     failures = 0
-    with stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
+    with stop_file_on_signals(stop), watched() as watch, Capacity(*workers) as capacity:
         while True:
-            while not (ranks := nodes.room_to_start(away := _away(watch))) and not stop.exists():
+            while not (ranks := capacity.room_to_start(away := _away(watch))) and not stop.exists():
                 time.sleep(_POLL_S)
             if stop.exists():
                 break
@@ -108,7 +107,7 @@ def train_on_ray(
                 "needed": list(needed),
                 "standbys": standbys.ready(),
             }
-            group = _WorkerGroup(start, ranks, nodes.kind, away)
+            group = _WorkerGroup(start, ranks, capacity.kind, away)
             group.start()
             has_begun, has_standbys, lost_at, told = False, False, math.inf, times["asked"]
             while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
@@ -116,7 +115,7 @@ def train_on_ray(
                 if mailbox:
                     mailbox.poll()
                 unresponsive, leaving = watch.unresponsive(), draining()
-                room = nodes.room(unresponsive | leaving)
+                room = capacity.room(unresponsive | leaving)
                 if unresponsive and not lost.exists() and (gone := unresponsive & ranks_by_node().keys()):
                     group.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
                     write_atomically(lost, str(group.error).encode())
@@ -136,7 +135,7 @@ def train_on_ray(
                     told = time.time()
                     waiting = why_ranks_wait(ranks, None if remote else log_of(run_dir, 0))
                     console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
-                if not has_standbys and scale_up.left_s() > _STANDBYS_FROM_S:
+                if not has_standbys and scale_up.remaining_s() > _STANDBYS_FROM_S:
                     standbys.start_on(ranks_by_node().keys() - unresponsive)
                     has_standbys = True
                 if scale_up.is_worth_restart(ranks, room, time.time()) and not asked:
@@ -152,7 +151,7 @@ def train_on_ray(
             for file in (restart, lost):
                 file.unlink(missing_ok=True)
             if group.was_not_placed():
-                nodes.on_placement_failure(ranks)
+                capacity.on_placement_failure(ranks)
                 continue
             if group.error is None and saved and step != last_step:
                 continue

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from multihop.cluster.console import plain
+from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.fetch import fetch_run
-from multihop.cluster.tracking.store import store_uri
 from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.common.redaction import shown

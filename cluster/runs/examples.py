@@ -24,7 +24,7 @@ def make_left_examples(run: ResolvedRun) -> None:
     examples, config = planned_examples(run), run.recipe.eval
     if examples is None or read_examples(run.results.parent, examples.key) is not None:
         return
-    resources = trial_resources(config, here=run.remote is not None)
+    resources = trial_resources(config, on_this_node=run.remote is not None)
     (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
     content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
     write_atomically(run.results.parent / FILE, content)

@@ -21,8 +21,8 @@ from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from multihop.cluster.runs.stages import run_stages
 from multihop.cluster.runs.summary import read_summary, summarise
-from multihop.cluster.tracking.concurrent_logging import log_concurrently
-from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.connection import store_uri
+from multihop.cluster.tracking.tracker import log_concurrently
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows

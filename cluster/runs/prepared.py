@@ -54,7 +54,7 @@ def provide(
         WorkerDiedError: as `map_on_ray`.
     """
     work = work_of(store)
-    map_items = map_on_ray if remote is None else partial(map_on_ray, resources=Resources(here=True))
+    map_items = map_on_ray if remote is None else partial(map_on_ray, resources=Resources(on_this_node=True))
     if not place.is_symlink() and place.exists():
         if inputs is None:
             with wait_for_lock(store):

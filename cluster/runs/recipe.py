@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
-from multihop.cluster.tracking.store import STORE_FILES
+from multihop.cluster.tracking.connection import STORE_FILES
 from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer

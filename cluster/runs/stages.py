@@ -17,8 +17,7 @@ from multihop.cluster.runs.prepared import link, provide
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
-from multihop.cluster.tracking.access import check_access
-from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.connection import check_access, store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
@@ -241,7 +240,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     if not has_work and not run.results.parent.exists():
         return 0
     with wait_for_lock(run.results.parent):
-        tracker.look_again()
+        tracker.forget_logged()
         tracker.log_trials(final(read_rows(run.results)))
         examples = planned_examples(run)
         with seconds.of("eval"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import console, progress_line
-from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
 from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data
 from multihop.common.errors import UserError
@@ -39,13 +39,13 @@ class _Failure:
     seconds: float
 
 
-def trial_resources(config: EvalConfig, here: bool) -> Resources:
+def trial_resources(config: EvalConfig, on_this_node: bool) -> Resources:
     """What Ray reserves for a trial, or for making the examples.
 
     Args:
-        here: whether it needs files of this node.
+        on_this_node: whether it needs files of this node.
     """
-    return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
+    return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, on_this_node)
 
 
 def weights_dir(results: Path) -> Path:
@@ -129,8 +129,8 @@ def run_trials(
     dies at each attempt, has a row that tells so, and the others go on.
     """
     # Weights that others start from are files of this node.
-    here = remote is not None and any(trial.weights_dir is not None for trial in trials)
-    resources = trial_resources(config, here)
+    on_this_node = remote is not None and any(trial.weights_dir is not None for trial in trials)
+    resources = trial_resources(config, on_this_node)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
     for outcome in map_on_ray(lambda trial: _attempt(trial, remote), ordered, _name, resources, _died):
@@ -160,13 +160,13 @@ def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
         if remote is None:
             return run_trial(trial)
         with fetch_data(remote, training=False) as data:
-            here: dict[str, Any] = {
+            local: dict[str, Any] = {
                 "tokenizer_path": str(data / Path(trial.tokenizer_path).name),
                 "data_path": str(data),
             }
             if trial.target_tokenizer_path is not None:
-                here["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
-            return run_trial(replace(trial, **here))
+                local["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
+            return run_trial(replace(trial, **local))
     except Exception as error:
         return _Failure(trial, _one_line(error), traceback.format_exc(), time.monotonic() - started)
 

@@ -85,7 +85,7 @@ WRONG_USE = [
     "run recipe.yaml --verify=3",
     *(f"inspect batch recipe.yaml --step {step}" for step in ("x", "-1 --world-size 0")),
     f"inspect batch recipe.yaml --step 0 --world-size {'9' * 30}",
-    *(f"fill mine x --top {top}" for top in ("0", "x")),
+    *(f"fill-mask mine x --top-k {top}" for top in ("0", "x")),
     *(f"generate mine --prompt x {option} x" for option in ("--temperature", "--top-k", "--top-p", "--seed", "--step")),
     "generate mine --prompt x --max-tokens 0",
     "translate mine --beams 0",

@@ -166,7 +166,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
 
     done = multihop(one, *submit)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same as that of the run that stands" in done.stdout and "small is done" in done.stderr
+    assert "the same as that of the existing run" in done.stdout and "small is done" in done.stderr
     assert json_lines(run / "launches.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
     assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 

@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.experimental import internal_kv
 
-from multihop.cluster.ray.nodes import Nodes
+from multihop.cluster.ray.capacity import Capacity
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
 def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Nodes(2, 3) as nodes:
+    with Capacity(2, 3) as nodes:
         check(nodes, cluster, capsys)
     assert asked_for() == []
 
@@ -39,7 +39,7 @@ def asked_for() -> list[dict[str, float]]:
     return found
 
 
-def check(nodes: Nodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def check(nodes: Capacity, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert [nodes.room_to_start() for _ in range(3)] == [0] * 3
     assert asked_for() == [{"CPU": 1}] * 3
     said = capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_resources_of_other_jobs_do_not_count(cluster: Cluster, capsys: pytest.C
     others = [other_of(1.5)]  # which fits on the second node alone
     ranks = ray.util.placement_group([{"CPU": 1}])
     assert ranks.wait(60)
-    with Nodes(1, 3) as elastic, Nodes(2, 2) as fixed:
+    with Capacity(1, 3) as elastic, Capacity(2, 2) as fixed:
         assert until(lambda: elastic.room() == 1)  # not the half that is left of a node
         assert asked_for() == [{"CPU": 1}] * 5
         assert until(lambda: elastic.room_to_start() == 1) and not capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_after_a_failed_placement_fewer_ranks_are_requested(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.add_node(num_cpus=2)
-    with Nodes(1, 3) as nodes:
+    with Capacity(1, 3) as nodes:
         assert nodes.room_to_start() == 3
         nodes.on_placement_failure(3)
         assert nodes.room_to_start() == 2 and "did not place 3 ranks" in capsys.readouterr().err

@@ -1,15 +1,15 @@
-"""`multihop inspect batch`: the samples of a step, their documents, and the model's input."""
+"""The samples of a training step, their documents, and the model's input, for `multihop inspect batch`."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.cluster.cli.inspected_step import InspectedSample, InspectedStep
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.config import DATA, ORDER, decided_by
 from multihop.common.errors import UserError
@@ -26,6 +26,39 @@ from multihop.pretrain.objectives import objective_of
 from multihop.pretrain.run.changes import differences
 
 _MICRO_BATCH = 1  # grouping does not change samples, so each one gets a micro-batch of its own
+
+
+@dataclass(frozen=True)
+class InspectedSample:
+    """One sample of a step."""
+
+    facts: dict[str, Any]
+    """sample, epoch, document, source and documents; where they apply, rank, next_document, next_source,
+    is_random_next and is_swapped."""
+    tokens: list[str]
+    """The original tokens, special tokens included."""
+    inputs: list[str]
+    """The model's input: differs from `tokens` at masked positions."""
+    predicted: list[bool]
+    """Which positions a masked language model predicts; all False for other objectives."""
+
+    def as_json(self) -> dict[str, Any]:
+        masked = {"masked_text": _joined(self.inputs)} if any(self.predicted) else {}
+        return {**self.facts, "text": _joined(self.tokens), **masked}
+
+
+@dataclass(frozen=True)
+class InspectedStep:
+    """The samples of one step."""
+
+    step: int
+    phase: int
+    skipped: bool
+    samples: list[InspectedSample]
+
+    def as_json(self) -> dict[str, Any]:
+        head = {"step": self.step, "phase": self.phase, "skipped": self.skipped}
+        return {**head, "samples": [sample.as_json() for sample in self.samples]}
 
 
 def inspect_step(
@@ -184,3 +217,7 @@ def _decoder(data_folder: Path, info: TokenizerInfo) -> Callable[[int], str]:
 def _with_blank_of(original: str, seen: str) -> str:
     """`seen` with the leading blank of the token that it replaces; [MASK] has none of its own."""
     return seen if seen.startswith(" ") or not original.startswith(" ") else " " + seen
+
+
+def _joined(tokens: list[str]) -> str:
+    return " ".join("".join(tokens).split())
