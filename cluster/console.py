@@ -8,7 +8,7 @@ from rich import progress
 from rich.console import Console
 from rich.text import Text
 
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
@@ -20,7 +20,7 @@ _GAP = "  "
 
 def plain(text: str) -> Text:
     """Untrusted `text` for Rich, without markup and without terminal control codes."""
-    return Text(shown(text))
+    return Text(safe_text(text))
 
 
 class ProgressLine:
@@ -40,7 +40,7 @@ class ProgressLine:
         """
         if total == 0:
             return
-        detail = shown(detail)
+        detail = safe_text(detail)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, detail=detail)
             return

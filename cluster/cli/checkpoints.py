@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from multihop.cluster.cli.options import AsJson, CheckpointsPath, Runs, Step, locate_run
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -103,7 +103,7 @@ def show_results(location: str, as_json: bool) -> int:
     else:
         for result in results:
             for sentence in result.damages or [result.note or "good"]:
-                print(shown(f"{result.folder}  {sentence}"))
+                print(safe_text(f"{result.folder}  {sentence}"))
     if all(result.good for result in results):
         return 0
     if not as_json:
@@ -119,7 +119,7 @@ def show_average(location: str, last: int, out: Path) -> None:
     from multihop.cluster.runs.checkpoints import average_checkpoints
 
     made = average_checkpoints(location, last, out)
-    print(f"{shown(made)} has the mean of the weights of the {last} newest checkpoints of {shown(location)}")
+    print(f"{safe_text(made)} has the mean of the weights of the {last} newest checkpoints of {safe_text(location)}")
 
 
 def show_export(location: str, out: Path, step: int | None) -> None:
@@ -129,7 +129,7 @@ def show_export(location: str, out: Path, step: int | None) -> None:
 
     exported = export_checkpoint(location, out, step)
     for reason in exported.skipped:
-        print(f"skipped: {shown(reason)}")
+        print(f"skipped: {safe_text(reason)}")
     print(f"{exported.checkpoint} was exported to {out}:")
     for path in sorted(out.iterdir()):
         print(f"  {path.name:24}{path.stat().st_size:>15,} bytes")

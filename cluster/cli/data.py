@@ -11,7 +11,7 @@ import typer
 from multihop.cluster.cli.options import AsJson, DataPath, Runs
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +85,7 @@ def show_verdict(name: str, runs: Path) -> int:
         map_items = partial(reporting(map_in_process, lambda stage, done, total: line.update(done, total)), "verify")
         damages = verify_files(folder, manifest, map_items, full=True)
     for sentence in damages:
-        print(shown(sentence))
+        print(safe_text(sentence))
     print(f"{folder}: {files - len(damages)} of {files} files are intact")
     return FAILED if damages else DONE
 
@@ -112,7 +112,7 @@ def show_stats(name: str, runs: Path, picture: Path | None, as_json: bool) -> No
             console.print(table)
     if picture is not None:
         draw(statistics, picture)
-        print(f"wrote {shown(str(picture))}", file=sys.stderr if as_json else sys.stdout)
+        print(f"wrote {safe_text(str(picture))}", file=sys.stderr if as_json else sys.stdout)
 
 
 def show_forecast(recipe: "Recipe", runs: Path) -> None:
@@ -135,7 +135,7 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
     what = "pairs" if recipe.data.holds_pairs else "documents"
     for number, source in enumerate(estimate.sources):
         print(
-            f"source {number}  {shown(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
+            f"source {number}  {safe_text(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
             f"about {decimal(source.text_bytes)} of text in {source.documents:,} {what}"
         )
     print(f"splits    {estimate.splits:,}, {estimate.splits_read:,} already read")
@@ -146,7 +146,7 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
             f"{decimal(estimate.training_bytes)} of memory"
         )
     else:
-        print(f"tokenizer {shown(str(recipe.tokenizer.path))}")
+        print(f"tokenizer {safe_text(str(recipe.tokenizer.path))}")
     print(
         f"disk      about {decimal(estimate.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
         f"{decimal(estimate.data_bytes)} for the data set"

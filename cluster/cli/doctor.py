@@ -11,7 +11,7 @@ import typer
 from multihop.cluster.cli.options import AsJson, Overrides
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,7 +76,7 @@ def examine_and_show(
     try:
         report = _report(address, make_request(recipe, runs, gpu))
     except HeadScriptFailed as error:
-        print(f"multihop: the cluster could not be examined: {shown(str(error))}", file=sys.stderr)
+        print(f"multihop: the cluster could not be examined: {safe_text(str(error))}", file=sys.stderr)
         return FAILED
     if as_json:
         print(json.dumps(report, indent=1))

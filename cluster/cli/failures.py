@@ -12,7 +12,7 @@ import typer
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import FAILED, STOPPED, USER_ERROR
 from multihop.common.files import DISK_FULL
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.failures import ReadFailed
 
 _ADVICE = {
@@ -66,7 +66,7 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _exit(what: Exception | str, code: int, advice: str = "") -> NoReturn:
-    print(f"multihop: {shown(str(what))}{advice}", file=sys.stderr)
+    print(f"multihop: {safe_text(str(what))}{advice}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -83,6 +83,6 @@ def exit_with(work: Callable[[], int]) -> None:
         sys.stderr.flush()
         os._exit(STOPPED)
     except (TrainingFailed, WorkerDiedError) as error:
-        print(f"multihop: {shown(str(error))}", file=sys.stderr)
+        print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
         code = FAILED
     raise typer.Exit(code)

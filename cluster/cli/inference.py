@@ -12,7 +12,7 @@ import typer
 
 from multihop.cluster.cli.options import AsJson, ModelPath, Runs, Step, locate_run
 from multihop.common.errors import UserError
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
     from multihop.eval.config import Pooling
@@ -106,12 +106,12 @@ def show_filled(location: str, step: int | None, texts: Sequence[str], top_k: in
             row = {"text": text, "masks": [[asdict(each) for each in mask] for mask in masks]}
             print(json.dumps(row, ensure_ascii=False))
             continue
-        print(shown(text))
+        print(safe_text(text))
         for number, mask in enumerate(masks, start=1):
             if len(masks) > 1:
                 print(f"mask {number}")
             for each in mask:
-                print(f"{each.probability:8.1%}  {shown(each.token.strip())}")
+                print(f"{each.probability:8.1%}  {safe_text(each.token.strip())}")
 
 
 def show_generated(
@@ -123,13 +123,13 @@ def show_generated(
     trained = _load(location, step)
     if len(prompts) > 1:
         made = generate(trained, prompts, max_tokens, sampling)
-        print("\n\n".join(shown(prompt + text) for prompt, text in zip(prompts, made, strict=True)))
+        print("\n\n".join(safe_text(prompt + text) for prompt, text in zip(prompts, made, strict=True)))
         return
     parts = stream(trained, prompts[0], max_tokens, sampling)
     first = next(parts)  # a prompt that is refused must not be printed
-    print(shown(prompts[0] + first), end="", flush=True)
+    print(safe_text(prompts[0] + first), end="", flush=True)
     for part in parts:
-        print(shown(part), end="", flush=True)
+        print(safe_text(part), end="", flush=True)
     print()
 
 

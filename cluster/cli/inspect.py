@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multihop.cluster.cli.options import AsJson, Overrides, RecipePath, Runs
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
     from multihop.cluster.runs.inspect_step import InspectedStep
@@ -64,7 +64,7 @@ def show_step(step: "InspectedStep") -> None:
         line = "  ".join(f"{key} {value}" for key, value in facts.items())
         console.print(plain(line), style="cyan", soft_wrap=True)
         text = Text()
-        tokens, inputs = [shown(token) for token in sample.tokens], [shown(token) for token in sample.inputs]
+        tokens, inputs = [safe_text(token) for token in sample.tokens], [safe_text(token) for token in sample.inputs]
         for token, seen, predicted in zip(tokens, inputs, sample.predicted, strict=True):
             if token.startswith(" ") and len(text) and not text.plain.endswith(" "):
                 text.append(" ")

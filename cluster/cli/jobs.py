@@ -10,7 +10,7 @@ import typer
 from multihop.cluster.cli.doctor import is_fit
 from multihop.cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
 from multihop.common.exit_codes import DETACHED, FAILED
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
     from multihop.cluster.jobs.submit import JobRequest
@@ -93,7 +93,7 @@ def submit_and_follow(address: str, request: "JobRequest") -> int:
     from multihop.cluster.ray.jobs import Jobs
 
     jobs = Jobs(address)
-    return _follow(jobs, submit(jobs, request, lambda line: print(shown(line), flush=True)))
+    return _follow(jobs, submit(jobs, request, lambda line: print(safe_text(line), flush=True)))
 
 
 def attach_to(address: str, name: str) -> int:
@@ -134,7 +134,7 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
         try:
             follow_rank_log(jobs, job, rank, following, _write)
         except HeadScriptFailed as error:
-            print(f"multihop: {shown(str(error))}", file=sys.stderr)
+            print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
             return FAILED
         return 0
     if following:
@@ -174,7 +174,7 @@ def show_fetch(address: str, name: str, out: Path) -> None:
 
     jobs = Jobs(address)
     written = fetch_results(jobs, find_job(jobs, name), out / name)
-    print(f"wrote {written} files to {shown(str(out / name))}")
+    print(f"wrote {written} files to {safe_text(str(out / name))}")
 
 
 def _follow(jobs: "Jobs", job: "Job") -> int:
@@ -206,7 +206,7 @@ def _wants_to_stop(name: str) -> bool:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(shown(text))
+    sys.stdout.write(safe_text(text))
     sys.stdout.flush()
 
 

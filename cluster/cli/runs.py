@@ -11,7 +11,7 @@ import typer
 from multihop.cluster.cli.failures import exit_with
 from multihop.cluster.cli.options import Address, Allow, Out, Overrides, RecipePath, Runs, RunsOrStore, Verify
 from multihop.common.errors import UserError
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 run_commands = typer.Typer()
 _NAMED = 3
@@ -122,7 +122,7 @@ def report(
     first, *others = (run_dir.resolve().name for run_dir in found)
     title = f"{first} and {', '.join(others) if len(others) <= _NAMED else f'{len(others)} other runs'}"
     write_comparison(found, out, title, x=x, series=series or ())
-    print(f"wrote {shown(str(out / 'report.html'))} and report.md beside it")
+    print(f"wrote {safe_text(str(out / 'report.html'))} and report.md beside it")
 
 
 @run_commands.command()

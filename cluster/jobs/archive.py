@@ -7,7 +7,7 @@ from pathlib import Path
 from multihop.cluster.jobs.head_scripts.inspect_head import PACKAGES, code_files
 from multihop.cluster.runs.code_version import CodeVersion, git
 from multihop.common.errors import UserError
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """A fixed time: the same content makes the same archive, which Ray then does not upload again."""
@@ -44,7 +44,7 @@ def untracked(local: CodeVersion) -> list[str]:
 def untracked_line(names: Sequence[str]) -> str:
     """The user's line about untracked files."""
     more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
-    return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
+    return f"{safe_text(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
 
 
 def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Path], limit: int) -> str:
@@ -83,7 +83,7 @@ def _regular(paths: Iterable[Path]) -> list[Path]:
 
 def _largest(code: Mapping[str, Path]) -> str:
     sizes = sorted(((path.stat().st_size, name) for name, path in code.items()), reverse=True)[:_LARGEST]
-    return shown(", ".join(f"{name} {megabytes(size)}" for size, name in sizes))
+    return safe_text(", ".join(f"{name} {megabytes(size)}" for size, name in sizes))
 
 
 def megabytes(count: int) -> str:

@@ -35,7 +35,7 @@ from multihop.cluster.runs.code_version import CodeVersion, code_version
 from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved, validate_recipe
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
-from multihop.pretrain.run.changes import check_allowed, differences, listed, locked_changes
+from multihop.pretrain.run.changes import check_allowed, differences, format_diff, locked_changes
 
 COMMANDS = {"prep": "prep", "train": "train", "eval": "eval", None: "run"}
 """The command for each stage."""
@@ -175,7 +175,7 @@ def _attach(job: Job, request: JobRequest, say: Callable[[str], object]) -> Job:
     now = request.recipe.model_dump(mode="json")
     if job.metadata.get(CONTENT) != request.content:
         changed = differences(_comparable(job.recipe), _comparable(now))
-        what = listed(changed) if changed else "another stage or folder of runs"
+        what = format_diff(changed) if changed else "another stage or folder of runs"
         raise UserError(
             f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop it first "
             f"with `multihop stop {job.run}`"
@@ -195,7 +195,7 @@ def _changes(request: JobRequest, existing: dict[str, Any] | None) -> list[str]:
     now = request.recipe.model_dump(mode="json")
     check_allowed(locked_changes(then, now, Recipe), Recipe, request.allowed, where)
     changed = differences(_comparable(then), _comparable(now))
-    return [listed([entry]) for entry in changed] or ["the same as that of the existing run"]
+    return [format_diff([entry]) for entry in changed] or ["the same as that of the existing run"]
 
 
 def _comparable(recipe: dict[str, Any]) -> dict[str, Any]:

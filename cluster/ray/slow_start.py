@@ -12,7 +12,7 @@ from typing import Any
 from multihop.cluster.console import clock, console
 from multihop.cluster.ray.watch import free_resources
 from multihop.common.files import open_regular
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 SLOW_S = 60.0
 """Seconds without a start after which, and between which, the reason is printed."""
@@ -182,4 +182,4 @@ def _tail_of_other(node: str, name: str) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    return [shown(textwrap.shorten(line, _LONGEST, placeholder=" …")) for line in text.splitlines() if line.strip()]
+    return [safe_text(textwrap.shorten(line, _LONGEST, placeholder=" …")) for line in text.splitlines() if line.strip()]

@@ -97,8 +97,8 @@ def train_on_ray(
             if stop.exists():
                 break
             before = newest_step(checkpoints)
-            times["asked"] = time.time()
-            scale_up.on_request(times["asked"])
+            times["requested"] = time.time()
+            scale_up.on_request(times["requested"])
             start = {
                 "run_dir": str(run_dir),
                 "remote": remote and asdict(remote),
@@ -109,7 +109,7 @@ def train_on_ray(
             }
             group = _WorkerGroup(start, ranks, capacity.kind, away)
             group.start()
-            has_begun, has_standbys, lost_at, told = False, False, math.inf, times["asked"]
+            has_begun, has_standbys, lost_at, told = False, False, math.inf, times["requested"]
             while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
                 group.join(_POLL_S)
                 if mailbox:
@@ -126,7 +126,7 @@ def train_on_ray(
                     write_atomically(restart, b"")
                 for row in rows.read():
                     has_begun = True
-                    times["silent"] = row.get("time", times["asked"])
+                    times["last_row"] = row.get("time", times["requested"])
                     scale_up.observe(row)
                     on_row(row)
                 if not has_begun and stop.exists() and not ranks_have_processes():
@@ -134,7 +134,7 @@ def train_on_ray(
                 if not has_begun and time.time() - told >= SLOW_S:
                     told = time.time()
                     waiting = why_ranks_wait(ranks, None if remote else log_of(run_dir, 0))
-                    console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
+                    console.print(f"{clock()} no step for {told - times['requested']:.0f} s: {waiting}")
                 if not has_standbys and scale_up.remaining_s() > _STANDBYS_FROM_S:
                     standbys.start_on(ranks_by_node().keys() - unresponsive)
                     has_standbys = True

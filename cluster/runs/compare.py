@@ -13,7 +13,7 @@ from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.fetch import fetch_run
 from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.eval.comparison.differences import METHOD, run_differences
 from multihop.eval.comparison.pictures import draw_lines
 from multihop.eval.comparison.report import comparable
@@ -135,7 +135,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
         label = "held-out mlm_loss, clm_loss or translation_loss (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))
-        print(f"wrote {shown(str(picture))}")
+        print(f"wrote {safe_text(str(picture))}")
 
 
 def _results(run: ComparedRun) -> dict[str, str]:

@@ -8,7 +8,7 @@ from multihop.cluster.runs.evaluated import planned_examples
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.cluster.runs.trials import trial_resources
 from multihop.common.files import write_atomically
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.eval.evaluation_plan import read_plan
 from multihop.eval.inference.examples import FILE, make_examples, read_examples
 from multihop.eval.reporting.examples import examples_facts
@@ -35,4 +35,4 @@ def print_examples(run: ResolvedRun) -> None:
     plan = read_plan(run.folder)
     made = read_examples(run.results.parent, plan.examples) if plan else None
     for text, before, after in examples_facts(made)["examples"]:
-        console.print(shown(f"example   {text}\n  before  {before}\n  after   {after}"))
+        console.print(safe_text(f"example   {text}\n  before  {before}\n  after   {after}"))

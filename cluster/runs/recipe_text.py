@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from multihop.common.errors import UserError
-from multihop.common.redaction import redacted, shown
+from multihop.common.redaction import redacted, safe_text
 from multihop.common.user_file import MOST_BYTES, read_given_text
 
 Override = tuple[str, Any]
@@ -162,7 +162,7 @@ def _check_node(node: Any) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
             raise UserError(f"line {line} has a key that is not a string; put it in quotes")
         if key.value in keys:
-            raise UserError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
+            raise UserError(f"line {line} has the duplicate key {safe_text(key.value[:100])}; remove one")
         keys.add(key.value)
         _check_node(value)
 
@@ -175,7 +175,7 @@ def _steps(key: str, given: str) -> list[str]:
 
 
 def _no_override(given: str) -> str:
-    return f"{shown(given[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
+    return f"{safe_text(given[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
 
 
 def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:

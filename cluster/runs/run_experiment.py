@@ -14,7 +14,7 @@ from multihop.cluster.runs.stages import run_stages
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
 from multihop.common.json_lines import read_rows
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.failures import ReadFailed
 from multihop.data_prep.reading.sources import list_files
 from multihop.eval.comparison.report import write_comparison
@@ -54,7 +54,7 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
         except InUseError:
             raise
         except (UserError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
-            failed[recipe.name] = shown(str(error))
+            failed[recipe.name] = safe_text(str(error))
             console.print(f"{recipe.name} failed: {failed[recipe.name]}")
             continue
         if code == STOPPED:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from multihop.cluster.tracking.connection import connect, refusal
 from multihop.cluster.tracking.store import TOKEN_TAG
 from multihop.common.errors import UserError
-from multihop.common.redaction import redacted, shown
+from multihop.common.redaction import redacted, safe_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,12 +44,12 @@ def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
     wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"
     runs = client.search_runs(list(experiments), wanted) if plain and experiments else []
     if not runs:
-        raise UserError(f"no run {shown(name)} in MLflow at {redacted(uri)}; check the name in its UI")
+        raise UserError(f"no run {safe_text(name)} in MLflow at {redacted(uri)}; check the name in its UI")
     if len(runs) > 1:
         locations = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in runs)
         raise UserError(
-            f"{len(runs)} runs are called {shown(name)} in MLflow at {redacted(uri)}, in experiments "
-            f"{shown(locations)}; delete or rename all but one there"
+            f"{len(runs)} runs are called {safe_text(name)} in MLflow at {redacted(uri)}, in experiments "
+            f"{safe_text(locations)}; delete or rename all but one there"
         )
     return runs[0]
 
