@@ -32,7 +32,7 @@ from multihop.cluster.ray.jobs import (
 from multihop.cluster.remote.remote_run import with_remote_checkpoints
 from multihop.cluster.runs.code_version import COMMIT as COMMIT_VARIABLE
 from multihop.cluster.runs.code_version import CodeVersion, code_version
-from multihop.cluster.runs.recipe import Recipe, read_recipe, resolved, validate_recipe
+from multihop.cluster.runs.recipe import Recipe, read_recipe, resolve_paths, validate_recipe
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.pretrain.run.changes import check_allowed, differences, format_diff, locked_changes
@@ -100,7 +100,7 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
             f"tracking.uri={uri} is relative; write {_SQLITE} and the absolute path on the cluster's head, or omit it "
             "for SQLite in the directory of the runs"
         )
-    return resolved(recipe if runs is None else with_remote_checkpoints(recipe, runs))
+    return resolve_paths(recipe if runs is None else with_remote_checkpoints(recipe, runs))
 
 
 def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
+from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validate
 from multihop.cluster.runs.recipe_text import Override, parse_override, read_tree
 from multihop.common.config import Section
 from multihop.common.errors import UserError
@@ -109,7 +109,7 @@ def read_experiment(path: Path, overrides: list[str]) -> Plan:
     given = [parse_override(text) for text in overrides]
     content = {"name": path.stem, **read_tree(path, _WHAT)} | {key: value for key, value in given if key == "name"}
     given = [(key, value) for key, value in given if key != "name"]
-    experiment = validated(Experiment, content, str(path), _WHAT)
+    experiment = validate(Experiment, content, str(path), _WHAT)
     base = path.parent / experiment.recipe
 
     def variant(parts: list[str], *changes: Values) -> Variant:

@@ -15,7 +15,7 @@ from pathlib import Path
 from multihop.cluster.console import console
 from multihop.cluster.locks import is_locked, lock_folder, retry_while_in_use
 from multihop.cluster.ray.session import check_answers, ray_session
-from multihop.cluster.runs.evaluated import check_evaluation, planned_trials
+from multihop.cluster.runs.evaluation import check_evaluation, list_trials
 from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
@@ -127,10 +127,10 @@ def _say_skipped(steps: Sequence[int], results: Results) -> None:
 
 def _evaluate(run: ResolvedRun) -> None:
     """Run what is left of the trials of `run.checkpoint`; write the report and log the trials."""
-    from multihop.cluster.runs.trials import final, run_left
+    from multihop.cluster.runs.trials import final, run_missing_trials
     from multihop.eval.report import write_report
 
-    location, trials = folder_of_step(run.checkpoints, run.step), planned_trials(run)
+    location, trials = folder_of_step(run.checkpoints, run.step), list_trials(run)
 
     def check_there(row: Row) -> None:
         if row.get("retry", False) and open_folder(location).size(MANIFEST) is None:
@@ -138,7 +138,7 @@ def _evaluate(run: ResolvedRun) -> None:
 
     console.print(f"step {run.step}: runs what is left of {len(trials)} trials")
     try:
-        run_left(trials, run.recipe.eval, run.results, lambda row: None, check_there)
+        run_missing_trials(trials, run.recipe.eval, run.results, lambda row: None, check_there)
     except _CheckpointGoneError:
         console.print(
             f"step {run.step}: its checkpoint was removed while it was evaluated; the newest is next. Raise "

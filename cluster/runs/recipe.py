@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.connection import STORE_FILES
-from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by, key_path
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
@@ -155,7 +155,7 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     Raises:
         UserError: with the key's path, the given value, and what is accepted.
     """
-    return resolved(read_recipe(path, overrides))
+    return resolve_paths(read_recipe(path, overrides))
 
 
 def read_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -173,7 +173,7 @@ def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
     Raises:
         UserError: as `load_recipe`.
     """
-    return resolved(_read(path, overrides))
+    return resolve_paths(_read(path, overrides))
 
 
 def _read(path: Path, overrides: Iterable[Override]) -> Recipe:
@@ -192,10 +192,10 @@ def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
     Raises:
         UserError: one sentence per mistake.
     """
-    return validated(Recipe, content, origin, "a recipe")
+    return validate(Recipe, content, origin, "a recipe")
 
 
-def validated(section: type[_Section], content: dict[str, Any], origin: str, what: str) -> _Section:
+def validate(section: type[_Section], content: dict[str, Any], origin: str, what: str) -> _Section:
     """Validate the content of a file.
 
     Args:
@@ -214,7 +214,7 @@ def validated(section: type[_Section], content: dict[str, Any], origin: str, wha
 
 
 def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str:
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    key = key_path(error["loc"])
     if error["type"] == "extra_forbidden":
         known = ", ".join(_known_keys(section, error["loc"]))
         return f"{origin}: {key} is not a key of {what}; known here: {known}"
@@ -239,7 +239,7 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     return sorted(section.model_fields)
 
 
-def resolved(recipe: Recipe) -> Recipe:
+def resolve_paths(recipe: Recipe) -> Recipe:
     """Replace DeepSpeed's configuration path by its content, and make paths absolute: a worker starts anywhere."""
     if isinstance(recipe.engine.deepspeed, str):
         given = read_deepspeed_config(Path(recipe.engine.deepspeed))

@@ -6,7 +6,7 @@ from pathlib import Path
 from multihop.cluster.console import console
 from multihop.cluster.locks import InUseError
 from multihop.cluster.ray import TrainingFailed, WorkerDiedError
-from multihop.cluster.runs.evaluated import check_evaluation
+from multihop.cluster.runs.evaluation import check_evaluation
 from multihop.cluster.runs.experiment import Plan
 from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe

@@ -11,9 +11,9 @@ from multihop.cluster.console import console, progress_line
 from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.remote.remote_run import RemoteRun
-from multihop.cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
+from multihop.cluster.runs.evaluation import check_evaluation, is_evaluation_done, list_trials, select_examples
 from multihop.cluster.runs.folder import locked_run_dir
-from multihop.cluster.runs.prepared import link, provide
+from multihop.cluster.runs.prepared import get_or_prepare_dataset, link_dataset
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
@@ -98,7 +98,7 @@ def run_stages(
         seconds = _Seconds(read_summary(folder).get("stages", {}))
         ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
-            return _run_left(run, wanted, allowed, full_verify, seconds)
+            return _run_missing_stages(run, wanted, allowed, full_verify, seconds)
 
 
 def _is_left(run: ResolvedRun, stage: str) -> bool:
@@ -112,10 +112,10 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
         return True
     if run.data is None and run.recipe.eval.checkpoint is None:
         return True
-    return not is_evaluated(run)
+    return not is_evaluation_done(run)
 
 
-def _run_left(
+def _run_missing_stages(
     run: ResolvedRun, wanted: Sequence[str], allowed: Sequence[str], full_verify: bool, seconds: _Seconds
 ) -> int:
     if "train" in wanted or run.recipe.eval.checkpoint is None:
@@ -161,7 +161,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
         check_objective(recipe.tokenizer.path, recipe.tokenizer.lowercase, recipe.objective.name)
     if run.data is None:
         with seconds.of("prep"), progress_line("prepare  ") as line:
-            folder, data = provide(
+            folder, data = get_or_prepare_dataset(
                 recipe.data,
                 recipe.tokenizer,
                 run.files,
@@ -173,7 +173,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
                 run.remote,
             )
         check_data_unchanged(run, data, allowed)
-        link(run.data_folder, folder)
+        link_dataset(run.data_folder, folder)
     else:
         data = run.data
         check_data_unchanged(run, data, allowed)
@@ -233,8 +233,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
-    from multihop.cluster.runs.examples import make_left_examples
-    from multihop.cluster.runs.trials import final, run_left
+    from multihop.cluster.runs.trials import final, make_missing_examples, run_missing_trials
 
     has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
     if not has_work and not run.results.parent.exists():
@@ -242,11 +241,11 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
     with wait_for_lock(run.results.parent):
         tracker.forget_logged()
         tracker.log_trials(final(read_rows(run.results)))
-        examples = planned_examples(run)
+        examples = select_examples(run)
         with seconds.of("eval"):
-            make_left_examples(run)
-            return run_left(
-                planned_trials(run),
+            make_missing_examples(run)
+            return run_missing_trials(
+                list_trials(run),
                 run.recipe.eval,
                 run.results,
                 lambda row: tracker.log_trials(final([row])),
@@ -256,7 +255,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
-    from multihop.cluster.runs.examples import print_examples
+    from multihop.cluster.runs.trials import print_examples
     from multihop.eval.report import write_report
     from multihop.eval.scores import median_scores
 

@@ -1,5 +1,6 @@
-"""Trials as Ray tasks, and all that are left of a model's trials."""
+"""Trials and examples as Ray tasks: those that a model's evaluation does not have yet."""
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,12 +12,18 @@ from multihop.cluster.console import console, progress_line
 from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
 from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data
+from multihop.cluster.runs.evaluation import select_examples, weights_dir
+from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, open_append
+from multihop.common.files import make_folder, open_append, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.common.redaction import safe_text
 from multihop.eval.config import EvalConfig
-from multihop.eval.evaluation_plan import make_plan, write_plan
+from multihop.eval.evaluation_plan import make_plan, read_plan, write_plan
+from multihop.eval.inference.examples import FILE as EXAMPLES
+from multihop.eval.inference.examples import make_examples, read_examples
 from multihop.eval.predictions import write_predictions
+from multihop.eval.reporting.examples import examples_facts
 from multihop.eval.run_trial import Outcome, failed_row, run_trial
 from multihop.eval.start_from import next_wave, remove_torn, remove_unneeded
 from multihop.eval.trial import Trial, trial_key, trial_name
@@ -48,12 +55,7 @@ def trial_resources(config: EvalConfig, on_this_node: bool) -> Resources:
     return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, on_this_node)
 
 
-def weights_dir(results: Path) -> Path:
-    """For the weights that trials of other tasks start from."""
-    return results.absolute().parent / "weights"
-
-
-def run_left(
+def run_missing_trials(
     trials: Sequence[Trial],
     config: EvalConfig,
     results: Path,
@@ -152,6 +154,30 @@ def run_trials(
 def final(rows: Sequence[Row]) -> list[Row]:
     """Without trials that are tried again: MLflow has one nested run for each."""
     return [row for row in rows if not row.get("retry", False)]
+
+
+def make_missing_examples(run: ResolvedRun) -> None:
+    """Make and write the examples of the run that are left, on the Ray that the caller has started.
+
+    Raises:
+        UserError: as `make_examples`.
+        WorkerDiedError: as `map_on_ray`.
+    """
+    examples, config = select_examples(run), run.recipe.eval
+    if examples is None or read_examples(run.results.parent, examples.key) is not None:
+        return
+    resources = trial_resources(config, on_this_node=run.remote is not None)
+    (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
+    content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
+    write_atomically(run.results.parent / EXAMPLES, content)
+
+
+def print_examples(run: ResolvedRun) -> None:
+    """Print what the model makes of each text before and after pretraining."""
+    plan = read_plan(run.folder)
+    made = read_examples(run.results.parent, plan.examples) if plan else None
+    for text, before, after in examples_facts(made)["examples"]:
+        console.print(safe_text(f"example   {text}\n  before  {before}\n  after   {after}"))
 
 
 def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:

@@ -66,7 +66,7 @@ MISTAKES = [
     *(f"checkpoints export {place} --out out" for place in ("nowhere", "file", "folder", "broken")),
     *(f"checkpoints import {place} --out out" for place in ("nowhere", "file", "folder", "hf")),
     "checkpoints average nowhere --out out",
-    *(f"fill {place} x" for place in ("nowhere", "file", "folder", "broken", "foo://x", "hf")),
+    *(f"fill-mask {place} x" for place in ("nowhere", "file", "folder", "broken", "foo://x", "hf")),
     "generate nowhere --prompt x",
     "inspect batch recipe.yaml --step 99999999999",
     "inspect batch recipe.yaml --step 0 --rank 1",

@@ -1,4 +1,4 @@
-"""Which model a run's trials and examples are of, and which there are."""
+"""The evaluation of a run: the model under test, its trials and its examples, and whether all are done."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def check_evaluation(recipe: Recipe) -> None:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
 
 
-def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
+def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
 
     Args:
@@ -55,7 +55,6 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     Raises:
         UserError: A task cannot be read, or weights are missing.
     """
-    from multihop.cluster.runs.trials import weights_dir
     from multihop.eval.plan import plan_trials
 
     evaluated, config = _evaluated(run), run.recipe.eval
@@ -64,8 +63,8 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     return plan_trials(config, evaluated, weights_dir(run.results), parent)
 
 
-def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
-    """The examples of the same model; None if the recipe has none. For arguments and errors see `planned_trials`."""
+def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
+    """The examples of the same model; None if the recipe has none. For arguments and errors see `list_trials`."""
     recipe = run.recipe
     if not recipe.eval.examples:
         return None
@@ -75,10 +74,15 @@ def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
     return Examples(recipe.eval.examples, evaluated, before, recipe.seed, recipe.eval.cpus)
 
 
-def is_evaluated(run: ResolvedRun) -> bool:
+def weights_dir(results: Path) -> Path:
+    """The folder of weights from which trials of other tasks start."""
+    return results.absolute().parent / "weights"
+
+
+def is_evaluation_done(run: ResolvedRun) -> bool:
     """Whether the last evaluation had the same plan as the recipe has now, and all of it is done."""
-    trials, rows = planned_trials(run, to_run=False), read_rows(run.results)
-    examples = planned_examples(run, to_run=False)
+    trials, rows = list_trials(run, to_run=False), read_rows(run.results)
+    examples = select_examples(run, to_run=False)
     plan = make_plan(trials, rows, run.recipe.eval, examples.key if examples else None)
     last_plan = read_plan(run.folder)
     if plan != last_plan and (last_plan or plan.trials or plan.examples):
