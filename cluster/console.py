@@ -66,7 +66,7 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
 
 class _Line(progress.ProgressColumn):
-    """The whole line: Rich's own columns are not dropped by priority when the terminal is too narrow."""
+    """The whole line as one column: Rich does not drop columns by priority when the terminal is too narrow."""
 
     def render(self, task: progress.Task) -> Text:
         """Render the parts that fit into the terminal."""

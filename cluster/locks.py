@@ -72,7 +72,7 @@ def retry_while_in_use(attempt: Callable[[], _Result]) -> _Result:
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the folder, by what the holder wrote: trying the lock could get in the holder's way.
 
-    A holder on another host is taken to be alive; one on this host is looked up among its processes.
+    A holder on another host counts as alive; one on this host is looked up among its processes.
     """
     import psutil
 

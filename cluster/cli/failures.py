@@ -40,7 +40,7 @@ _EXTRA_OF = {
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Exit with a sentence where the user, the disk or a store that is away is the cause; other errors pass."""
+    """Exit with a sentence if the user, the disk or an unreachable store caused the error; other errors pass."""
     try:
         yield
     except UserError as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 inference_commands = typer.Typer()
 _TEXTS_AT_ONCE = 64
 _LINES_AT_ONCE = 512
-"""To translate: batches of similar length are made of them."""
+"""Lines that are translated at once, so that batches of similar length can be made."""
 
 
 @inference_commands.command("fill-mask")

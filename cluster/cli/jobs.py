@@ -93,7 +93,7 @@ def submit_and_follow(address: str, request: "JobRequest") -> int:
     from multihop.cluster.ray.jobs import Jobs
 
     jobs = Jobs(address)
-    return _follow(jobs, submit(jobs, request, lambda line: print(safe_text(line), flush=True)))
+    return _follow_job(jobs, submit(jobs, request, lambda line: print(safe_text(line), flush=True)))
 
 
 def attach_to(address: str, name: str) -> int:
@@ -102,7 +102,7 @@ def attach_to(address: str, name: str) -> int:
     from multihop.cluster.ray.jobs import Jobs
 
     jobs = Jobs(address)
-    return _follow(jobs, find_job(jobs, name))
+    return _follow_job(jobs, find_job(jobs, name))
 
 
 def show_jobs(address: str) -> None:
@@ -138,14 +138,14 @@ def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
             return FAILED
         return 0
     if following:
-        return _follow(jobs, job)
+        return _follow_job(jobs, job)
     _write(jobs.output(job.id))
     return 0
 
 
 def stop_job(address: str, name: str, now: bool) -> int:
     """Stop a run's job and wait for its end: it saves a checkpoint first, unless `now`."""
-    from multihop.cluster.jobs.follow import exit_code, follow, outcome
+    from multihop.cluster.jobs.follow import exit_code, follow_job, outcome
     from multihop.cluster.jobs.head_script import run_head_script
     from multihop.cluster.jobs.results import find_job
     from multihop.cluster.ray.jobs import JOB, Jobs
@@ -158,7 +158,7 @@ def stop_job(address: str, name: str, now: bool) -> int:
     if now:
         print(run_head_script(jobs, "kill", [JOB, job.id]).strip())
     jobs.stop(job.id)
-    ended = follow(jobs, job.id, lambda chunk: None)
+    ended = follow_job(jobs, job.id, lambda chunk: None)
     print(outcome(ended, name))
     return 0 if ended is not None else exit_code(None)
 
@@ -177,13 +177,13 @@ def show_fetch(address: str, name: str, out: Path) -> None:
     print(f"wrote {written} files to {safe_text(str(out / name))}")
 
 
-def _follow(jobs: "Jobs", job: "Job") -> int:
-    from multihop.cluster.jobs.follow import exit_code, follow, outcome
+def _follow_job(jobs: "Jobs", job: "Job") -> int:
+    from multihop.cluster.jobs.follow import exit_code, follow_job, outcome
 
     name = job.run
     while True:
         try:
-            ended = follow(jobs, job.id, _write)
+            ended = follow_job(jobs, job.id, _write)
             break
         except KeyboardInterrupt:
             if not _wants_to_stop(name):

@@ -37,10 +37,10 @@ def copy_recipe(
 ) -> None:
     """Copy a recipe to DIR/NAME.yaml. With an experiment comes the recipe that its runs change."""
     with as_file(files("multihop") / "recipes") as folder:
-        known = _recipes_in(folder)
-        if name not in known:
-            raise UserError(f"{name} is not the name of a recipe; known here: {', '.join(known)}")
-        source = known[name]
+        recipes = _recipes_in(folder)
+        if name not in recipes:
+            raise UserError(f"{name} is not the name of a recipe; known here: {', '.join(recipes)}")
+        source = recipes[name]
         wanted = [source, *_recipe_of_experiment(source)]
         targets = [out / path.relative_to(folder) for path in wanted]
         if existing := [path for path in targets if path.exists()]:
@@ -53,8 +53,8 @@ def copy_recipe(
 
 def _recipes_in(folder: Path) -> dict[str, Path]:
     """{name: path}, the recipes first and then the experiments."""
-    found = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("experiments/*.yaml"))]
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+    paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("experiments/*.yaml"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def _recipe_of_experiment(path: Path) -> list[Path]:

@@ -118,10 +118,10 @@ def report(
     if series and x is None:
         raise UserError("--series needs --x, whose plot it splits into lines; add --x KEY, or omit --series")
 
-    found = find_runs(names, runs)
-    first, *others = (run_dir.resolve().name for run_dir in found)
+    run_dirs = find_runs(names, runs)
+    first, *others = (run_dir.resolve().name for run_dir in run_dirs)
     title = f"{first} and {', '.join(others) if len(others) <= _NAMED else f'{len(others)} other runs'}"
-    write_comparison(found, out, title, x=x, series=series or ())
+    write_comparison(run_dirs, out, title, x=x, series=series or ())
     print(f"wrote {safe_text(str(out / 'report.html'))} and report.md beside it")
 
 
@@ -173,13 +173,13 @@ def _run(
     from multihop.cluster.runs.recipe import check_keys, load_recipe
 
     check_keys(allowed or (), "--allow-change")
-    given = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
-    loaded = load_recipe(recipe, given)
+    all_overrides = [*(overrides or []), *([f"cluster.address={address}"] if address else [])]
+    loaded = load_recipe(recipe, all_overrides)
 
     def work() -> int:
         # These import torch: errors in the recipe are reported before that.
         from multihop.cluster.remote.remote_run import local_runs_dir, open_remote_run, with_remote_checkpoints
-        from multihop.cluster.runs.follow import follow
+        from multihop.cluster.runs.evaluate_during_training import evaluate_during_training
         from multihop.cluster.runs.stages import run_stages
 
         placed = with_remote_checkpoints(loaded, runs)
@@ -188,6 +188,6 @@ def _run(
                 return run_stages(placed, local_runs_dir(runs), wanted, allowed or (), verify, remote)
             if remote is not None:
                 raise UserError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
-            return follow(placed, Path(runs), allowed or (), verify)
+            return evaluate_during_training(placed, Path(runs), allowed or (), verify)
 
     exit_with(work)

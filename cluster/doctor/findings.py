@@ -268,7 +268,7 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Of all that create one file at once, one at most may succeed, and all must then read that one's."""
+    """Of all nodes that create one file at once, one may succeed at most, and all must read its content."""
     creators = sorted(name for name, each in answers.items() if each["created"])
     owners = {each["owner"] for each in answers.values()}
     advice = "use another store: on this one two runs could own one folder"

@@ -116,7 +116,7 @@ def _measure_device(device: Any) -> dict[str, Any]:
 
 
 def _wrong_products(device: Any) -> int:
-    """How many of equal products of random matrices differ from a reference in float64, computed on the CPU."""
+    """Number of equal products of random matrices that differ from a float64 reference computed on the CPU."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -26,11 +26,11 @@ def smoke_test(recipe: Recipe, runs: Path) -> dict[str, Any]:
     """Train a step with all ranks, save, load and train another.
 
     Args:
-        runs: folder of all runs. What is prepared there for the recipe is used, and nothing is prepared.
+        runs: folder of all runs. Data that is prepared in it for the recipe is used; nothing is prepared.
 
     Returns:
-        first_s and second_s (seconds of each start), {skipped: reason} where the data is not prepared, or
-        {error: reason}, for example where a source is missing.
+        first_s and second_s (seconds of each start), {skipped: reason} if the data is not prepared, or
+        {error: reason}, for example if a source is missing.
     """
     try:
         if not _is_prepared(recipe, runs):

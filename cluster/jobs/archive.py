@@ -87,7 +87,7 @@ def _largest(code: Mapping[str, Path]) -> str:
 
 
 def megabytes(count: int) -> str:
-    """For example 1.2 MB."""
+    """Format a number of bytes, for example 1.2 MB."""
     return f"{count / 1e6:.1f} MB"
 
 

@@ -9,10 +9,10 @@ from multihop.common.exit_codes import DONE, FAILED, LOST, STOPPED, USER_ERROR
 
 _RETRY_S = 2.0
 _PATIENCE_S = 600.0
-"""How long a head that does not answer is waited for: longer than its restart takes."""
+"""Seconds to wait for a head that does not answer: longer than its restart takes."""
 
 
-def follow(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
+def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
     """Write a job's output as it comes until it has ended.
 
     Ray sends the whole output to each new connection: what was written before is skipped.
@@ -23,11 +23,11 @@ def follow(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | Non
     written, answered, is_unreachable = 0, time.monotonic(), False
     while True:
         try:
-            seen = 0
-            for chunk in jobs.follow(job_id):
+            received = 0
+            for chunk in jobs.tail_output(job_id):
                 is_unreachable = _report(is_unreachable, False)
-                new = chunk[max(0, written - seen) :]
-                seen += len(chunk)
+                new = chunk[max(0, written - received) :]
+                received += len(chunk)
                 if new:
                     write(new)
                     written += len(new)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from multihop.cluster.jobs import head_scripts
 from multihop.cluster.jobs.archive import write_archive
-from multihop.cluster.jobs.follow import follow
+from multihop.cluster.jobs.follow import follow_job
 from multihop.cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
 _FOLDER = Path(head_scripts.__file__).parent
@@ -61,7 +61,7 @@ def run_head_job(
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
     try:
-        ended = follow(jobs, job_id, output.take)
+        ended = follow_job(jobs, job_id, output.take)
     except BaseException:
         jobs.stop(job_id)
         raise

@@ -91,9 +91,9 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
         UserError: a path is relative, or as for `load_recipe`.
     """
     recipe = read_recipe(path, overrides)
-    for key, given in (*_paths(recipe), ("--runs", runs)):
-        if given is not None and not given.startswith(("/", "package:")) and "://" not in given:
-            raise UserError(f"{key}={given} is relative; give the absolute path that all nodes of the cluster see")
+    for key, value in (*_paths(recipe), ("--runs", runs)):
+        if value is not None and not value.startswith(("/", "package:")) and "://" not in value:
+            raise UserError(f"{key}={value} is relative; give the absolute path that all nodes of the cluster see")
     uri = recipe.tracking.uri
     if uri is not None and uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
         raise UserError(
@@ -107,7 +107,7 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
     """Submit a run, or find the job that does the same already.
 
     Args:
-        say: prints a line.
+        say: called with each line to print.
 
     Raises:
         UserError: a job or a run of this name has another recipe, or the code is too large to send.
@@ -190,10 +190,10 @@ def _changes(request: JobRequest, existing: dict[str, Any] | None) -> list[str]:
     """The differences from an existing run, one a line; raises UserError for those that are not allowed."""
     if existing is None:
         return ["a new run"]
-    where = f"{request.runs}/{request.recipe.name}"
-    then = validate_recipe(existing, f"{where}/recipe.json").model_dump(mode="json")
+    run_dir = f"{request.runs}/{request.recipe.name}"
+    then = validate_recipe(existing, f"{run_dir}/recipe.json").model_dump(mode="json")
     now = request.recipe.model_dump(mode="json")
-    check_allowed(locked_changes(then, now, Recipe), Recipe, request.allowed, where)
+    check_allowed(locked_changes(then, now, Recipe), Recipe, request.allowed, run_dir)
     changed = differences(_comparable(then), _comparable(now))
     return [format_diff([entry]) for entry in changed] or ["the same as that of the existing run"]
 

@@ -142,7 +142,7 @@ class Capacity:
 class ScaleUpPolicy:
     """Compares what a restart costs, as the last start did, with the time that more ranks would save.
 
-    Steps are taken to be as many times faster as there are more ranks: the most that a restart can gain.
+    Steps are assumed to be faster in proportion to the number of ranks: the most that a restart can gain.
     """
 
     def __init__(self, last_step: int) -> None:

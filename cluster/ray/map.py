@@ -36,7 +36,7 @@ def map_on_ray(
 
     A task whose worker dies is retried. At most twice as many tasks as the cluster can run at once are submitted at a
     time: the next inputs are ready, and memory does not grow with the number of items. While none has started,
-    a line says every minute what they wait for.
+    a line is printed every minute about what they wait for.
 
     Args:
         what: names an item in the message about a worker that died.

@@ -154,8 +154,8 @@ def check_answers(address: str | None) -> None:
     if address in (None, "auto", "local"):
         return
     try:
-        where = urlsplit(address if "://" in address else f"//{address}")
-        host, port = where.hostname, where.port
+        url = urlsplit(address if "://" in address else f"//{address}")
+        host, port = url.hostname, url.port
         if host is None or port is None:
             raise ValueError
     except ValueError:

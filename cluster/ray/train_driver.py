@@ -246,7 +246,7 @@ def _excluded_nodes(watch: Watch) -> set[str]:
 
 
 class _WorkerGroup(threading.Thread):
-    """Runs Ray Train in a thread of its own, because the main thread handles signals."""
+    """A thread that runs Ray Train, because the main thread handles signals."""
 
     def __init__(self, config: dict[str, Any], ranks: int, kind: str, excluded: Set[str]) -> None:
         super().__init__(daemon=True)
@@ -286,7 +286,7 @@ class _WorkerGroup(threading.Thread):
 
 
 def _raise_if_given_up(run_dir: Path) -> None:
-    """Raise the error of gave-up.json, by which the ranks say that a restart would fail too."""
+    """Raise the error of gave-up.json, which ranks write if a restart would fail too."""
     if (run_dir / GAVE_UP).exists():
         reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
         raise UserError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])

@@ -209,7 +209,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
 
 def average_checkpoints(location: str, last: int, out: Path) -> str:
     """Write the mean of the newest `last` checkpoints at `location` as a checkpoint of weights alone to the directory
-    `out`; its location. Outside the run's directory a link leads to the run's data, which has the tokenizer.
+    `out`; returns its location. If `out` is outside the run's directory, it gets a link to the data, for the tokenizer.
 
     Raises:
         UserError: there are fewer, one is damaged, or `out` is not empty.

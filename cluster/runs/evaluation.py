@@ -127,7 +127,7 @@ def _evaluated_model(recipe: Recipe) -> ModelConfig:
 
 
 def _mask_token(recipe: Recipe) -> str | None:
-    """As the evaluated model's tokenizer spells it, which may not have been trained yet; None: it has none."""
+    """The mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask token."""
     if recipe.eval.checkpoint is not None:
         tokenizer, info = open_tokenizer(of_huggingface(Path(recipe.eval.checkpoint)).tokenizer_path)
     elif recipe.tokenizer.path is not None:

@@ -215,7 +215,7 @@ def _decoder(data_folder: Path, info: TokenizerInfo) -> Callable[[int], str]:
 
 
 def _with_blank_of(original: str, seen: str) -> str:
-    """`seen` with the leading blank of the token that it replaces; [MASK] has none of its own."""
+    """`seen` with the leading blank of the token that it replaces; [MASK] has no blank."""
     return seen if seen.startswith(" ") or not original.startswith(" ") else " " + seen
 
 

@@ -26,7 +26,7 @@ _MAX_SHOWN = 200
 
 
 class TrackingConfig(Section):
-    """Where runs are tracked and compared."""
+    """MLflow, which tracks and compares runs."""
 
     uri: Annotated[str | None, LOGGING] = None
     """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
@@ -129,21 +129,21 @@ class Recipe(TrainingConfig):
         return self
 
 
-def check_keys(keys: Iterable[str], where: str = "") -> None:
+def check_keys(keys: Iterable[str], option: str = "") -> None:
     """Check that these dotted keys exist in a recipe; they may name whole sections.
 
     Args:
-        where: the option that they were given with, for the message.
+        option: the command-line option that they come from, for the message.
 
     Raises:
-        UserError: A key does not exist.
+        UserError: a key does not exist.
     """
     for key in keys:
         try:
             decided_by(Recipe, key)
         except KeyError:
-            given = f"{where}={key}" if where else key
-            raise UserError(f"{given} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
+            text = f"{option}={key}" if option else key
+            raise UserError(f"{text} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -153,7 +153,7 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
         overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
 
     Raises:
-        UserError: with the key's path, the given value, and what is accepted.
+        UserError: with the key, its value, and what is accepted.
     """
     return resolve_paths(read_recipe(path, overrides))
 
@@ -225,9 +225,9 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
         return f"{origin}: {key + ': ' if key else ''}{message}"
     if error["type"] == "finite_number":
         message += "; for no limit write a large number such as 1e9"
-    given = json.dumps(error["input"], default=str)
-    given = given if len(given) <= _MAX_SHOWN else f"{given[:_MAX_SHOWN]}…"
-    return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
+    value = json.dumps(error["input"], default=str)
+    value = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…"
+    return f"{origin}: {key}={value}: {message[0].lower()}{message[1:]}"
 
 
 def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
@@ -242,8 +242,8 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
 def resolve_paths(recipe: Recipe) -> Recipe:
     """Replace DeepSpeed's configuration path by its content, and make paths absolute: a worker starts anywhere."""
     if isinstance(recipe.engine.deepspeed, str):
-        given = read_deepspeed_config(Path(recipe.engine.deepspeed))
-        recipe = _with(recipe, "engine", deepspeed=given)
+        config = read_deepspeed_config(Path(recipe.engine.deepspeed))
+        recipe = _with(recipe, "engine", deepspeed=config)
     if recipe.checkpoint.location is not None:
         recipe = _with(recipe, "checkpoint", location=_absolute(recipe.checkpoint.location))
     if recipe.model.init_from is not None:

@@ -167,15 +167,15 @@ def _check_node(node: Any) -> None:
         _check_node(value)
 
 
-def _steps(key: str, given: str) -> list[str]:
+def _steps(key: str, text: str) -> list[str]:
     steps = re.findall(r"[\w-]+", key)
     if not _KEY.fullmatch(key) or len(steps) > _DEEPEST:
-        raise UserError(_no_override(given))
+        raise UserError(_no_override(text))
     return steps
 
 
-def _no_override(given: str) -> str:
-    return f"{safe_text(given[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
+def _no_override(text: str) -> str:
+    return f"{safe_text(text[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
 
 
 def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
@@ -185,18 +185,18 @@ def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
         if not step.isdigit() or int(step) >= len(tree):
             raise UserError(f"{key} cannot be applied: index {step} is out of range for a list of {len(tree)}")
         step = int(step)
-        there = tree[step]
+        current = tree[step]
     else:
-        there = tree.get(step)
+        current = tree.get(step)
     if len(steps) == 1:
-        tree[step] = _merged(there, value)
+        tree[step] = _merged(current, value)
         return
-    if not isinstance(there, dict | list):
-        there = tree[step] = {}
-    _put(there, steps[1:], value, key)
+    if not isinstance(current, dict | list):
+        current = tree[step] = {}
+    _put(current, steps[1:], value, key)
 
 
-def _merged(there: Any, value: Any) -> Any:
-    if not isinstance(there, dict) or not isinstance(value, dict):
+def _merged(current: Any, value: Any) -> Any:
+    if not isinstance(current, dict) or not isinstance(value, dict):
         return value
-    return there | {key: _merged(there.get(key), item) for key, item in value.items()}
+    return current | {key: _merged(current.get(key), item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""What a start of a run finds: resolved once, into one immutable value that the stages are handed."""
+"""The state of a run when it starts: looked up once, as one immutable value that is passed to the stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from multihop.pretrain.run.files import checkpoints_of
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run as it is; a stage that changes it returns another."""
+    """The state of a run; a stage that changes it returns another one."""
 
     recipe: Recipe
     folder: Path
@@ -32,7 +32,7 @@ class ResolvedRun:
     files: Sequence[InputFile]
     """The recipe's input files, listed once."""
     inputs: ResolvedInputs | None
-    """What names the data set; None if files must be hashed to know it."""
+    """Hashes that identify the data set; None if files must be hashed first."""
     data: Manifest | None
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
@@ -42,7 +42,7 @@ class ResolvedRun:
 
     @property
     def checkpoints(self) -> str:
-        """Where the run's checkpoints are."""
+        """Location of the run's checkpoints."""
         return checkpoints_of(self.folder, self.recipe)
 
     @property
@@ -67,7 +67,7 @@ class ResolvedRun:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the checkpoint of the last step is there."""
+        """Whether the checkpoint of the last step exists."""
         return self.step == total_steps(self.recipe.phases)
 
 
@@ -89,12 +89,12 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: Remot
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:
-    """Where the data sets of the recipe's sources are."""
+    """The folder of all data sets of the recipe's sources."""
     return runs / ".prepared" / sources_key(recipe.data)
 
 
 def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
-    """The run with its newest committed checkpoint as it is now. One of the last step that is damaged is not taken."""
+    """The run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
     for step in reversed(list_steps(run.checkpoints)):
         is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
         try:

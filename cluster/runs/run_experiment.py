@@ -26,7 +26,7 @@ _AS_LONG = 0.1
 
 
 def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
-    """Do what is not done of all runs, then write the report; returns the exit code.
+    """Run the stages of all runs that are not done, then write the report; returns the exit code.
 
     A run that fails does not stop the others. A run that is stopped by a signal does.
 

@@ -62,7 +62,7 @@ def run_stages(
     full_verify: bool = False,
     remote: RemoteRun | None = None,
 ) -> int:
-    """Do what is not done of these stages; returns the exit code.
+    """Run those of these stages that are not done; returns the exit code.
 
     Args:
         allowed: dotted keys that may change under a run that was started before.
@@ -204,7 +204,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     from multihop.cluster.ray.train_driver import train_on_ray
     from multihop.data_prep.dataset.shards import open_dataset
 
-    last, heldout, told = total_steps(run.recipe.phases), "starting", False
+    last, heldout, has_diagnosis = total_steps(run.recipe.phases), "starting", False
     data = open_dataset(run.data_folder)
     build_indexes(run.folder / "index", data, run.recipe, full_verify)
     build_word_vectors(run.folder / "index", data, run.recipe.model, full_verify)
@@ -212,12 +212,12 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
 
         def show(row: dict[str, Any]) -> None:
-            nonlocal heldout, told
+            nonlocal heldout, has_diagnosis
             if "heldout_loss" in row:
                 heldout = f"held-out {row['heldout_loss']:.3f}"
-                if not told and (sentence := diagnosis(read_rows(run.folder / "metrics.jsonl"))):
+                if not has_diagnosis and (sentence := diagnosis(read_rows(run.folder / "metrics.jsonl"))):
                     console.print(sentence)
-                    told = True
+                    has_diagnosis = True
             if "loss" in row:
                 speed = f"{row['tokens_per_s']:,.0f} tokens/s  MFU {row['mfu']:.0%}"
                 line.update(row["step"], last, f"loss {row['loss']:.3f}  {heldout}  {speed}")

@@ -31,7 +31,7 @@ from multihop.eval.trial import Trial, trial_key, trial_name
 OnRow = Callable[[Row], None]
 
 FAILURES = "failures.log"
-"""The file beside results.jsonl with the tracebacks of trials that failed."""
+"""Name of the file beside results.jsonl with the tracebacks of failed trials."""
 _LONGEST_ERROR = 500
 
 
@@ -47,7 +47,7 @@ class _Failure:
 
 
 def trial_resources(config: EvalConfig, on_this_node: bool) -> Resources:
-    """What Ray reserves for a trial, or for making the examples.
+    """Resources that Ray reserves for a trial, or for making the examples.
 
     Args:
         on_this_node: whether it needs files of this node.
@@ -69,8 +69,8 @@ def run_missing_trials(
     The plan is written first: readers of the results select the rows of the trials in it.
 
     Args:
-        on_row: is given each row when it is on the disk.
-        before_row: is given it before, and may raise to end all trials.
+        on_row: called with each row when it is on disk.
+        before_row: called with each row before it is written; may raise to end all trials.
         remote: the run in an object store whose data set each node fetches.
         examples: the key of the recipe's examples; None if it has none.
 
@@ -127,8 +127,8 @@ def run_trials(
 ) -> None:
     """Run trials on the Ray that the caller has started, the longest first.
 
-    Each row, and the predictions behind it, is on disk before `on_row` is given it. A trial that fails, or whose worker
-    dies at each attempt, has a row that tells so, and the others go on.
+    Each row, and the predictions behind it, is on disk before `on_row` is called. A trial that fails, or whose worker
+    dies at each attempt, gets a row with its error, and the others go on.
     """
     # Weights that others start from are files of this node.
     on_this_node = remote is not None and any(trial.weights_dir is not None for trial in trials)

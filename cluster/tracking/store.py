@@ -41,25 +41,25 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
     Raises:
         UserError: it was deleted in MLflow.
     """
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         kind = {"mlflow.experimentKind": "custom_model_development"}  # selects the page that MLflow shows first
         return str(client.create_experiment(name, artifact_location=artifact_location(uri), tags=kind))
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise UserError(
             f"tracking.experiment={name} was deleted in MLflow; restore it with `mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}`, or choose another name"
+            f"--experiment-id {experiment.experiment_id}`, or choose another name"
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "Iterator[Run]":
     """The runs of the experiment with this tag, without deleted ones."""
     page = None
     while True:
-        found = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
-        yield from found
-        page = found.token
+        runs = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
+        yield from runs
+        page = runs.token
         if not page:
             return
 
@@ -70,8 +70,8 @@ def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[
     A request that timed out may have created a second run of a trial after all: one that is not finished is deleted.
     """
     nested: dict[str, Run] = {}
-    found = search(client, experiment, PARENT_TAG, parent)
-    for run in sorted(found, key=lambda run: (run.info.status == "RUNNING", run.info.start_time, run.info.run_id)):
+    runs = search(client, experiment, PARENT_TAG, parent)
+    for run in sorted(runs, key=lambda run: (run.info.status == "RUNNING", run.info.start_time, run.info.run_id)):
         first = nested.setdefault(run.data.tags[TRIAL_TAG], run)
         if first is not run and run.info.status == "RUNNING":
             client.delete_run(run.info.run_id)

@@ -140,11 +140,11 @@ class Tracker:
         """Log metrics.jsonl while the block runs. Afterwards MLflow has all of it, unless it is unreachable."""
         stop = threading.Event()
 
-        def follow() -> None:
+        def log_regularly() -> None:
             while not stop.wait(_POLL_S):
                 self._log_if_due()
 
-        follower = threading.Thread(target=follow, name="mlflow", daemon=True)
+        follower = threading.Thread(target=log_regularly, name="mlflow", daemon=True)
         follower.start()
         try:
             yield
@@ -194,7 +194,7 @@ class Tracker:
         self._warn()
 
     def _try(self, final_status: str | None = None) -> None:
-        """Log in a thread of its own, which is abandoned, with the lock, if MLflow does not answer."""
+        """Log in a thread, which is abandoned, with the lock, if MLflow does not answer."""
         try:
             if not self._lock.acquire(timeout=TIMEOUT_S):
                 raise TimeoutError("an earlier request still has no answer")
@@ -237,7 +237,7 @@ class Tracker:
             self.run_id = self._begin(client)
         logged = self._logged = self._logged or self._read_logged(client)
         if final_status is not None:
-            logged.rows = self._follow()  # from the beginning: rows may have moved if the file was truncated
+            logged.rows = self._new_follower()  # from the beginning: rows may have moved if the file was truncated
         self._log_metrics(client, logged)
         self._log_starts(client, logged)
         while self._rows:
@@ -294,9 +294,9 @@ class Tracker:
     def _read_logged(self, client: "MlflowClient") -> _Logged:
         finished, begun = nested_runs(client, self._experiment_id, self.run_id)
         starts = client.get_run(self.run_id).data.tags.get(STARTS_TAG, "")
-        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._follow())
+        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._new_follower())
 
-    def _follow(self) -> RowFollower:
+    def _new_follower(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
 
     def _log_metrics(self, client: "MlflowClient", logged: _Logged) -> None:
@@ -354,7 +354,7 @@ def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> boo
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """What tracking.json says: uri (redacted), experiment, token, run_id, complete; empty before the first start.
+    """The content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first start.
 
     Raises:
         UserError: the file is damaged.

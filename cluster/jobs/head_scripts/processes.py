@@ -32,7 +32,7 @@ def print_log(run: str, rank: str, start: str, variable: str = "", job_id: str =
     """Print a rank's log from a byte offset on, then a line with the offset that was reached.
 
     Given the id of a job, follow the log while processes of that job are alive on this host, for a limited time: the
-    client may be gone.
+    client may have ended.
 
     Args:
         run: the run's directory or its s3:// URI.

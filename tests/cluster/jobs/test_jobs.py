@@ -36,12 +36,12 @@ print(json.dumps([job.__dict__ for job in Jobs(sys.argv[1]).all()]))
 FOLLOWED = """
 import json, sys
 from pathlib import Path
-from multihop.cluster.jobs.follow import follow
+from multihop.cluster.jobs.follow import follow_job
 from multihop.cluster.ray.jobs import Jobs
 address, near, archive, script = sys.argv[1:]
 Jobs(address).submit("breaks", f'python -c "{script}"', Path(archive), {})
 parts = []
-job = follow(Jobs(near), "breaks", parts.append)
+job = follow_job(Jobs(near), "breaks", parts.append)
 print(json.dumps([job and job.status, "".join(parts), Jobs(address).output("breaks")]))
 """
 SUBMITTED_TWICE = """

@@ -4,7 +4,7 @@ wait until the training has started
 until the checkpoint of the last step is committed:
     wait for a checkpoint that is newer than the last one evaluated, and take the newest
     run its trials that have no row, write the report, log the trials
-evaluate the last checkpoint as `multihop eval` does, once the training has let go of the run
+evaluate the last checkpoint as `multihop eval` does, once the training process releases the run lock
 """
 
 import time
@@ -40,11 +40,11 @@ class _CheckpointGoneError(Exception):
     """Retention removed the checkpoint while it was evaluated."""
 
 
-def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify: bool = False) -> int:
+def evaluate_during_training(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify: bool = False) -> int:
     """Evaluate each checkpoint of a run that another process trains, then the last one; returns the exit code.
 
-    Only the lock on the run's `eval` folder is held meanwhile, and of the run's files only those of the evaluation and
-    the report are written. Where several checkpoints are new, the newest is evaluated and the others are skipped.
+    Only the run's `eval` folder is locked meanwhile, and of the run's files only those of the evaluation and the report
+    are written. If several checkpoints are new, the newest is evaluated and the others are skipped.
 
     Args:
         allowed, full_verify: as for `run_stages`.
@@ -67,47 +67,47 @@ def follow(recipe: Recipe, runs: Path, allowed: Sequence[str] = (), full_verify:
     if not _is_trained(folder, recipe) and recipe.eval.tasks:
         make_folder(folder / "eval")
         with lock_folder(folder / "eval"), ray_session(recipe.cluster.address, 1):
-            _follow(folder, recipe, runs)
+            _evaluate_new_checkpoints(folder, recipe, runs)
     return retry_while_in_use(lambda: run_stages(recipe, runs, ("eval",), allowed, full_verify))
 
 
 def _is_trained(folder: Path, recipe: Recipe) -> bool:
-    place, last = checkpoints_of(folder, recipe), total_steps(recipe.phases)
-    return last in list_steps(place) and _is_committed(place, last)
+    checkpoints, last = checkpoints_of(folder, recipe), total_steps(recipe.phases)
+    return last in list_steps(checkpoints) and _is_committed(checkpoints, last)
 
 
-def _is_committed(place: str, step: int) -> bool:
-    """Its folder is there before its manifest, and one of a rank that was killed never gets one."""
-    return open_folder(folder_of_step(place, step)).size(MANIFEST) is not None
+def _is_committed(checkpoints: str, step: int) -> bool:
+    """Whether a checkpoint has its manifest: its folder exists earlier, and may never get one if a rank was killed."""
+    return open_folder(folder_of_step(checkpoints, step)).size(MANIFEST) is not None
 
 
 def _wait_for_start(folder: Path) -> None:
-    said = False
+    is_printed = False
     while not (folder / "recipe.json").exists():
-        if not said:
+        if not is_printed:
             console.print(f"waiting   {folder} does not exist yet; start its training with `multihop train`")
-            said = True
+            is_printed = True
         time.sleep(_POLL_S)
 
 
-def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
-    """Until the checkpoint of the last step is committed."""
-    place, last, seen, said = checkpoints_of(folder, recipe), total_steps(recipe.phases), -1, False
+def _evaluate_new_checkpoints(folder: Path, recipe: Recipe, runs: Path) -> None:
+    """Evaluate new checkpoints until that of the last step is committed."""
+    checkpoints, last, newest, is_printed = checkpoints_of(folder, recipe), total_steps(recipe.phases), -1, False
     while True:
-        new = [step for step in list_steps(place) if step > seen and _is_committed(place, step)]
+        new = [step for step in list_steps(checkpoints) if step > newest and _is_committed(checkpoints, step)]
         if last in new:
             return
         if not new:
             at_work = is_locked(folder)
-            if not at_work and not said:
+            if not at_work and not is_printed:
                 console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
-            said = not at_work
+            is_printed = not at_work
             time.sleep(_POLL_S)
             continue
-        seen = new[-1]
-        _say_skipped(new[:-1], read_results(folder))
+        newest = new[-1]
+        _print_skipped(new[:-1], read_results(folder))
         try:
-            saved = read_checkpoint_manifest(folder_of_step(place, seen))
+            saved = read_checkpoint_manifest(folder_of_step(checkpoints, newest))
         except UserError as error:
             console.print(f"{error}; skipped")
             continue
@@ -118,7 +118,7 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
         _evaluate(run)
 
 
-def _say_skipped(steps: Sequence[int], results: Results) -> None:
+def _print_skipped(steps: Sequence[int], results: Results) -> None:
     evaluated = {row["checkpoint_step"] for row in (*results.rows, *results.earlier) if row["init"] == "pretrained"}
     if skipped := [step for step in steps if step not in evaluated]:
         named = f"step {skipped[0]}" if len(skipped) == 1 else f"steps {', '.join(map(str, skipped))}"
