@@ -52,7 +52,7 @@ def copy_recipe(
 
 
 def _recipes_in(folder: Path) -> dict[str, Path]:
-    """{name: path}, the recipes first and then the experiments."""
+    """Paths by name, the recipes first and then the experiments."""
     paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("experiments/*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 

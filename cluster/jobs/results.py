@@ -1,4 +1,4 @@
-"""What a run on a cluster has written, read from afar: the job of a run, the log of a rank, and the results."""
+"""What a run on a cluster has written, read from another machine: its job, the log of a rank, and its results."""
 
 import base64
 import io

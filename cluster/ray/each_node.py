@@ -152,7 +152,7 @@ def _is_head(entry: dict[str, Any]) -> bool:
 
 
 def _by_number(address: str) -> tuple[Any, ...]:
-    """10.0.0.9 before 10.0.0.10."""
+    """Sort key of an address: 10.0.0.9 comes before 10.0.0.10."""
     parts = address.split(".")
     return (0, *map(int, parts)) if all(part.isdigit() for part in parts) else (1, address)
 

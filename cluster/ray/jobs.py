@@ -30,12 +30,12 @@ _ADDRESS = "RAY_API_SERVER_ADDRESS"
 _REQUEST_S, _SILENCE_S = 60.0, 60.0
 _PATIENCE_S, _RETRY_S = 60.0, 1.0
 _STOP_S = 7 * 24 * 3600
-"""How long Ray waits between SIGTERM and SIGKILL when it stops a job; its default of 3 s is too short for a save."""
+"""Seconds that Ray waits between SIGTERM and SIGKILL when it stops a job; its default, 3, is too short for a save."""
 _ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
 
 
 class UnreachableError(ConnectionError):
-    """The cluster's head does not answer, or is not ready to."""
+    """The cluster's head does not answer, or is not ready."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def run(self) -> str:
-        """The name of its run."""
+        """Name of the run."""
         return self.metadata.get(RUN, "")
 
     @property
@@ -140,7 +140,7 @@ class Jobs:
         self._call(self._client.delete_job, job_id, unless="status code 404")
 
     def output(self, job_id: str) -> str:
-        """All that a job has printed."""
+        """The whole output of a job."""
         text: str = self._call(self._client.get_job_logs, job_id)
         return text
 
@@ -163,7 +163,7 @@ class Jobs:
                 yield chunk
 
     def _call(self, call: Callable[..., Any], *arguments: Any, unless: str | None = None, **named: Any) -> Any:
-        """The answer; None to an error with the text `unless`, which is an answer too."""
+        """Call the head, retrying for a minute; None if the error contains `unless`, which is an answer too."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -68,7 +68,7 @@ class ListedCheckpoint:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What reading every byte of a checkpoint showed."""
+    """Result of reading every byte of a checkpoint."""
 
     folder: str
     good: bool

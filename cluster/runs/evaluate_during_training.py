@@ -1,4 +1,4 @@
-"""Evaluating the checkpoints of a pretraining while another process makes them.
+"""Evaluate the checkpoints of a pretraining while another process writes them.
 
 wait until the training has started
 until the checkpoint of the last step is committed:
@@ -126,7 +126,7 @@ def _print_skipped(steps: Sequence[int], results: Results) -> None:
 
 
 def _evaluate(run: ResolvedRun) -> None:
-    """Run what is left of the trials of `run.checkpoint`; write the report and log the trials."""
+    """Run the missing trials of `run.checkpoint`; write the report and log the trials."""
     from multihop.cluster.runs.trials import final, run_missing_trials
     from multihop.eval.report import write_report
 
@@ -152,7 +152,7 @@ def _evaluate(run: ResolvedRun) -> None:
 
 
 def _scores(rows: Sequence[Row]) -> list[str]:
-    """A line for each task with a result of the checkpoint."""
+    """One line for each task with a result of the checkpoint."""
     from multihop.eval.statistics.choose import choose
     from multihop.eval.statistics.words import spread
 

@@ -71,7 +71,7 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
 
 
 def _check(recipe: Recipe, runs: Path) -> None:
-    """What `run_stages` would refuse, before the first run takes its hours."""
+    """Check what `run_stages` would refuse, before the first run takes hours."""
     check_evaluation(recipe)
     list_files(recipe.data.sources)
     if (runs / recipe.name / "recipe.json").exists():
@@ -79,7 +79,7 @@ def _check(recipe: Recipe, runs: Path) -> None:
 
 
 def _all_recipes(plan: Plan, recipes: Sequence[Recipe], runs: Path, failed: dict[str, str]) -> Iterator[Recipe]:
-    """Those of the variants, then those that are repeated: their steps are known once the others are trained."""
+    """Yield the recipes of the variants, then of the repeated ones, whose steps depend on the seconds of the others."""
     yield from recipes
     for variant, recipe in zip(plan.repeated, recipes[1:], strict=False):
         of_first, of_this = _seconds(runs, recipes[0]), _seconds(runs, recipe)

@@ -232,7 +232,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
-    """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
+    """Run the missing trials; returns how many of them failed for a reason that may not recur in a rerun."""
     from multihop.cluster.runs.trials import final, make_missing_examples, run_missing_trials
 
     has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)

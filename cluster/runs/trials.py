@@ -152,12 +152,12 @@ def run_trials(
 
 
 def final(rows: Sequence[Row]) -> list[Row]:
-    """Without trials that are tried again: MLflow has one nested run for each."""
+    """The rows without those of trials that are tried again: MLflow has one nested run for each trial."""
     return [row for row in rows if not row.get("retry", False)]
 
 
 def make_missing_examples(run: ResolvedRun) -> None:
-    """Make and write the examples of the run that are left, on the Ray that the caller has started.
+    """Make and write the examples that the run does not have yet, on the Ray that the caller has started.
 
     Raises:
         UserError: as `make_examples`.
@@ -198,7 +198,7 @@ def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
 
 
 def _one_line(error: Exception) -> str:
-    """The message: errors for users are sentences already; of others, also the type, and only the beginning."""
+    """The message of an error for a user, which is a sentence; for another one, its type and the beginning of its message."""
     if isinstance(error, UserError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
