@@ -198,7 +198,7 @@ def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
 
 
 def _one_line(error: Exception) -> str:
-    """The message of an error for a user, which is a sentence; for another one, its type and the beginning of its message."""
+    """The message of an error for a user; for another error, its type and the beginning of its message."""
     if isinstance(error, UserError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
