@@ -77,7 +77,7 @@ class _Line(progress.ProgressColumn):
         bar = Text.assemble((dash * filled, "bar.complete"), (dash * (_BAR - filled), "bar.back"))
         left = "" if task.time_remaining is None else f"{_duration(task.time_remaining)} left"
         last = 4 + len(others)
-        return _fitted(
+        return _fit(
             [
                 (3, Text(task.description.rstrip())),
                 (last + 1, bar),
@@ -91,7 +91,7 @@ class _Line(progress.ProgressColumn):
         )
 
 
-def _fitted(parts: Sequence[tuple[int, Text]], width: int) -> Text:
+def _fit(parts: Sequence[tuple[int, Text]], width: int) -> Text:
     """Join the parts in their order, dropping the last in priority until they fit into `width` columns.
 
     Args:

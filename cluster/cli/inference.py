@@ -163,9 +163,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
                     write_atomically(attention_maps / f"{done}.png", as_png(draw_map(trained, result)))
             sys.stdout.flush()
             line.update(done, lines)
-    if cut:
-        limit = trained.model.config.max_positions
-        print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
+    _warn_about_cuts(trained, cut)
 
 
 def show_embedded(location: str, step: int | None, pooling: "Pooling") -> None:
@@ -184,6 +182,10 @@ def show_embedded(location: str, step: int | None, pooling: "Pooling") -> None:
             cut += result.is_cut
             row = {"text": text, "tokens": result.tokens, "embedding": result.vector}
             print(json.dumps(row, ensure_ascii=False))
+    _warn_about_cuts(trained, cut)
+
+
+def _warn_about_cuts(trained: "TrainedModel", cut: int) -> None:
     if cut:
         limit = trained.model.config.max_positions
         print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)

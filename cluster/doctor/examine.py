@@ -12,7 +12,7 @@ from pathlib import Path
 from multihop.cluster.doctor.findings import ClusterReport, findings
 from multihop.cluster.doctor.rounds import CheckRequest, Say, gather
 from multihop.cluster.doctor.smoke_test import smoke_test
-from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line
+from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files
 from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_job
 from multihop.cluster.jobs.head_scripts.inspect_head import code_hash
 from multihop.cluster.jobs.submit import inspect_head
@@ -77,8 +77,8 @@ def examine_remotely(jobs: Jobs, request: CheckRequest, say: Say) -> ClusterRepo
     installed = inspect_head(jobs, "").code
     is_same = installed is not None and installed == code_hash(local.package)
     code = {} if is_same else code_to_send(local)
-    if code and (new := untracked(local)):
-        say(f"with files that git does not track: {untracked_line(new)}")
+    if code and (new := untracked_files(local)):
+        say(f"with files that git does not track: {format_untracked(new)}")
     contents = {_REQUEST: json.dumps(asdict(request)).encode()}
     command = f"exec python -m multihop.cluster.doctor.examine {_REQUEST}"
 

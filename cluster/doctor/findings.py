@@ -69,7 +69,7 @@ def findings(report: ClusterReport) -> list[Finding]:
     return [finding for check in checks for finding in check(report)]
 
 
-def differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]]:
+def find_differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]]:
     """The value that most nodes have, and {node: value} of the others. The head decides between equal numbers."""
     counts = Counter(map(repr, values.values()))
     first = max(values, key=lambda name: (counts[repr(values[name])], name == head))
@@ -77,7 +77,7 @@ def differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]
     return usual, {name: value for name, value in values.items() if value != usual}
 
 
-def slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
+def find_slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
     """The median of the rates, and the rates below `share` of it."""
     if not rates:
         return 0.0, {}
@@ -122,19 +122,19 @@ def _versions(report: ClusterReport) -> Iterator[Finding]:
     machines, head = _answers(report, "machine"), _head(report)
     packages = dict.fromkeys(package for each in machines.values() for package in each["versions"])
     for package in packages:
-        usual, others = differing({name: each["versions"].get(package) for name, each in machines.items()}, head)
+        usual, others = find_differing({name: each["versions"].get(package) for name, each in machines.items()}, head)
         for name, version in others.items():
             what = "not installed" if version is None else f"{package} {version}"
             wanted = f"{package} {usual}" if usual is not None else f"no {package}"
             yield Finding(
                 name, "version", what, f"{wanted}, as on most nodes", "install the versions of constraints.txt"
             )
-    usual, others = differing({name: each["code"] for name, each in machines.items()}, head)
+    usual, others = find_differing({name: each["code"] for name, each in machines.items()}, head)
     for name, code in others.items():
         seen, expected = (f"code {value[:12]}" if value else "no code" for value in (code, usual))
         yield Finding(name, "version", seen, f"{expected}, as on most nodes", "install the same commit on all nodes")
     for what in ("cuda", "nccl"):
-        usual, others = differing({name: each[what] for name, each in _answers(report, "compute").items()}, head)
+        usual, others = find_differing({name: each[what] for name, each in _answers(report, "compute").items()}, head)
         for name, version in others.items():
             yield Finding(name, "version", f"{what} {version}", f"{usual}, as on most nodes", "install the same torch")
     for name, each in machines.items():
@@ -189,7 +189,9 @@ def _devices(report: ClusterReport) -> Iterator[Finding]:
             seen = f"device {number} computed {each['wrong']} of 20 matrix products wrongly"
             yield Finding(name, "compute", seen, "none", "take the node out, and have the device replaced")
     for kind in dict.fromkeys(each["name"] for each in devices.values()):
-        median, below = slow({key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE)
+        median, below = find_slow(
+            {key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE
+        )
         for (name, number), flops in below.items():
             load = report["nodes"][name]["machine"]["load"]
             seen = f"device {number} multiplies matrices at {flops / 1e9:,.0f} GFLOP/s (load {load})"
@@ -260,7 +262,7 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
                 yield Finding(name, "store", seen, "the same content", "do not use this store")
         yield from _atomic(location, good)
         for what in ("write_rate", "read_rate"):
-            median, below = slow({name: each[what] for name, each in good.items()}, SLOW_STORE)
+            median, below = find_slow({name: each[what] for name, each in good.items()}, SLOW_STORE)
             for name, value in below.items():
                 seen = f"{what.partition('_')[0]} {location} at {format_rate(value)}"
                 wanted = f"{SLOW_STORE:.0%} of the median of {format_rate(median)}"
@@ -293,7 +295,7 @@ def _links(report: ClusterReport) -> Iterator[Finding]:
             groups.setdefault((len(link["nodes"]), size), {})[name] = value
     largest = max((int(size) for _, size in groups), default=0)
     for (ends, size), rates in groups.items():
-        median, below = slow(rates, SLOW_LINK) if int(size) == largest else (0.0, {})
+        median, below = find_slow(rates, SLOW_LINK) if int(size) == largest else (0.0, {})
         for name, value in below.items():
             where = "within the node" if ends == 1 else "between them"
             seen = f"all-reduce of {int(size) // 2**20} MiB {where} at {format_rate(value)}"

@@ -260,12 +260,12 @@ def _synchronize(device: Any) -> None:
 def _disks(folders: Sequence[str]) -> list[dict[str, Any]]:
     by_device: dict[int, dict[str, Any]] = {}
     for folder in folders:
-        path = _existing(Path(folder))
+        path = _nearest_existing(Path(folder))
         by_device.setdefault(path.stat().st_dev, {"path": str(path), **_space(path)})
     return list(by_device.values())
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     return next(each for each in (path, *path.parents) if each.exists())
 

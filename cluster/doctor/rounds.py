@@ -106,7 +106,7 @@ def gather(request: CheckRequest, say: Say) -> ClusterReport:
     report["needs"] = {"ranks": request.ranks, "gpu": on_gpu}
     if request.tracks and (uri := server_uri(request.tracking)) is not None:
         say("MLflow")
-        report["tracking"] = _tracking(uri)
+        report["tracking"] = _ask_tracking(uri)
     return report
 
 
@@ -174,7 +174,7 @@ def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[dict
         yield {"nodes": names, **({"error": "; ".join(dict.fromkeys(failed))} if failed else {"rates": results[0]})}
 
 
-def _tracking(uri: str) -> dict[str, Any]:
+def _ask_tracking(uri: str) -> dict[str, Any]:
     try:
         return {"seconds": seconds_to_answer(uri)}
     except (ConnectionError, UserError) as error:

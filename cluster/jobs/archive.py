@@ -35,13 +35,13 @@ def _name_in_archive(path: Path) -> str:
     return path.as_posix().removeprefix("src/")
 
 
-def untracked(local: CodeVersion) -> list[str]:
+def untracked_files(local: CodeVersion) -> list[str]:
     """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
     paths = _regular(_git_files(local, "--others")) if local.commit else []
     return [path.relative_to(local.checkout).as_posix() for path in paths]
 
 
-def untracked_line(names: Sequence[str]) -> str:
+def format_untracked(names: Sequence[str]) -> str:
     """The user's line about untracked files."""
     more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
     return f"{safe_text(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"

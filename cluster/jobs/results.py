@@ -8,7 +8,7 @@ from pathlib import Path
 
 from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_script
 from multihop.cluster.jobs.head_scripts.processes import OFFSET_PREFIX
-from multihop.cluster.jobs.head_scripts.run_files import RESULT_PREFIX, RESULTS, matches, matching
+from multihop.cluster.jobs.head_scripts.run_files import RESULT_PREFIX, RESULTS, match_files, matches
 from multihop.cluster.ray.jobs import JOB, RUNS, Job, Jobs
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
@@ -93,7 +93,7 @@ def unpack_results(archive: bytes, folder: Path) -> int:
             raise UserError(f"{parent} is not a directory; move it away, or choose another --out")
     if blocked := next((name for name in files if (folder / name).is_dir()), None):
         raise UserError(f"{folder / blocked} is a directory; move it away, or choose another --out")
-    for name in matching(str(folder), RESULTS):
+    for name in match_files(str(folder), RESULTS):
         (folder / name).unlink()
     for name, content in files.items():
         make_folder((folder / name).parent)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
+from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files, write_archive
 from multihop.cluster.jobs.head_script import run_head_script
 from multihop.cluster.jobs.head_scripts.inspect_head import RESULT_PREFIX, code_hash
 from multihop.cluster.ray.jobs import (
@@ -145,8 +145,8 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
         size = write_archive(archive, contents, code, LARGEST_ARCHIVE)
         say(f"code      {_code_line(local, is_same, head.code)}")
         say(f"sends     {size}")
-        if code and (new := untracked(local)):
-            say(f"untracked {untracked_line(new)}")
+        if code and (new := untracked_files(local)):
+            say(f"untracked {format_untracked(new)}")
         number = 1 + max((_number(job, name) for job in earlier), default=0)
         while True:
             job_id = f"{name}-{number}"  # no hash in it: of two concurrent requests for a run, the head accepts one

@@ -65,13 +65,13 @@ class TaskStartProbe:
         """Return `function` with a prologue that records the start in Ray's key-value store."""
         key = self._key
 
-        def recording(item: Any) -> Any:
+        def record_start(item: Any) -> Any:
             from ray.experimental import internal_kv
 
             internal_kv._internal_kv_put(key, b"1")
             return function(item)
 
-        return recording
+        return record_start
 
     def poll_interval_s(self) -> float | None:
         """Seconds after which to call `report` again; None once a task has started."""

@@ -24,7 +24,15 @@ from multihop.cluster.ray.capacity import Capacity, ScaleUpPolicy
 from multihop.cluster.ray.rank import run_rank
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
-from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
+from multihop.cluster.ray.watch import (
+    NODE_ID,
+    Watch,
+    abandon_ranks,
+    draining_nodes,
+    ranks_by_node,
+    unreachable_nodes,
+    watch_nodes,
+)
 from multihop.cluster.remote.driver_mailbox import DriverMailbox
 from multihop.cluster.remote.node_cache import LOST_FILE, RemoteRunSpec, log_of
 from multihop.common.errors import UserError
@@ -84,7 +92,7 @@ def train_on_ray(
     run_dir = run_dir.absolute()
     training = _Training(run_dir, checkpoints, last_step, environment, required_variables, on_row, remote)
     stop = training.stop_file
-    with stop_file_on_signals(stop), watched() as watch, Capacity(*workers) as capacity:
+    with stop_file_on_signals(stop), watch_nodes() as watch, Capacity(*workers) as capacity:
         while (group := training.start_group(watch, capacity)) is not None:
             training.supervise(group, watch, capacity)
             if training.is_over(group, capacity):
@@ -157,7 +165,7 @@ class _Training:
             group.join(_POLL_S)
             if self._mailbox:
                 self._mailbox.poll()
-            unresponsive, leaving = watch.unresponsive(), draining()
+            unresponsive, leaving = watch.unresponsive(), draining_nodes()
             room = capacity.room(unresponsive | leaving)
             if unresponsive and self._end_lost_ranks(group, unresponsive):
                 lost_at = time.time()
@@ -242,7 +250,7 @@ class _Training:
 
 def _excluded_nodes(watch: Watch) -> set[str]:
     """Ids of the nodes on which no rank should be placed."""
-    return draining() | (watch.unresponsive() or unreachable())
+    return draining_nodes() | (watch.unresponsive() or unreachable_nodes())
 
 
 class _WorkerGroup(threading.Thread):

@@ -50,7 +50,7 @@ def _passed_since(polled_at: float) -> float:
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_nodes() -> Iterator[Watch]:
     """Watch the cluster for the length of a block."""
     watch = Watch()
     watch._thread.start()
@@ -61,12 +61,12 @@ def watched() -> Iterator[Watch]:
         watch._thread.join()
 
 
-def unreachable() -> set[str]:
+def unreachable_nodes() -> set[str]:
     """Ids of nodes that Ray reports as alive and that do not answer now. Takes 2 seconds if there are any."""
     return {node for node, answers in _answers().items() if not answers}
 
 
-def draining() -> set[str]:
+def draining_nodes() -> set[str]:
     """Ids of nodes that are to be removed, by an autoscaler, a preemption notice or `ray drain-node`. Ray places no
     actors or tasks on them."""
     import ray

@@ -164,7 +164,7 @@ def export_checkpoint(location: str, out: Path, step: int | None = None) -> Expo
         UserError: there is no such checkpoint or no data beside it, `out` is not empty, or the package tokenizers is
             not installed.
     """
-    with _appearing(out) as temporary:
+    with _create_directory(out) as temporary:
         checkpoint = find_checkpoint(location, step)
         model, data, folder = checkpoint.model, checkpoint.data, checkpoint.data_folder
         family, info = FAMILIES[model.family], data.output_tokenizer
@@ -184,7 +184,7 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
     Raises:
         UserError: `source` is not such a directory or its model is of no known family, or `out` is not empty.
     """
-    with _appearing(out) as temporary:
+    with _create_directory(out) as temporary:
         model, vocab_size, weights = import_model(source)
         initialized, shapes = [], {}
         for name, outline in build_model_on_meta(model, vocab_size, read_source_vocab_size(source)).named_parameters():
@@ -214,7 +214,7 @@ def average_checkpoints(location: str, last: int, out: Path) -> str:
     Raises:
         UserError: there are fewer, one is damaged, or `out` is not empty.
     """
-    with _appearing(out) as temporary:
+    with _create_directory(out) as temporary:
         newest, means = average(newest_committed(checkpoints_at(location), last))
         changed = {"world_size": 1, "zero_stage": 0, "parent": newest.content_hash(), "mlflow_run_id": None}
         manifest = newest.model_copy(update={**changed, "files": [], "kinds": [], "stripes": None})
@@ -234,7 +234,7 @@ def _save_weights(checkpoints: Path, weights: dict[str, Tensor], manifest: Check
 
 
 @contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
+def _create_directory(out: Path) -> Iterator[Path]:
     """A temporary directory beside `out`: synced and renamed to it when the block succeeds, removed when it raises."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not an empty directory; give an output directory that is absent or empty")

@@ -122,7 +122,7 @@ def _print_skipped(steps: Sequence[int], results: Results) -> None:
     evaluated = {row["checkpoint_step"] for row in (*results.rows, *results.earlier) if row["init"] == "pretrained"}
     if skipped := [step for step in steps if step not in evaluated]:
         named = f"step {skipped[0]}" if len(skipped) == 1 else f"steps {', '.join(map(str, skipped))}"
-        console.print(f"skipped   {named}: a newer checkpoint is there")
+        console.print(f"skipped   {named}: a newer checkpoint exists")
 
 
 def _evaluate(run: ResolvedRun) -> None:

@@ -43,8 +43,8 @@ class InspectedSample:
     """Which positions a masked language model predicts; all False for other objectives."""
 
     def as_json(self) -> dict[str, Any]:
-        masked = {"masked_text": _joined(self.inputs)} if any(self.predicted) else {}
-        return {**self.facts, "text": _joined(self.tokens), **masked}
+        masked = {"masked_text": _join(self.inputs)} if any(self.predicted) else {}
+        return {**self.facts, "text": _join(self.tokens), **masked}
 
 
 @dataclass(frozen=True)
@@ -219,5 +219,5 @@ def _with_blank_of(original: str, seen: str) -> str:
     return seen if seen.startswith(" ") or not original.startswith(" ") else " " + seen
 
 
-def _joined(tokens: list[str]) -> str:
+def _join(tokens: list[str]) -> str:
     return " ".join("".join(tokens).split())

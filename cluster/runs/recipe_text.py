@@ -189,14 +189,14 @@ def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
     else:
         current = tree.get(step)
     if len(steps) == 1:
-        tree[step] = _merged(current, value)
+        tree[step] = _merge(current, value)
         return
     if not isinstance(current, dict | list):
         current = tree[step] = {}
     _put(current, steps[1:], value, key)
 
 
-def _merged(current: Any, value: Any) -> Any:
+def _merge(current: Any, value: Any) -> Any:
     if not isinstance(current, dict) or not isinstance(value, dict):
         return value
-    return current | {key: _merged(current.get(key), item) for key, item in value.items()}
+    return current | {key: _merge(current.get(key), item) for key, item in value.items()}

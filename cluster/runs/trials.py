@@ -135,7 +135,9 @@ def run_trials(
     resources = trial_resources(config, on_this_node)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
-    for outcome in map_on_ray(lambda trial: _attempt(trial, remote), ordered, _name, resources, _died):
+    for outcome in map_on_ray(
+        lambda trial: _attempt(trial, remote), ordered, _name, resources, _failure_of_dead_worker
+    ):
         if isinstance(outcome, _Failure):
             row, predictions = failed_row(outcome.trial, outcome.error, outcome.seconds, retry=True), None
             _keep_traceback(results.parent / FAILURES, row, outcome.traceback)
@@ -204,7 +206,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
 
 
-def _died(trial: Trial, error: WorkerDiedError) -> _Failure:
+def _failure_of_dead_worker(trial: Trial, error: WorkerDiedError) -> _Failure:
     return _Failure(trial, str(error), "", 0.0)
 
 

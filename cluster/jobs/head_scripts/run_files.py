@@ -30,7 +30,7 @@ _SCHEME = "s3://"
 _PARTS = {"metrics.jsonl": "journal/*.metrics.jsonl", "launches.jsonl": "journal/*.launches.jsonl"}
 
 
-def matching(run: str, patterns: Sequence[str]) -> list[str]:
+def match_files(run: str, patterns: Sequence[str]) -> list[str]:
     """Names of the files that match one of the patterns, sorted."""
     if not run.startswith(_SCHEME):
         paths = {path for pattern in patterns for path in Path(run).glob(pattern) if path.is_file()}
@@ -62,7 +62,7 @@ def pack_results(run: str) -> None:
     Args:
         run: the run's folder, or its s3:// URI.
     """
-    names = matching(run, RESULTS)
+    names = match_files(run, RESULTS)
     if not names:
         sys.exit(f"{run} has no results yet")
     packed = io.BytesIO()
