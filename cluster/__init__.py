@@ -1,1 +1,1 @@
-"""The only package that knows Ray and MLflow: runs the other three, and is the command line."""
+"""Runs on clusters, and the command line. The only package that imports Ray (ray/) and MLflow (tracking/)."""

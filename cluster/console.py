@@ -8,7 +8,7 @@ from rich import progress
 from rich.console import Console
 from rich.text import Text
 
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 _PLAIN_EVERY_S = 10.0
@@ -20,7 +20,7 @@ _GAP = "  "
 
 def plain(text: str) -> Text:
     """Untrusted `text` for Rich, without markup and without terminal control codes."""
-    return Text(shown(text))
+    return Text(safe_text(text))
 
 
 class ProgressLine:
@@ -40,7 +40,7 @@ class ProgressLine:
         """
         if total == 0:
             return
-        detail = shown(detail)
+        detail = safe_text(detail)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, detail=detail)
             return
@@ -66,7 +66,7 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
 
 class _Line(progress.ProgressColumn):
-    """The whole line: Rich's own columns are not dropped by priority when the terminal is too narrow."""
+    """The whole line as one column: Rich does not drop columns by priority when the terminal is too narrow."""
 
     def render(self, task: progress.Task) -> Text:
         """Render the parts that fit into the terminal."""
@@ -77,7 +77,7 @@ class _Line(progress.ProgressColumn):
         bar = Text.assemble((dash * filled, "bar.complete"), (dash * (_BAR - filled), "bar.back"))
         left = "" if task.time_remaining is None else f"{_duration(task.time_remaining)} left"
         last = 4 + len(others)
-        return _fitted(
+        return _fit(
             [
                 (3, Text(task.description.rstrip())),
                 (last + 1, bar),
@@ -91,7 +91,7 @@ class _Line(progress.ProgressColumn):
         )
 
 
-def _fitted(parts: Sequence[tuple[int, Text]], width: int) -> Text:
+def _fit(parts: Sequence[tuple[int, Text]], width: int) -> Text:
     """Join the parts in their order, dropping the last in priority until they fit into `width` columns.
 
     Args:

@@ -9,7 +9,7 @@ recipes derive from these declarations.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, get_args
@@ -101,6 +101,11 @@ def decided_by(section: type[BaseModel], key: str) -> Affects:
     if not found:
         raise KeyError(key)
     return Affects(sum(each.value for each in set(_members(found))))
+
+
+def key_path(location: Sequence[int | str]) -> str:
+    """The key at a location of pydantic's: `phases[0].lr` for ("phases", 0, "lr")."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def part_deciding(section: BaseModel, what: Affects) -> dict[str, Any]:

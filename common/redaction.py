@@ -26,7 +26,7 @@ def redacted(text: str) -> str:
     return _URL.sub(lambda url: _PARAMETER.sub(_without_value, _USER.sub(_without_user, url[0])), text)
 
 
-def shown(text: str) -> str:
+def safe_text(text: str) -> str:
     """`text` redacted, and with Python's escapes for characters that control a terminal or the text direction."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), redacted(text))
 

@@ -7,8 +7,8 @@ SUPERVISED = "MULTIHOP_SUPERVISED"
 MLFLOW_RUN_ID = "MULTIHOP_MLFLOW_RUN_ID"
 """MLflow's id of the run, which checkpoints record."""
 TIMES = "MULTIHOP_TIMES"
-"""JSON object with times of this start, in seconds since 1970: `silent`, the last row of metrics before it; `ended`,
-when the end of the previous ranks was noticed; `asked`, when these ranks were requested; `placed`, when all of them
+"""JSON object with times of this start, in seconds since 1970: `last_row`, the last row of metrics before it; `ended`,
+when the end of the previous ranks was noticed; `requested`, when these ranks were requested; `placed`, when all of them
 were placed."""
 HOME = "MULTIHOP_HOME"
 """Location of the run in an object store, where its nodes have no folder in common; not set where they have."""

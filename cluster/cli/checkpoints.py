@@ -1,80 +1,80 @@
-"""`multihop checkpoints`: list and verify the checkpoints of a run."""
+"""The commands `multihop checkpoints …`. They import what they need, so that `--help` is fast."""
 
 import json
-import re
 import sys
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from math import prod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
 
-from rich.console import Console
-from rich.table import Column, Table
+import typer
 
-from multihop.cluster.console import plain, progress_line
-from multihop.common.errors import UserError
-from multihop.common.redaction import shown
-from multihop.common.storage import open_folder
-from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
-from multihop.pretrain.checkpoint.verify import damages, list_steps
-from multihop.pretrain.run.find_checkpoint import checkpoints_at
+from multihop.cluster.cli.options import AsJson, CheckpointsPath, Runs, Step, locate_run
+from multihop.common.redaction import safe_text
 
-_SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
-NEVER_COMMITTED = "never committed: it is ignored, and the next start of its run removes the run's files in it"
+checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A checkpoint as its manifest describes it, or a folder without one and why."""
-
-    folder: str
-    """Its name among the checkpoints."""
-    committed: bool
-    note: str = ""
-    step: int | None = None
-    date: str | None = None
-    """Of the commit, local time, ISO 8601."""
-    ranks: int | None = None
-    zero_stage: int | None = None
-    parameters: int | None = None
-    """Number of elements of all of them."""
-    bytes: int | None = None
-    tokens: int | None = None
+@checkpoints_app.command("list")
+def list_command(run: CheckpointsPath, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """List checkpoints: step, date, ranks, size, state."""
+    location = locate_run(run, runs)
+    show_list(location, as_json)
 
 
-@dataclass(frozen=True)
-class VerifyResult:
-    """What reading every byte of a checkpoint showed."""
-
-    folder: str
-    good: bool
-    damages: list[str]
-    """A sentence each."""
-    note: str = ""
+@checkpoints_app.command("verify")
+def verify_command(run: CheckpointsPath, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """Hash every file of every checkpoint. Exit code 1: a file is damaged."""
+    location = locate_run(run, runs)
+    raise typer.Exit(show_results(location, as_json))
 
 
-def list_checkpoints(checkpoints: str) -> list[Listed]:
-    """All folders of steps, oldest first, and then those that were renamed because they are damaged."""
-    rows = [_listed(checkpoints, step) for step in list_steps(checkpoints)]
-    aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
-    return rows + [
-        Listed(name, False, "renamed because it is damaged; remove it when you have looked at it") for name in aside
-    ]
+@checkpoints_app.command("average")
+def average_command(
+    run: CheckpointsPath,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
+    last: Annotated[int, typer.Option(min=2, help="Number of the newest checkpoints.")] = 5,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Average the weights of the newest checkpoints. The result has no optimizer state."""
+    location = locate_run(run, runs)
+    show_average(location, last, out)
 
 
-def verify_checkpoints(checkpoints: str) -> list[VerifyResult]:
-    """Read all bytes of all checkpoints, oldest first."""
-    steps, results = list_steps(checkpoints), []
-    with progress_line("verify   ") as line:
-        for done, step in enumerate(steps):
-            line.update(done, len(steps), f"step {step}")
-            results.append(_verify_one(folder_of_step(checkpoints, step)))
-        line.update(len(steps), len(steps))
-    return results
+@checkpoints_app.command("export")
+def export_command(
+    run: CheckpointsPath,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
+    to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
+    step: Step = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Export a checkpoint and its tokenizer to Hugging Face's format. The Auto classes of transformers load it."""
+    location = locate_run(run, runs)
+    show_export(location, out, step)
 
 
-def show_list(place: str, as_json: bool) -> None:
-    """Print the checkpoints at `place`."""
-    rows = list_checkpoints(checkpoints_at(place))
+@checkpoints_app.command("import")
+def import_command(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Hugging Face model directory with config.json and model.safetensors."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
+) -> None:
+    """Import a Hugging Face model as a checkpoint for model.init_from."""
+    show_import(folder, out)
+
+
+def show_list(location: str, as_json: bool) -> None:
+    """Print the checkpoints at `location`."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from multihop.cluster.console import plain
+    from multihop.cluster.runs.checkpoints import list_checkpoints
+    from multihop.pretrain.run.find_checkpoint import checkpoints_at
+
+    rows = list_checkpoints(checkpoints_at(location))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -91,16 +91,19 @@ def show_list(place: str, as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else 1000).print(table)
 
 
-def show_results(place: str, as_json: bool) -> int:
-    """Verify the checkpoints at `place` and print the results; returns the exit code, 1 if something is damaged."""
-    checkpoints = checkpoints_at(place)
+def show_results(location: str, as_json: bool) -> int:
+    """Verify the checkpoints at `location` and print the results; returns the exit code, 1 if something is damaged."""
+    from multihop.cluster.runs.checkpoints import verify_checkpoints
+    from multihop.pretrain.run.find_checkpoint import checkpoints_at
+
+    checkpoints = checkpoints_at(location)
     results = verify_checkpoints(checkpoints)
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=1))
     else:
         for result in results:
             for sentence in result.damages or [result.note or "good"]:
-                print(shown(f"{result.folder}  {sentence}"))
+                print(safe_text(f"{result.folder}  {sentence}"))
     if all(result.good for result in results):
         return 0
     if not as_json:
@@ -111,37 +114,42 @@ def show_results(place: str, as_json: bool) -> int:
     return 1
 
 
-def _listed(checkpoints: str, step: int) -> Listed:
-    folder = open_folder(folder_of_step(checkpoints, step))
-    name = folder.location.rsplit("/", 1)[-1]
-    if folder.size(MANIFEST) is None:
-        return Listed(name, False, NEVER_COMMITTED, step)
-    try:
-        manifest = read_checkpoint_manifest(folder.location)
-    except UserError as error:
-        return Listed(name, False, str(error), step)
-    return Listed(
-        folder=name,
-        committed=True,
-        step=step,
-        date=datetime.fromtimestamp(folder.changed_at(MANIFEST)).isoformat(timespec="seconds"),
-        ranks=manifest.world_size,
-        zero_stage=manifest.zero_stage,
-        parameters=sum(prod(shape) for shape in manifest.parameters.values()),
-        bytes=sum(entry.bytes for entry in manifest.files),
-        tokens=manifest.tokens,
-    )
+def show_average(location: str, last: int, out: Path) -> None:
+    """Average, and print what was written."""
+    from multihop.cluster.runs.checkpoints import average_checkpoints
+
+    made = average_checkpoints(location, last, out)
+    print(f"{safe_text(made)} has the mean of the weights of the {last} newest checkpoints of {safe_text(location)}")
 
 
-def _verify_one(location: str) -> VerifyResult:
-    name = location.rsplit("/", 1)[-1]
-    if open_folder(location).size(MANIFEST) is None:
-        return VerifyResult(name, True, [], NEVER_COMMITTED)
-    try:
-        found = damages(location, read_checkpoint_manifest(location))
-    except UserError as error:
-        found = [str(error)]
-    return VerifyResult(name, not found, found)
+def show_export(location: str, out: Path, step: int | None) -> None:
+    """Export, and print what was written and how to open it."""
+    from multihop.cluster.runs.checkpoints import export_checkpoint
+    from multihop.pretrain.models.families import FAMILIES
+
+    exported = export_checkpoint(location, out, step)
+    for reason in exported.skipped:
+        print(f"skipped: {safe_text(reason)}")
+    print(f"{exported.checkpoint} was exported to {out}:")
+    for path in sorted(out.iterdir()):
+        print(f"  {path.name:24}{path.stat().st_size:>15,} bytes")
+    auto_class = FAMILIES[exported.model.family].auto_class
+    print(f"\nfrom transformers import {auto_class}, AutoTokenizer")
+    print(f'model = {auto_class}.from_pretrained("{out}")')
+    print(f'tokenizer = AutoTokenizer.from_pretrained("{out}")')
+
+
+def show_import(source: Path, out: Path) -> None:
+    """Import, and print what a recipe needs to start from it."""
+    from multihop.cluster.runs.checkpoints import import_checkpoint
+
+    imported = import_checkpoint(source, out)
+    print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:\n\nmodel:")
+    for key, value in imported.model.model_dump(exclude={"preset", "init_from"}).items():
+        print(f"  {key}: {value}")
+    print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
+    if imported.initialized:
+        print(f"Not in {source}, initialised at random: {', '.join(imported.initialized)}")
 
 
 def _size(count: float) -> str:

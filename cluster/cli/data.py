@@ -1,127 +1,160 @@
-"""`multihop data`: verify and describe a prepared data set. Also the estimate of `multihop prep --dry-run`."""
+"""The commands `data verify` and `data stats`, and the estimate of `prep --dry-run`."""
 
 import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
+import typer
 
-from multihop.cluster.console import plain, progress_line
-from multihop.cluster.runs.prepared import work_of
-from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.cli.options import AsJson, DataPath, Runs
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
-from multihop.common.files import replacing
-from multihop.common.mapping import map_in_process, reporting
-from multihop.common.redaction import shown
-from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
-from multihop.data_prep.dataset.statistics import QUANTILES, Statistics, gather
-from multihop.data_prep.dataset.verify import dataset_files, verify_files
-from multihop.data_prep.pipeline.forecast import forecast
-from multihop.data_prep.pipeline.identity import sources_key
-from multihop.data_prep.reading.sources import list_files
+from multihop.common.redaction import safe_text
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multihop.cluster.runs.recipe import Recipe
+    from multihop.data_prep.dataset.statistics import Statistics
+
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _SHARES = (0.5, 0.9, 0.99)
 
 
-def data_set_at(place: str, runs: Path) -> Path:
+@data_app.command("verify")
+def verify_data(data: DataPath, runs: Runs = Path("runs")) -> None:
+    """Hash every file of a data set. Exit code 1: a file is damaged."""
+    raise typer.Exit(show_verdict(data, runs))
+
+
+@data_app.command("stats")
+def data_stats(
+    data: DataPath,
+    runs: Runs = Path("runs"),
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot lengths and token frequencies to this PNG file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show document lengths, sources and token frequencies. Also shows which documents were dropped, and why."""
+    show_stats(data, runs, picture, as_json)
+
+
+def data_set_at(name: str, runs: Path) -> Path:
     """The directory of a data set.
 
     Args:
-        place: a run's name or directory, or the directory of the data set itself.
+        name: a run's name or directory, or the directory of the data set itself.
         runs: directory of all runs.
 
     Raises:
-        UserError: There is no data set.
+        UserError: there is no data set.
     """
-    folders = [folder for root in (runs / place, Path(place)) for folder in (root, root / "data")]
+    from multihop.data_prep.dataset.manifest import MANIFEST
+
+    folders = [folder for root in (runs / name, Path(name)) for folder in (root, root / "data")]
     for folder in folders:
         if (folder / MANIFEST).is_file():
             return folder
-    if (runs / place / "recipe.json").is_file():
-        raise UserError(f"the run {runs / place} has no prepared data; run `multihop prep` with its recipe")
+    if (runs / name / "recipe.json").is_file():
+        raise UserError(f"the run {runs / name} has no prepared data; run `multihop prep` with its recipe")
     with_data = ", ".join(sorted(path.parents[1].name for path in runs.glob(f"*/data/{MANIFEST}"))) or "none"
     raise UserError(
-        f"no run {place} with prepared data in {runs} (runs with data: {with_data}), and no data set in the directory "
-        f"{place} ({MANIFEST} is missing); give one of these runs, or the directory of a data set"
+        f"no run {name} with prepared data in {runs} (runs with data: {with_data}), and no data set in the directory "
+        f"{name} ({MANIFEST} is missing); give one of these runs, or the directory of a data set"
     )
 
 
-def show_verdict(place: str, runs: Path) -> int:
+def show_verdict(name: str, runs: Path) -> int:
     """Hash every file of the data set and print what is damaged; returns the exit code.
 
     Raises:
         UserError: there is no data set, or its manifest is damaged.
     """
-    folder = data_set_at(place, runs)
+    from multihop.cluster.console import progress_line
+    from multihop.common.mapping import map_in_process, reporting
+    from multihop.data_prep.dataset.manifest import read_data_manifest
+    from multihop.data_prep.dataset.verify import dataset_files, verify_files
+
+    folder = data_set_at(name, runs)
     manifest = read_data_manifest(folder)
     files = len(dataset_files(manifest))
     with progress_line("verify   ") as line:
         map_items = partial(reporting(map_in_process, lambda stage, done, total: line.update(done, total)), "verify")
         damages = verify_files(folder, manifest, map_items, full=True)
     for sentence in damages:
-        print(shown(sentence))
+        print(safe_text(sentence))
     print(f"{folder}: {files - len(damages)} of {files} files are intact")
     return FAILED if damages else DONE
 
 
-def show_stats(place: str, runs: Path, picture: Path | None, as_json: bool) -> None:
+def show_stats(name: str, runs: Path, picture: Path | None, as_json: bool) -> None:
     """Print statistics of the data set as tables or JSON, and write a plot to `picture`, a PNG file, unless it is None.
 
     Raises:
         UserError: there is no data set, or a file is missing or truncated.
     """
-    found = gather(data_set_at(place, runs))
+    from rich.console import Console
+
+    from multihop.cluster.console import plain
+    from multihop.data_prep.dataset.statistics import gather
+
+    statistics = gather(data_set_at(name, runs))
     if as_json:
-        Console().print_json(data=_as_dict(found))
+        Console().print_json(data=_as_dict(statistics))
     else:
         console = Console()
-        for number, source in enumerate(found.manifest.sources):
+        for number, source in enumerate(statistics.manifest.sources):
             console.print(plain(f"source {number}  {source}"), soft_wrap=True)
-        for table in _tables(found):
+        for table in _tables(statistics):
             console.print(table)
     if picture is not None:
-        draw(found, picture)
-        print(f"wrote {shown(str(picture))}", file=sys.stderr if as_json else sys.stdout)
+        draw(statistics, picture)
+        print(f"wrote {safe_text(str(picture))}", file=sys.stderr if as_json else sys.stdout)
 
 
-def show_forecast(recipe: Recipe, runs: Path) -> None:
+def show_forecast(recipe: "Recipe", runs: Path) -> None:
     """Print an estimate of what preparing the recipe's data takes; nothing is written.
 
     Raises:
         UserError: a source is missing.
     """
+    from rich.filesize import decimal
+
+    from multihop.cluster.runs.prepared import work_of
+    from multihop.data_prep.dataset.manifest import MANIFEST
+    from multihop.data_prep.pipeline.forecast import forecast
+    from multihop.data_prep.pipeline.identity import sources_key
+    from multihop.data_prep.reading.sources import list_files
+
     store = runs / ".prepared" / sources_key(recipe.data)
-    standing = [path.parent for path in store.glob(f"*/{MANIFEST}")]
-    found = forecast(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), standing, work_of(store))
+    prepared = [path.parent for path in store.glob(f"*/{MANIFEST}")]
+    estimate = forecast(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), prepared, work_of(store))
     what = "pairs" if recipe.data.holds_pairs else "documents"
-    for number, source in enumerate(found.sources):
+    for number, source in enumerate(estimate.sources):
         print(
-            f"source {number}  {shown(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
+            f"source {number}  {safe_text(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
             f"about {decimal(source.text_bytes)} of text in {source.documents:,} {what}"
         )
-    print(f"splits    {found.splits:,}, {found.splits_read:,} already read")
-    if found.sample_bytes:
+    print(f"splits    {estimate.splits:,}, {estimate.splits_read:,} already read")
+    if estimate.sample_bytes:
         trained = "one for each side, trained" if recipe.tokenizer.separate else "trained"
         print(
-            f"tokenizer {trained} on {decimal(found.sample_bytes)} of text; needs about "
-            f"{decimal(found.training_bytes)} of memory"
+            f"tokenizer {trained} on {decimal(estimate.sample_bytes)} of text; needs about "
+            f"{decimal(estimate.training_bytes)} of memory"
         )
     else:
-        print(f"tokenizer {shown(str(recipe.tokenizer.path))}")
+        print(f"tokenizer {safe_text(str(recipe.tokenizer.path))}")
     print(
-        f"disk      about {decimal(found.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
-        f"{decimal(found.data_bytes)} for the data set"
+        f"disk      about {decimal(estimate.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
+        f"{decimal(estimate.data_bytes)} for the data set"
     )
-    print("status    prepared" if found.stands else "status    not prepared; run without --dry-run to prepare it")
+    print("status    prepared" if estimate.stands else "status    not prepared; run without --dry-run to prepare it")
 
 
-def draw(found: Statistics, path: Path) -> None:
+def draw(statistics: "Statistics", path: Path) -> None:
     """Plot document lengths and token frequencies by rank, as a PNG."""
     import matplotlib
 
@@ -129,13 +162,15 @@ def draw(found: Statistics, path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
+    from multihop.common.files import replacing
+
     figure, (left, right) = plt.subplots(ncols=2, figsize=(11, 4), layout="constrained")
-    for split, counts in found.length_counts.items():
+    for split, counts in statistics.length_counts.items():
         left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, fill=split == "heldout")
-    what, ids = ("pair", "target token") if found.manifest.pairs else ("document", "token")
+    what, ids = ("pair", "target token") if statistics.manifest.pairs else ("document", "token")
     left.set(xscale="log", yscale="log", xlabel=f"tokens per {what}", ylabel=f"{what}s")
     left.legend()
-    by_rank = np.sort(found.token_counts[found.token_counts > 0])[::-1]
+    by_rank = np.sort(statistics.token_counts[statistics.token_counts > 0])[::-1]
     right.plot(np.arange(1, len(by_rank) + 1), by_rank)
     right.set(xscale="log", yscale="log", xlabel=f"{ids}, by frequency rank", ylabel="occurrences in train")
     with replacing(path) as temporary:
@@ -143,38 +178,36 @@ def draw(found: Statistics, path: Path) -> None:
     plt.close(figure)
 
 
-def _tables(found: Statistics) -> list[Table]:
-    dropped = Table("stage", "outcome", "number", title="input by outcome", box=SIMPLE_HEAD)
-    for stage, counts in found.manifest.counts.items():
+def _tables(statistics: "Statistics") -> "list[Table]":
+    from multihop.cluster.console import plain
+
+    dropped = _table("input by outcome", "stage", "outcome", "number")
+    for stage, counts in statistics.manifest.counts.items():
         for reason, number in sorted(counts.items(), key=lambda item: -item[1]):
             dropped.add_row(plain(stage), plain(reason), f"{number:,}")
-    pairs = found.manifest.pairs
-    vocabulary = Table(
-        "share of the train tokens" + (" of target sides" if pairs else ""),
-        "covered by",
-        title=f"vocabulary of {len(found.token_counts):,}",
-        box=SIMPLE_HEAD,
-    )
+    pairs = statistics.manifest.pairs
+    share_of = "share of the train tokens" + (" of target sides" if pairs else "")
+    vocabulary = _table(f"vocabulary of {len(statistics.token_counts):,}", share_of, "covered by")
     for share in _SHARES:
-        vocabulary.add_row(f"{share:.0%}", f"the {found.ids_that_make_up(share):,} most frequent tokens")
-    vocabulary.add_row("0%", f"{int((found.token_counts == 0).sum()):,} tokens that never occur")
-    return [*(_pairs(found) if pairs else [_documents(found)]), dropped, vocabulary]
+        vocabulary.add_row(f"{share:.0%}", f"the {statistics.ids_that_make_up(share):,} most frequent tokens")
+    vocabulary.add_row("0%", f"{int((statistics.token_counts == 0).sum()):,} tokens that never occur")
+    return [*(_pairs(statistics) if pairs else [_documents(statistics)]), dropped, vocabulary]
 
 
-def _documents(found: Statistics) -> Table:
+def _documents(statistics: "Statistics") -> "Table":
     table = _by_length("tokens per document", "split", "source", "documents", "tokens")
-    for part in found.parts:
+    for part in statistics.parts:
         numbers = [part.source, part.documents, part.tokens, *part.lengths]
         table.add_row(part.split, *(f"{number:,}" for number in numbers))
     return table
 
 
-def _pairs(found: Statistics) -> list[Table]:
-    pairs = Table(title="pairs", box=SIMPLE_HEAD)
+def _pairs(statistics: "Statistics") -> "list[Table]":
+    pairs = _table("pairs")
     for name in ("split", "source", "pairs", "source tokens", "target tokens", "target per source"):
         pairs.add_column(name, justify="left" if name == "split" else "right")
     lengths = _by_length("tokens per side", "split", "source", "side", "mean")
-    for part in found.parts:
+    for part in statistics.parts:
         assert part.sides is not None
         tokens = [side.tokens for side in part.sides.values()]
         numbers = [f"{number:,}" for number in (part.source, part.documents, *tokens)]
@@ -185,21 +218,33 @@ def _pairs(found: Statistics) -> list[Table]:
     return [pairs, lengths]
 
 
-def _by_length(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def _by_length(title: str, *columns: str) -> "Table":
+    from multihop.data_prep.dataset.statistics import QUANTILES
+
+    table = _table(title)
+    table.padding = (0, 1, 0, 0)
     for name in (*columns, *(f"{quantile:.0%}" for quantile in QUANTILES)):
         table.add_column(name, justify="left" if name in ("split", "side") else "right", no_wrap=True)
     return table
 
 
-def _as_dict(found: Statistics) -> dict[str, Any]:
+def _table(title: str, *columns: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(*columns, title=title, box=SIMPLE_HEAD)
+
+
+def _as_dict(statistics: "Statistics") -> dict[str, Any]:
+    from multihop.data_prep.dataset.statistics import QUANTILES
+
     return {
-        "fingerprint": found.manifest.fingerprint,
+        "fingerprint": statistics.manifest.fingerprint,
         "quantiles": QUANTILES,
-        "parts": [asdict(part) for part in found.parts],
-        "counts": found.manifest.counts,
-        "documents_by_length": found.length_counts,
-        "vocabulary_size": len(found.token_counts),
-        "tokens_that_cover": {str(share): found.ids_that_make_up(share) for share in _SHARES},
-        "tokens_that_never_occur": int((found.token_counts == 0).sum()),
+        "parts": [asdict(part) for part in statistics.parts],
+        "counts": statistics.manifest.counts,
+        "documents_by_length": statistics.length_counts,
+        "vocabulary_size": len(statistics.token_counts),
+        "tokens_that_cover": {str(share): statistics.ids_that_make_up(share) for share in _SHARES},
+        "tokens_that_never_occur": int((statistics.token_counts == 0).sum()),
     }

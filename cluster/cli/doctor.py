@@ -1,23 +1,61 @@
-"""The command `doctor`: examine a cluster or this machine, and print what is wrong."""
+"""The command `doctor`: examine a cluster or this machine, and print tables and what is wrong."""
 
 import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from multihop.cluster.console import console, plain
-from multihop.cluster.doctor.finding import ClusterReport
-from multihop.cluster.doctor.order import CheckRequest, order_of
-from multihop.cluster.jobs.head_script import HeadScriptFailed
-from multihop.cluster.ray.jobs import Jobs
-from multihop.cluster.runs.recipe import Recipe
+import typer
+
+from multihop.cluster.cli.options import AsJson, Overrides
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multihop.cluster.doctor.findings import ClusterReport, NodeReport
+    from multihop.cluster.doctor.rounds import CheckRequest
+    from multihop.cluster.runs.recipe import Recipe
+
+doctor_command = typer.Typer()
+_COLUMNS = ("node", "clock", "memory", "shm", "disk", "files", "matmul", "write", "read")
+_NONE = "-"
+
+
+@doctor_command.command()
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="Examine also what this recipe needs.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="Dashboard of the head. Default: this machine."
+        ),
+    ] = None,
+    runs: Annotated[str | None, typer.Option(help="Directory of all runs: written and read by all nodes.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Examine GPUs; a node without one is a finding.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find what is wrong with a cluster before a big job. Exit code 1: something is."""
+    from multihop.cluster.jobs.submit import load_for_cluster
+    from multihop.cluster.runs.recipe import load_recipe
+
+    if recipe is None:
+        loaded = None
+    elif address is None:
+        loaded = load_recipe(recipe, overrides or [])
+    else:
+        loaded = load_for_cluster(recipe, overrides or [], runs)
+    raise typer.Exit(examine_and_show(address, loaded, runs, gpu, as_json))
 
 
 def examine_and_show(
-    address: str | None, recipe: Recipe | None, runs: str | None, gpu: bool | None, as_json: bool
+    address: str | None, recipe: "Recipe | None", runs: str | None, gpu: bool | None, as_json: bool
 ) -> int:
     """Print a table or JSON; returns the exit code: 0, or 1 where something is wrong.
 
@@ -28,14 +66,17 @@ def examine_and_show(
     Raises:
         UserError: `runs` is relative on a cluster.
     """
+    from multihop.cluster.doctor.examine import make_request
+    from multihop.cluster.jobs.head_script import HeadScriptFailed
+
     if runs is not None and not runs.startswith(("/", "s3://")):
         if address is not None:
             raise UserError(f"--runs={runs} is relative; give the absolute path that all nodes of the cluster see")
         runs = str(Path(runs).absolute())
     try:
-        report = _report(address, order_of(recipe, runs, gpu))
+        report = _report(address, make_request(recipe, runs, gpu))
     except HeadScriptFailed as error:
-        print(f"multihop: the cluster could not be examined: {shown(str(error))}", file=sys.stderr)
+        print(f"multihop: the cluster could not be examined: {safe_text(str(error))}", file=sys.stderr)
         return FAILED
     if as_json:
         print(json.dumps(report, indent=1))
@@ -44,16 +85,16 @@ def examine_and_show(
     return FAILED if report["findings"] else DONE
 
 
-def is_fit(address: str, recipe: Recipe, runs: str) -> bool:
+def is_fit(address: str, recipe: "Recipe", runs: str) -> bool:
     """Whether nothing is wrong that concerns the recipe; prints what is."""
     return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 
 
-def show(report: ClusterReport) -> None:
+def show(report: "ClusterReport") -> None:
     """Print a table of the nodes, one of the links, and the findings."""
     from rich.console import Console
 
-    from multihop.cluster.doctor.table import links_table, nodes_table
+    from multihop.cluster.console import plain
 
     out = Console()
     out.print(nodes_table(report))
@@ -69,15 +110,78 @@ def show(report: ClusterReport) -> None:
         out.print(plain(f"✗ {text}: {finding['advice']}"), soft_wrap=True)
 
 
-def _report(address: str | None, order: CheckRequest) -> ClusterReport:
+def _report(address: str | None, request: "CheckRequest") -> "ClusterReport":
+    from multihop.cluster.console import console, plain
+    from multihop.cluster.doctor.examine import examine, examine_remotely
+    from multihop.cluster.ray.jobs import Jobs
+
     def say(line: str) -> None:
         console.print(plain(f"examining: {line}"))
 
     if address is not None:
-        from multihop.cluster.doctor.remote import examine_remotely
-
-        return examine_remotely(Jobs(address), order, say)
-    from multihop.cluster.doctor.examine import examine
-
+        return examine_remotely(Jobs(address), request, say)
     with redirect_stdout(sys.stderr):  # Ray prints messages about nodes at any time
-        return examine(order, say)
+        return examine(request, say)
+
+
+def nodes_table(report: "ClusterReport") -> "Table":
+    """A table with a row for each node."""
+    from rich.table import Table
+
+    from multihop.cluster.console import plain
+
+    table = Table(*_COLUMNS, header_style="bold", box=None)
+    for name, facts in report["nodes"].items():
+        table.add_row(*map(plain, (name, *_cells(facts))))
+    return table
+
+
+def links_table(report: "ClusterReport") -> "Table":
+    """A table with a row for each link and a column for each size of all-reduce, in MB/s that each rank sends."""
+    from rich.table import Table
+
+    from multihop.cluster.console import plain
+
+    sizes = sorted({int(size) for link in report["links"] for size in link.get("rates", {})})
+    table = Table("all-reduce", *(f"{_size(size)}" for size in sizes), header_style="bold", box=None)
+    for link in report["links"]:
+        ends = link["nodes"]
+        name = f"within {ends[0]}" if len(ends) == 1 else " - ".join(ends)
+        rates = link.get("rates", {})
+        cells = [f"{rates[str(size)] / 1e6:,.1f} MB/s" if str(size) in rates else "failed" for size in sizes]
+        table.add_row(*map(plain, (name, *cells)))
+    return table
+
+
+def _cells(facts: "NodeReport") -> tuple[str, ...]:
+    from multihop.cluster.doctor.findings import format_gigabytes
+
+    machine, clock, compute = (facts.get(key, {"error": ""}) for key in ("machine", "clock", "compute"))
+    if "error" in machine:
+        return ("no answer", *[_NONE] * (len(_COLUMNS) - 2))
+    fullest = min(machine["disks"], key=lambda disk: disk["free"])
+    return (
+        _NONE if "error" in clock else f"{clock['ahead']:+.2f} s",
+        format_gigabytes(machine["memory"]["available"]),
+        format_gigabytes(machine["shm"]["free"]),
+        format_gigabytes(fullest["free"]),
+        str(machine["open_files"]),
+        _NONE if "error" in compute else _devices(compute),
+        _slowest(facts, "write_rate"),
+        _slowest(facts, "read_rate"),
+    )
+
+
+def _devices(compute: dict[str, Any]) -> str:
+    slowest = min(device["flops"] for device in compute["devices"])
+    count = f"{len(compute['devices'])} x " if len(compute["devices"]) > 1 else ""
+    return f"{count}{slowest / 1e9:,.0f} GFLOP/s"
+
+
+def _slowest(facts: "NodeReport", what: str) -> str:
+    rates = [answer[what] for answer in facts.get("stores", {}).values() if what in answer]
+    return f"{min(rates) / 1e6:,.0f} MB/s" if rates else _NONE
+
+
+def _size(count: int) -> str:
+    return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"

@@ -1,15 +1,18 @@
-"""What a user is told of an error that ends a command, and its exit code."""
+"""How a command ends: its exit code, and the sentence that is printed for an error."""
 
 import errno
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+import typer
+
 from multihop.common.errors import UserError
-from multihop.common.exit_codes import FAILED, USER_ERROR
+from multihop.common.exit_codes import FAILED, STOPPED, USER_ERROR
 from multihop.common.files import DISK_FULL
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.failures import ReadFailed
 
 _ADVICE = {
@@ -37,7 +40,7 @@ _EXTRA_OF = {
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Exit with a sentence where the user, the disk or a store that is away is the cause; other errors pass."""
+    """Exit with a sentence if the user, the disk or an unreachable store caused the error; other errors pass."""
     try:
         yield
     except UserError as error:
@@ -63,5 +66,23 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _exit(what: Exception | str, code: int, advice: str = "") -> NoReturn:
-    print(f"multihop: {shown(str(what))}{advice}", file=sys.stderr)
+    print(f"multihop: {safe_text(str(what))}{advice}", file=sys.stderr)
     sys.exit(code)
+
+
+def exit_with(work: Callable[[], int]) -> None:
+    """Run `work` and exit with the code that it returns; STOPPED if it is interrupted."""
+    from multihop.cluster.ray import TrainingFailed, WorkerDiedError
+
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
+        # Everything is closed. Exit handlers of libraries may wait for processes that the signal has ended as well.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(STOPPED)
+    except (TrainingFailed, WorkerDiedError) as error:
+        print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
+        code = FAILED
+    raise typer.Exit(code)

@@ -1,36 +1,108 @@
-"""The commands about jobs of a cluster."""
+"""The commands `submit`, `jobs`, `attach`, `logs`, `stop` and `fetch`: runs on a cluster, from another machine."""
 
-import base64
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from multihop.cluster.jobs.fetched import unpack_results
-from multihop.cluster.jobs.follow import exit_code, follow, verdict
-from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_script
-from multihop.cluster.jobs.head_scripts.pack_results import MARK
-from multihop.cluster.jobs.head_scripts.print_log import OFFSET_PREFIX
-from multihop.cluster.jobs.submit import JobRequest, submit
-from multihop.cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
-from multihop.common.errors import UserError
+import typer
+
+from multihop.cluster.cli.doctor import is_fit
+from multihop.cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
 from multihop.common.exit_codes import DETACHED, FAILED
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
-_FOLLOW_TIMEOUT_S = 600
-"""Seconds for which one job on the head follows a log before this process starts the next: the head cannot see whether
-this process is still alive."""
+if TYPE_CHECKING:
+    from multihop.cluster.jobs.submit import JobRequest
+    from multihop.cluster.ray.jobs import Job, Jobs
+
+job_commands = typer.Typer()
+_LOCAL = "http://127.0.0.1:8265"
 
 
-def submit_and_follow(address: str, order: JobRequest) -> int:
-    """Submit an order, follow it, and return the run's exit code."""
+@job_commands.command()
+def submit(
+    recipe: RecipePath,
+    runs: Annotated[
+        str, typer.Option(help="Directory of all runs, at the same path on all nodes, or s3://BUCKET/PREFIX.")
+    ],
+    overrides: Overrides = None,
+    address: Dashboard = _LOCAL,
+    stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
+    allow_change: Allow = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Examine the cluster first, and submit nothing if something is wrong.")
+    ] = False,
+) -> None:
+    """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
+    from multihop.cluster.jobs.submit import JobRequest, load_for_cluster
+
+    loaded = load_for_cluster(recipe, overrides or [], runs)
+    request = JobRequest(loaded, stage, runs.rstrip("/"), allow_change or ())
+    if check and not is_fit(address, request.recipe, request.runs):
+        raise typer.Exit(FAILED)
+    raise typer.Exit(submit_and_follow(address, request))
+
+
+@job_commands.command()
+def jobs(address: Dashboard = _LOCAL) -> None:
+    """List the jobs of a cluster."""
+    show_jobs(address)
+
+
+@job_commands.command()
+def attach(name: JobName, address: Dashboard = _LOCAL) -> None:
+    """Follow the job of a run from its first line."""
+    raise typer.Exit(attach_to(address, name))
+
+
+@job_commands.command()
+def logs(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow it until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="The log of this rank.")] = None,
+) -> None:
+    """Print the output of a run's job."""
+    raise typer.Exit(show_log(address, name, follow, rank))
+
+
+@job_commands.command()
+def stop(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    now: Annotated[bool, typer.Option("--now", help="Kill it without saving a checkpoint.")] = False,
+) -> None:
+    """Have a run save a checkpoint and stop."""
+    raise typer.Exit(stop_job(address, name, now))
+
+
+@job_commands.command()
+def fetch(
+    name: JobName,
+    address: Dashboard = _LOCAL,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to put the folder NAME.")] = Path("fetched"),
+) -> None:
+    """Copy a run's report and results to this machine."""
+    show_fetch(address, name, out)
+
+
+def submit_and_follow(address: str, request: "JobRequest") -> int:
+    """Submit a request, follow its job, and return the run's exit code."""
+    from multihop.cluster.jobs.submit import submit
+    from multihop.cluster.ray.jobs import Jobs
+
     jobs = Jobs(address)
-    return _follow(jobs, submit(jobs, order, lambda line: print(shown(line), flush=True)))
+    return _follow_job(jobs, submit(jobs, request, lambda line: print(safe_text(line), flush=True)))
 
 
 def attach_to(address: str, name: str) -> int:
     """Follow a run's job from its first line; returns the run's exit code."""
+    from multihop.cluster.jobs.results import find_job
+    from multihop.cluster.ray.jobs import Jobs
+
     jobs = Jobs(address)
-    return _follow(jobs, find_job(jobs, name))
+    return _follow_job(jobs, find_job(jobs, name))
 
 
 def show_jobs(address: str) -> None:
@@ -39,6 +111,7 @@ def show_jobs(address: str) -> None:
     from rich.table import Table
 
     from multihop.cluster.console import plain
+    from multihop.cluster.ray.jobs import COMMIT, Jobs
 
     table = Table("run", "job", "status", "started", "took", "code", header_style="bold", box=None)
     for job in reversed(Jobs(address).all()):
@@ -51,47 +124,32 @@ def show_jobs(address: str) -> None:
 
 def show_log(address: str, name: str, following: bool, rank: int | None) -> int:
     """Print what a run's job printed, or the log of one of its ranks."""
+    from multihop.cluster.jobs.head_script import HeadScriptFailed
+    from multihop.cluster.jobs.results import find_job, follow_rank_log
+    from multihop.cluster.ray.jobs import Jobs
+
     jobs = Jobs(address)
     job = find_job(jobs, name)
     if rank is not None:
         try:
-            _show_rank(jobs, job, rank, following)
+            follow_rank_log(jobs, job, rank, following, _write)
         except HeadScriptFailed as error:
-            print(f"multihop: {shown(str(error))}", file=sys.stderr)
+            print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
             return FAILED
         return 0
     if following:
-        return _follow(jobs, job)
+        return _follow_job(jobs, job)
     _write(jobs.output(job.id))
     return 0
 
 
-def _show_rank(jobs: Jobs, job: Job, rank: int, following: bool) -> None:
-    """Print a rank's log; if `following`, also what is appended to it until the job ends.
-
-    Raises:
-        HeadScriptFailed: There is no such log, or it cannot be read.
-    """
-    read_to = 0
-
-    def write(line: str) -> None:
-        nonlocal read_to
-        if line.startswith(OFFSET_PREFIX):
-            read_to = int(line.removeprefix(OFFSET_PREFIX))
-        else:
-            _write(line)
-
-    while True:
-        now = jobs.get(job.id) if following else None
-        goes_on = now is not None and not now.has_ended
-        of_job = [JOB, job.id, str(_FOLLOW_TIMEOUT_S)] if goes_on else []
-        run_head_script(jobs, "print_log", [_folder(job), str(rank), str(read_to), *of_job], write)
-        if not goes_on:
-            return
-
-
 def stop_job(address: str, name: str, now: bool) -> int:
     """Stop a run's job and wait for its end: it saves a checkpoint first, unless `now`."""
+    from multihop.cluster.jobs.follow import exit_code, follow_job, outcome
+    from multihop.cluster.jobs.head_script import run_head_script
+    from multihop.cluster.jobs.results import find_job
+    from multihop.cluster.ray.jobs import JOB, Jobs
+
     jobs = Jobs(address)
     job = find_job(jobs, name)
     if job.has_ended:
@@ -100,59 +158,44 @@ def stop_job(address: str, name: str, now: bool) -> int:
     if now:
         print(run_head_script(jobs, "kill", [JOB, job.id]).strip())
     jobs.stop(job.id)
-    ended = follow(jobs, job.id, lambda chunk: None)
-    print(verdict(ended, name))
+    ended = follow_job(jobs, job.id, lambda chunk: None)
+    print(outcome(ended, name))
     return 0 if ended is not None else exit_code(None)
 
 
-def fetch_results(address: str, name: str, out: Path) -> None:
-    """Copy report, results, metrics and recipe of a run to this machine, replacing those of an earlier fetch.
+def show_fetch(address: str, name: str, out: Path) -> None:
+    """Copy the results of a run to `out / name`, and print how many files were written.
 
     Raises:
-        UserError: The run has none, or a directory or other file blocks their path.
+        UserError: the run has no results, or a directory or other file blocks their path.
     """
+    from multihop.cluster.jobs.results import fetch_results, find_job
+    from multihop.cluster.ray.jobs import Jobs
+
     jobs = Jobs(address)
-    job = find_job(jobs, name)
-    try:
-        printed = run_head_script(jobs, "pack_results", [_folder(job)])
-    except HeadScriptFailed as error:
-        raise UserError(str(error)) from None
-    lines = [line.removeprefix(MARK) for line in printed.splitlines() if line.startswith(MARK)]
-    fetched = unpack_results(b"".join(base64.b64decode(line, validate=True) for line in lines), out / name)
-    print(f"wrote {fetched} files to {shown(str(out / name))}")
+    written = fetch_results(jobs, find_job(jobs, name), out / name)
+    print(f"wrote {written} files to {safe_text(str(out / name))}")
 
 
-def find_job(jobs: Jobs, name: str) -> Job:
-    """The run's job that has not ended, or else its newest job.
+def _follow_job(jobs: "Jobs", job: "Job") -> int:
+    from multihop.cluster.jobs.follow import exit_code, follow_job, outcome
 
-    Raises:
-        UserError: The run has no job.
-    """
-    found = jobs.all()
-    mine = [job for job in found if job.run == name]
-    if not mine:
-        there = ", ".join(sorted({job.run for job in found})) or "none"
-        raise UserError(f"no job of a run {name}; runs with jobs: {there}")
-    return next((job for job in reversed(mine) if not job.has_ended), mine[-1])
-
-
-def _follow(jobs: Jobs, job: Job) -> int:
     name = job.run
     while True:
         try:
-            ended = follow(jobs, job.id, _write)
+            ended = follow_job(jobs, job.id, _write)
             break
         except KeyboardInterrupt:
             if not _wants_to_stop(name):
                 print(f"\nthe job runs on; `multihop attach {name}` follows it again", file=sys.stderr)
                 return DETACHED
             jobs.stop(job.id)
-    print(verdict(ended, name), file=sys.stderr)
+    print(outcome(ended, name), file=sys.stderr)
     return exit_code(ended)
 
 
 def _wants_to_stop(name: str) -> bool:
-    """Ask; without a terminal, or with a second Ctrl-C, the job runs on."""
+    """Ask the user; without a terminal, or with a second Ctrl-C, the job is left running."""
     if not sys.stdin.isatty():
         return False
     try:
@@ -162,16 +205,12 @@ def _wants_to_stop(name: str) -> bool:
         return False
 
 
-def _folder(job: Job) -> str:
-    return f"{job.metadata[RUNS]}/{job.run}"
-
-
 def _write(text: str) -> None:
-    sys.stdout.write(shown(text))
+    sys.stdout.write(safe_text(text))
     sys.stdout.flush()
 
 
-def _duration(job: Job) -> str:
+def _duration(job: "Job") -> str:
     if job.started is None:
         return ""
     minutes, seconds = divmod(round((job.ended or time.time()) - job.started), 60)

@@ -1,9 +1,11 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands have, and the run that a name on the command line means."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from multihop.common.errors import UserError
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, for example recipes/demo.yaml.")]
 Overrides = Annotated[
@@ -45,14 +47,14 @@ Verify = Annotated[
     bool,
     typer.Option("--verify", help="Hash all files of the prepared data, also unchanged ones."),
 ]
-CheckpointsPlace = Annotated[
+CheckpointsPath = Annotated[
     str, typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, or s3://BUCKET/PREFIX.")
 ]
-DataPlace = Annotated[
+DataPath = Annotated[
     str, typer.Argument(metavar="RUN", help="Run name, run directory, or directory of a prepared data set.")
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
-ModelPlace = Annotated[
+ModelPath = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, s3://BUCKET/PREFIX, or exported model."),
 ]
@@ -68,3 +70,20 @@ Dashboard = Annotated[
     ),
 ]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a run.")]
+
+
+def locate_run(name: str, runs: Path) -> str:
+    """The directory of the run of this name, or `name` itself if it is a directory or a URI such as s3://BUCKET/PREFIX.
+
+    Raises:
+        UserError: there is no such run and no such directory.
+    """
+    if (runs / name / "recipe.json").is_file():
+        return str(runs / name)
+    if "://" not in name and not Path(name).exists():
+        existing = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
+        raise UserError(
+            f"no run {name} in {runs} (existing runs: {existing}), and no directory of that name; give a run, "
+            "a directory or s3://BUCKET/PREFIX"
+        )
+    return name

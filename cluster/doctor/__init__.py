@@ -1,1 +1,1 @@
-"""What is wrong with a cluster, before a big job: `facts` of each node are gathered, and `findings` judge them."""
+"""What is wrong with a cluster, before a big job: `rounds` measures the nodes, and `findings` judges the report."""

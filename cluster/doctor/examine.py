@@ -1,6 +1,6 @@
-"""Examine the cluster of this process, as a job on a cluster's head.
+"""Examine the cluster of this process, or another one by a job on its head.
 
-Its command is `python -m multihop.cluster.doctor.examine ORDER.json`.
+The command of that job is `python -m multihop.cluster.doctor.examine REQUEST.json`.
 """
 
 import json
@@ -9,40 +9,97 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from multihop.cluster.doctor.finding import ClusterReport
-from multihop.cluster.doctor.findings import findings
-from multihop.cluster.doctor.order import CheckRequest
-from multihop.cluster.doctor.rounds import Say, gather
+from multihop.cluster.doctor.findings import ClusterReport, findings
+from multihop.cluster.doctor.rounds import CheckRequest, Say, gather
 from multihop.cluster.doctor.smoke_test import smoke_test
+from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files
+from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_job
+from multihop.cluster.jobs.head_scripts.inspect_head import code_hash
+from multihop.cluster.jobs.submit import inspect_head
+from multihop.cluster.ray.jobs import Jobs
 from multihop.cluster.ray.session import ray_session
-from multihop.cluster.runs.recipe import validate_recipe
+from multihop.cluster.runs.code_version import code_version
+from multihop.cluster.runs.recipe import Recipe, validate_recipe
 
-MARK = "multihop doctor: "
-SAYS = "multihop doctor does: "
-"""Lines of the output: the report as JSON, and progress."""
+RESULT_PREFIX = "multihop doctor: "
+PROGRESS_PREFIX = "multihop doctor does: "
+"""Prefixes of lines of the output: the report as JSON, and progress."""
+_REQUEST = "request.json"
 
 
-def examine(order: CheckRequest, say: Say) -> ClusterReport:
-    """Connect to Ray, or start it on this machine.
+def make_request(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> CheckRequest:
+    """A request to check what a run of this recipe needs; without a recipe, what any run needs.
+
+    Args:
+        runs: folder of all runs on the cluster, or s3://BUCKET/PREFIX.
+    """
+    stores = [runs] if runs else []
+    if runs and runs.startswith("s3://"):
+        runs = None
+    if recipe is None:
+        return CheckRequest(gpu=gpu, stores=stores, runs=runs)
+    if recipe.checkpoint.location is not None:
+        stores.append(recipe.checkpoint.location)
+    return CheckRequest(
+        gpu=gpu,
+        stores=stores,
+        tracks=True,
+        tracking=recipe.tracking.uri,
+        variables=recipe.cluster.env,
+        ranks=recipe.cluster.least_and_most[0],
+        runs=runs,
+        recipe=recipe.model_dump(mode="json"),
+    )
+
+
+def examine(request: CheckRequest, say: Say) -> ClusterReport:
+    """Examine the cluster that RAY_ADDRESS names, or Ray started on this machine.
 
     Returns:
-        The facts of `gather`; step, those of `smoke_test`, if the recipe is known and nothing is wrong so far; and
-        findings, a list.
+        The report of `gather`; step, the result of `smoke_test`, if the recipe is known and nothing is wrong so far;
+        and findings, a list.
     """
     with ray_session(None, 1):
-        report = gather(order, say)
-    if order.recipe is not None and order.runs is not None and not findings(report):
+        report = gather(request, say)
+    if request.recipe is not None and request.runs is not None and not findings(report):
         say("a step, a checkpoint, a restart, another step")
-        report["step"] = smoke_test(validate_recipe(order.recipe, "the recipe"), Path(order.runs))
+        report["step"] = smoke_test(validate_recipe(request.recipe, "the recipe"), Path(request.runs))
     return report | {"findings": [asdict(finding) for finding in findings(report)]}
 
 
+def examine_remotely(jobs: Jobs, request: CheckRequest, say: Say) -> ClusterReport:
+    """Run `examine` as a small job on a cluster's head; returns its report. The code is sent if the head has another.
+
+    Raises:
+        HeadScriptFailed: the job failed.
+    """
+    local = code_version()
+    installed = inspect_head(jobs, "").code
+    is_same = installed is not None and installed == code_hash(local.package)
+    code = {} if is_same else code_to_send(local)
+    if code and (new := untracked_files(local)):
+        say(f"with files that git does not track: {format_untracked(new)}")
+    contents = {_REQUEST: json.dumps(asdict(request)).encode()}
+    command = f"exec python -m multihop.cluster.doctor.examine {_REQUEST}"
+
+    def pass_progress(line: str) -> None:
+        if line.startswith(PROGRESS_PREFIX):
+            say(line.removeprefix(PROGRESS_PREFIX).strip())
+
+    printed = run_head_job(jobs, "doctor", command, contents, code, pass_progress)
+    result = next((line for line in printed.splitlines() if line.startswith(RESULT_PREFIX)), None)
+    if result is None:
+        raise HeadScriptFailed("the job printed no report")
+    report: ClusterReport = json.loads(result.removeprefix(RESULT_PREFIX))
+    return report
+
+
 def main() -> None:
-    """Examine as the file of the first argument orders. SIGTERM raises KeyboardInterrupt, so that all is cleaned up."""
+    """Examine what the JSON file of the first argument requests. SIGTERM raises KeyboardInterrupt, for the clean-up."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    order = CheckRequest(**json.loads(Path(sys.argv[1]).read_text()))
-    report = examine(order, lambda line: print(f"{SAYS}{line}", flush=True))
-    print(MARK + json.dumps(report), flush=True)
+    request = CheckRequest(**json.loads(Path(sys.argv[1]).read_text()))
+    report = examine(request, lambda line: print(f"{PROGRESS_PREFIX}{line}", flush=True))
+    print(RESULT_PREFIX + json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

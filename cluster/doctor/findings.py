@@ -1,26 +1,57 @@
-"""What is wrong, judged from the facts of all nodes. Pure functions; `rounds.gather` describes the facts."""
+"""Findings: what is wrong with a cluster, judged from the report of `multihop.cluster.doctor.rounds.gather`."""
 
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from multihop.cluster.doctor.finding import ClusterReport, Finding, gigabytes, rate
-from multihop.cluster.doctor.gpu_findings import gpu_findings
 
 _Key = TypeVar("_Key")
 CLOCK_S = 1.0
-"""Clocks may differ by this: leases, timestamps of metrics and signatures of requests to a store bear it."""
+"""Largest difference of clocks that leases, timestamps of metrics and signatures of requests to a store tolerate."""
 SLOW_DEVICE, SLOW_LINK, SLOW_STORE = 0.8, 0.5, 0.25
-"""Shares of the median. A step is as slow as its slowest rank; rates of networks vary more than those of processors,
-and those of a disk that others use most."""
+"""Lowest shares of the median rate. A step is as slow as its slowest rank; rates of networks vary more than those of
+processors, and those of a disk that others use most."""
 FREE_DISK, FREE_SHARE = 5 * 10**9, 0.05
 """Ray stops to store objects on a disk that is 95 % full."""
 AVAILABLE_MEMORY, FREE_SHM, OPEN_FILES = 2 * 10**9, 10**9, 4096
 
 
+HOT = 85
+"""Highest temperature of an idle GPU in degrees Celsius; most GPUs slow down from about 87 on."""
+USED = 2 * 10**9
+"""Most bytes of GPU memory in use before the measurements; the driver itself takes some hundred megabytes."""
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""NVML's nvmlClocksEventReason bits that are not the ordinary power limit."""
+USER_XIDS = {13, 31, 43, 45, 68, 69}
+"""Xid numbers of programs that failed or were killed; any other is an error of the driver, the GPU or the bus."""
+
+
+NodeReport = dict[str, Any]
+"""Answers of one node."""
+ClusterReport = dict[str, Any]
+"""Answers of all nodes, and the links between them, as `multihop.cluster.doctor.rounds.gather` returns them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, and what to do about it."""
+
+    node: str
+    """Name of the node, of both nodes of a link, or "the cluster"."""
+    check: str
+    seen: str
+    expected: str
+    advice: str
+
+
 def findings(report: ClusterReport) -> list[Finding]:
-    """All findings about a cluster; none: nothing is wrong."""
+    """All findings about a cluster; an empty list: nothing is wrong."""
     checks: Sequence[Callable[[ClusterReport], Iterator[Finding]]] = (
         _lost,
         _unanswered,
@@ -29,8 +60,8 @@ def findings(report: ClusterReport) -> list[Finding]:
         _space,
         _clocks,
         _devices,
-        gpu_findings,
-        _places,
+        _gpus,
+        _stores,
         _links,
         _tracking,
         _step,
@@ -38,7 +69,7 @@ def findings(report: ClusterReport) -> list[Finding]:
     return [finding for check in checks for finding in check(report)]
 
 
-def differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]]:
+def find_differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]]:
     """The value that most nodes have, and {node: value} of the others. The head decides between equal numbers."""
     counts = Counter(map(repr, values.values()))
     first = max(values, key=lambda name: (counts[repr(values[name])], name == head))
@@ -46,8 +77,8 @@ def differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]
     return usual, {name: value for name, value in values.items() if value != usual}
 
 
-def slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
-    """The median of rates, and those below `share` of it."""
+def find_slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
+    """The median of the rates, and the rates below `share` of it."""
     if not rates:
         return 0.0, {}
     median = statistics.median(rates.values())
@@ -74,14 +105,14 @@ def _unanswered(report: ClusterReport) -> Iterator[Finding]:
 
 def _room(report: ClusterReport) -> Iterator[Finding]:
     kind, needed = ("gpus", report["needs"]["ranks"]) if report["needs"]["gpu"] else ("cpus", report["needs"]["ranks"])
-    there = sum(int(facts[kind]) for facts in report["nodes"].values())
+    total = sum(int(facts[kind]) for facts in report["nodes"].values())
     free = sum(facts["free"][kind] for facts in report["nodes"].values())
     name, wanted = f"{kind.upper()[:-1]}s", f"{needed} for cluster.workers"
-    if there < needed:
-        yield Finding("the cluster", "room", f"{there} {name} in all", wanted, "lower cluster.workers, or add nodes")
+    if total < needed:
+        yield Finding("the cluster", "room", f"{total} {name} in all", wanted, "lower cluster.workers, or add nodes")
     elif free < needed:
         advice = "a run would wait until other jobs end: stop them, lower cluster.workers, or add nodes"
-        yield Finding("the cluster", "room", f"{free} free {name} of {there}", wanted, advice)
+        yield Finding("the cluster", "room", f"{free} free {name} of {total}", wanted, advice)
     for name, facts in report["nodes"].items():
         if report["needs"]["gpu"] and facts["gpus"] == 0:
             yield Finding(name, "room", "Ray knows no GPU there", "GPUs", "install the driver, and start Ray again")
@@ -91,19 +122,19 @@ def _versions(report: ClusterReport) -> Iterator[Finding]:
     machines, head = _answers(report, "machine"), _head(report)
     packages = dict.fromkeys(package for each in machines.values() for package in each["versions"])
     for package in packages:
-        usual, others = differing({name: each["versions"].get(package) for name, each in machines.items()}, head)
+        usual, others = find_differing({name: each["versions"].get(package) for name, each in machines.items()}, head)
         for name, version in others.items():
             what = "not installed" if version is None else f"{package} {version}"
             wanted = f"{package} {usual}" if usual is not None else f"no {package}"
             yield Finding(
                 name, "version", what, f"{wanted}, as on most nodes", "install the versions of constraints.txt"
             )
-    usual, others = differing({name: each["code"] for name, each in machines.items()}, head)
+    usual, others = find_differing({name: each["code"] for name, each in machines.items()}, head)
     for name, code in others.items():
         seen, expected = (f"code {value[:12]}" if value else "no code" for value in (code, usual))
         yield Finding(name, "version", seen, f"{expected}, as on most nodes", "install the same commit on all nodes")
     for what in ("cuda", "nccl"):
-        usual, others = differing({name: each[what] for name, each in _answers(report, "compute").items()}, head)
+        usual, others = find_differing({name: each[what] for name, each in _answers(report, "compute").items()}, head)
         for name, version in others.items():
             yield Finding(name, "version", f"{what} {version}", f"{usual}, as on most nodes", "install the same torch")
     for name, each in machines.items():
@@ -116,17 +147,17 @@ def _space(report: ClusterReport) -> Iterator[Finding]:
     for name, each in _answers(report, "machine").items():
         for disk in each["disks"]:
             free, total = disk["free"], disk["total"]
-            wanted = f"{gigabytes(FREE_DISK)} and {FREE_SHARE:.0%}"
+            wanted = f"{format_gigabytes(FREE_DISK)} and {FREE_SHARE:.0%}"
             if free < FREE_DISK or free < FREE_SHARE * total:
-                seen = f"{gigabytes(free)} of {gigabytes(total)} free at {disk['path']}"
+                seen = f"{format_gigabytes(free)} of {format_gigabytes(total)} free at {disk['path']}"
                 yield Finding(name, "disk", seen, wanted, "free disk space")
         available = each["memory"]["available"]
         if available < AVAILABLE_MEMORY:
-            seen, wanted = f"{gigabytes(available)} of memory left", gigabytes(AVAILABLE_MEMORY)
+            seen, wanted = f"{format_gigabytes(available)} of memory left", format_gigabytes(AVAILABLE_MEMORY)
             yield Finding(name, "memory", seen, wanted, "see what else runs there")
         if (free := each["shm"]["free"]) < FREE_SHM:
             advice = "enlarge it (docker run --shm-size), or remove what is left in it"
-            yield Finding(name, "shm", f"{gigabytes(free)} free in /dev/shm", gigabytes(FREE_SHM), advice)
+            yield Finding(name, "shm", f"{format_gigabytes(free)} free in /dev/shm", format_gigabytes(FREE_SHM), advice)
         if 0 <= each["open_files"] < OPEN_FILES:
             seen = f"a limit of {each['open_files']} open files"
             yield Finding(name, "open files", seen, f"{OPEN_FILES}", "raise it with `ulimit -n` before `ray start`")
@@ -158,7 +189,9 @@ def _devices(report: ClusterReport) -> Iterator[Finding]:
             seen = f"device {number} computed {each['wrong']} of 20 matrix products wrongly"
             yield Finding(name, "compute", seen, "none", "take the node out, and have the device replaced")
     for kind in dict.fromkeys(each["name"] for each in devices.values()):
-        median, below = slow({key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE)
+        median, below = find_slow(
+            {key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE
+        )
         for (name, number), flops in below.items():
             load = report["nodes"][name]["machine"]["load"]
             seen = f"device {number} multiplies matrices at {flops / 1e9:,.0f} GFLOP/s (load {load})"
@@ -166,41 +199,87 @@ def _devices(report: ClusterReport) -> Iterator[Finding]:
             yield Finding(name, "compute", seen, wanted, "see what else runs there, its limits and its cooling")
 
 
-def _places(report: ClusterReport) -> Iterator[Finding]:
-    by_place: dict[str, dict[str, dict[str, Any]]] = {}
+def _gpus(report: ClusterReport) -> Iterator[Finding]:
+    answered = {
+        name: facts["gpus_idle"]
+        for name, facts in report["nodes"].items()
+        if "gpus_idle" in facts and "error" not in facts["gpus_idle"]
+    }
+    most = max((len(answer["gpus"]) for answer in answered.values()), default=0)
+    for name, answer in answered.items():
+        slowed: dict[str, Finding] = {}
+        known, visible = report["nodes"][name]["gpus"], len(answer["gpus"])
+        if visible < most or known != visible:
+            seen = f"{visible} GPUs, of which Ray knows {known}"
+            yield Finding(name, "GPU", seen, f"{most}", "see dmesg and nvidia-smi, and start Ray again")
+        for gpu in answer["gpus"]:
+            for seen, expected, advice in _gpu_faults(gpu):
+                yield Finding(name, "GPU", f"GPU {gpu['index']}: {seen}", expected, advice)
+        after = report["nodes"][name].get("gpus_after_work", {}).get("gpus", [])
+        for gpu in [*answer["gpus"], *after]:
+            if reasons := [text for bit, text in SLOWDOWNS.items() if (gpu["throttle_reasons"] or 0) & bit]:
+                seen = f"GPU {gpu['index']}: {', '.join(reasons)}"
+                slowed.setdefault(seen, Finding(name, "GPU", seen, "full clocks", "see cooling and power supply"))
+        yield from slowed.values()
+        for address, number in answer["xids"] or ():
+            if number not in USER_XIDS:
+                advice = "look the number up in NVIDIA's table of Xid errors; restart or replace"
+                yield Finding(name, "GPU", f"Xid {number} of {address} in the kernel's log", "none", advice)
+
+
+def _gpu_faults(gpu: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (seen, expected, advice) for each fault of one GPU."""
+    if (gpu["memory_used"] or 0) > USED:
+        seen = f"{format_gigabytes(gpu['memory_used'])} of memory in use"
+        yield seen, f"less than {format_gigabytes(USED)}", "end the process that nvidia-smi shows"
+    if (gpu["temperature"] or 0) > HOT:
+        yield f"{gpu['temperature']} degrees without work", f"{HOT} at most", "see its cooling"
+    if gpu["uncorrected_errors"]:
+        yield (
+            f"{gpu['uncorrected_errors']} uncorrected ECC errors",
+            "none",
+            "reset it, and replace it if they come back",
+        )
+    now, most = gpu["pcie_width"]
+    if now is not None and most is not None and now < most:
+        yield f"PCIe x{now}", f"x{most}", "reseat the card, and see the slot and the riser"
+
+
+def _stores(report: ClusterReport) -> Iterator[Finding]:
+    by_location: dict[str, dict[str, dict[str, Any]]] = {}
     for name, facts in report["nodes"].items():
-        for place, found in facts.get("places", {}).items():
-            by_place.setdefault(place, {})[name] = found
-    for place, found in by_place.items():
-        good = {name: each for name, each in found.items() if "error" not in each}
-        for name, each in found.items():
+        for location, answer in facts.get("stores", {}).items():
+            by_location.setdefault(location, {})[name] = answer
+    for location, answers in by_location.items():
+        good = {name: each for name, each in answers.items() if "error" not in each}
+        for name, each in answers.items():
             if "error" in each:
                 other = f" (of {each['read_of']})" if "read_of" in each else ""
                 advice = "give access, free space, or mount the same folder on all nodes"
-                yield Finding(name, "store", f"{each['error']}{other}", f"{place} written and read", advice)
+                yield Finding(name, "store", f"{each['error']}{other}", f"{location} written and read", advice)
             elif not each["same"]:
-                seen = f"another content in what {each['read_of']} wrote to {place}"
+                seen = f"another content in what {each['read_of']} wrote to {location}"
                 yield Finding(name, "store", seen, "the same content", "do not use this store")
-        yield from _atomic(place, good)
+        yield from _atomic(location, good)
         for what in ("write_rate", "read_rate"):
-            median, below = slow({name: each[what] for name, each in good.items()}, SLOW_STORE)
+            median, below = find_slow({name: each[what] for name, each in good.items()}, SLOW_STORE)
             for name, value in below.items():
-                seen = f"{what.partition('_')[0]} {place} at {rate(value)}"
-                wanted = f"{SLOW_STORE:.0%} of the median of {rate(median)}"
+                seen = f"{what.partition('_')[0]} {location} at {format_rate(value)}"
+                wanted = f"{SLOW_STORE:.0%} of the median of {format_rate(median)}"
                 yield Finding(name, "store", seen, wanted, "see its disk, its network and how the folder is mounted")
 
 
-def _atomic(place: str, found: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Of all that create one file at once, one at most may succeed, and all must then read that one's."""
-    creators = sorted(name for name, each in found.items() if each["created"])
-    owners = {each["owner"] for each in found.values()}
+def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Of all nodes that create one file at once, one may succeed at most, and all must read its content."""
+    creators = sorted(name for name, each in answers.items() if each["created"])
+    owners = {each["owner"] for each in answers.values()}
     advice = "use another store: on this one two runs could own one folder"
     if len(creators) > 1:
-        seen = f"each created the one file in {place} that only one may"
+        seen = f"each created the one file in {location} that only one may"
         yield Finding(", ".join(creators), "store", seen, "one node at most", advice)
-    elif len(owners) > 1 or (creators and owners != {found[creators[0]]["own"]}):
+    elif len(owners) > 1 or (creators and owners != {answers[creators[0]]["node_file"]}):
         yield Finding(
-            ", ".join(sorted(found)), "store", f"different contents of one file in {place}", "the same", advice
+            ", ".join(sorted(answers)), "store", f"different contents of one file in {location}", "the same", advice
         )
 
 
@@ -216,11 +295,11 @@ def _links(report: ClusterReport) -> Iterator[Finding]:
             groups.setdefault((len(link["nodes"]), size), {})[name] = value
     largest = max((int(size) for _, size in groups), default=0)
     for (ends, size), rates in groups.items():
-        median, below = slow(rates, SLOW_LINK) if int(size) == largest else (0.0, {})
+        median, below = find_slow(rates, SLOW_LINK) if int(size) == largest else (0.0, {})
         for name, value in below.items():
             where = "within the node" if ends == 1 else "between them"
-            seen = f"all-reduce of {int(size) // 2**20} MiB {where} at {rate(value)}"
-            wanted = f"{SLOW_LINK:.0%} of the median of {rate(median)}"
+            seen = f"all-reduce of {int(size) // 2**20} MiB {where} at {format_rate(value)}"
+            wanted = f"{SLOW_LINK:.0%} of the median of {format_rate(median)}"
             yield Finding(name, "link", seen, wanted, "see cables, ports, speed of the interface and what else uses it")
 
 
@@ -237,10 +316,20 @@ def _step(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _answers(report: ClusterReport, question: str) -> dict[str, dict[str, Any]]:
-    """By node, without those that gave none."""
-    found = {name: facts.get(question, {"error": "not asked"}) for name, facts in report["nodes"].items()}
-    return {name: answer for name, answer in found.items() if "error" not in answer}
+    """The answers to a question by node, without nodes that gave none."""
+    answers = {name: facts.get(question, {"error": "not asked"}) for name, facts in report["nodes"].items()}
+    return {name: answer for name, answer in answers.items() if "error" not in answer}
 
 
 def _head(report: ClusterReport) -> str:
     return next((name for name, facts in report["nodes"].items() if facts["is_head"]), "")
+
+
+def format_gigabytes(count: float) -> str:
+    """Format a number of bytes, for example 1.2 GB."""
+    return f"{count / 1e9:,.1f} GB"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Format a rate, for example 1,234 MB/s."""
+    return f"{bytes_per_s / 1e6:,.0f} MB/s"

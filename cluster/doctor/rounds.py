@@ -1,48 +1,72 @@
-"""What is asked of the nodes: one question after another, so that no measurement disturbs another on its node."""
+"""The rounds of an examination: one question to all nodes after another, so that no measurement disturbs another."""
 
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from multihop.cluster.doctor import store
-from multihop.cluster.doctor.all_reduce import TIMEOUT_S as ALL_REDUCE_S
-from multihop.cluster.doctor.all_reduce import all_reduce_rates
-from multihop.cluster.doctor.compute import compute
-from multihop.cluster.doctor.facts import clock, machine
-from multihop.cluster.doctor.finding import ClusterReport, NodeReport
-from multihop.cluster.doctor.gpu import gpus
-from multihop.cluster.doctor.order import CheckRequest
-from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, nodes_of_cluster
-from multihop.cluster.ray.network import free_port
-from multihop.cluster.tracking.reach import seconds_to_answer, server_uri
+from multihop.cluster.doctor.findings import ClusterReport, NodeReport
+from multihop.cluster.doctor.measure_node import (
+    ALL_REDUCE_TIMEOUT_S,
+    all_reduce_rates,
+    measure_compute,
+    measure_machine,
+    query_gpus,
+    read_clock,
+)
+from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, free_port, nodes_of_cluster
+from multihop.cluster.tracking.connection import seconds_to_answer, server_uri
 from multihop.common.errors import UserError
 
 Say = Callable[[str], object]
 
 _ANSWER_S = 120.0
-"""For the first answer of a node: Ray starts a process, which may have to fetch the code first."""
+"""Timeout of a node's first answer: Ray starts a process, which may have to fetch the code first."""
 _COMPUTE_S = 180.0
-"""torch is imported, from a cold disk perhaps."""
+"""Timeout of the matrix products: torch may be imported from a cold disk."""
 _STORE_S = 180.0
 _SHORT_S = 30.0
 _CLOCK_REPEATS = 5
 _RANKS_ON_A_CPU_NODE = 2
 
 
-def gather(order: CheckRequest, say: Say) -> ClusterReport:
-    """All facts, as values of JSON. What failed stands as {"error": reason} in the place of its answer.
+@dataclass(frozen=True)
+class CheckRequest:
+    """What `multihop doctor` checks. It is sent to a cluster as JSON, beside the code."""
+
+    gpu: bool | None = False
+    """Whether each node should have GPUs, which are examined too; None: if any node has GPUs."""
+    stores: list[str] = field(default_factory=list)
+    """Folders or s3:// locations that all nodes must write and read."""
+    tracks: bool = False
+    """Whether the head must reach MLflow."""
+    tracking: str | None = None
+    """MLflow's URI; None: MLFLOW_TRACKING_URI of the head, if set."""
+    variables: list[str] = field(default_factory=list)
+    """Environment variables required on every node."""
+    ranks: int = 1
+    """Least number of ranks of a run."""
+    runs: str | None = None
+    """Folder of all runs; None: unknown, or the runs are in an object store."""
+    recipe: dict[str, Any] | None = None
+    """Resolved recipe of which a step is trained, if `runs` has its data."""
+
+
+def gather(request: CheckRequest, say: Say) -> ClusterReport:
+    """Ask all nodes; the answers are JSON values, and {"error": reason} for a question that failed.
 
     Args:
-        say: takes a line about what is being done.
+        say: called with a line about each round.
 
     Returns:
         nodes {name: facts}, the head first, with address, is_head, cpus, gpus, free, machine, and for those that
-        answered clock, compute, places {location: …} and, where GPUs are asked for, gpus_idle and gpus_after_work;
-        links [{nodes, rates}]; lost (names); needs; and tracking, if it is asked for.
+        answered clock, compute, stores {location: …} and, if GPUs are examined, gpus_idle and gpus_after_work;
+        links [{nodes, rates}]; lost (names); needs; and tracking, if it is requested.
     """
     nodes, lost = nodes_of_cluster()
-    on_gpu = any(node.gpus for node in nodes) if order.gpu is None else order.gpu
+    on_gpu = any(node.gpus for node in nodes) if request.gpu is None else request.gpu
     facts: dict[str, NodeReport] = {
         node.name: {
             "address": node.address,
@@ -59,61 +83,63 @@ def gather(order: CheckRequest, say: Say) -> ClusterReport:
             facts[call.node.name][question] = _as_json(answer)
 
     say(f"{len(nodes)} nodes: versions, memory, disks")
-    folders = [place for place in order.places if "://" not in place]
-    ask("machine", _ANSWER_S, [Call(node, machine, (folders, order.variables)) for node in nodes])
+    folders = [location for location in request.stores if "://" not in location]
+    ask("machine", _ANSWER_S, [Call(node, measure_machine, (folders, request.variables)) for node in nodes])
     nodes = [node for node in nodes if "error" not in facts[node.name]["machine"]]
     say("clocks")
     for node in nodes:
         facts[node.name]["clock"] = _clock(node)
     if on_gpu:  # before they have work, which takes memory
         say("GPUs")
-        ask("gpus_idle", _SHORT_S, [Call(node, gpus) for node in nodes])
+        ask("gpus_idle", _SHORT_S, [Call(node, query_gpus) for node in nodes])
     say("matrix products")
     reserved = {node: node.gpus if on_gpu else 0 for node in nodes}
-    ask("compute", _COMPUTE_S, [Call(node, compute, (on_gpu,), gpus=reserved[node]) for node in nodes])
+    ask("compute", _COMPUTE_S, [Call(node, measure_compute, (on_gpu,), gpus=reserved[node]) for node in nodes])
     if on_gpu:
-        ask("gpus_after_work", _SHORT_S, [Call(node, gpus) for node in nodes])
-    for place in order.places:
-        say(f"reading and writing {place}")
-        for name, found in _place(place, nodes):
-            facts[name].setdefault("places", {})[place] = found
+        ask("gpus_after_work", _SHORT_S, [Call(node, query_gpus) for node in nodes])
+    for location in request.stores:
+        say(f"reading and writing {location}")
+        for name, answer in _store(location, nodes):
+            facts[name].setdefault("stores", {})[location] = answer
     say("all-reduce")
     report: ClusterReport = {"nodes": facts, "links": list(_links(nodes, on_gpu)), "lost": lost}
-    report["needs"] = {"ranks": order.ranks, "gpu": on_gpu}
-    if order.tracks and (uri := server_uri(order.tracking)) is not None:
+    report["needs"] = {"ranks": request.ranks, "gpu": on_gpu}
+    if request.tracks and (uri := server_uri(request.tracking)) is not None:
         say("MLflow")
-        report["tracking"] = _tracking(uri)
+        report["tracking"] = _ask_tracking(uri)
     return report
 
 
 def _clock(node: Node) -> dict[str, Any]:
     """How far the node's clock is ahead of this process's, and by how much that may be wrong, in seconds: the best of
-    some round trips, in the middle of which the node is taken to have looked."""
-    found = []
+    some round trips, in the middle of which the node is assumed to have read its clock."""
+    answers = []
     for _ in range(_CLOCK_REPEATS):
         before = time.time()
-        (answer,) = call_on_nodes([Call(node, clock)], _SHORT_S)
+        (answer,) = call_on_nodes([Call(node, read_clock)], _SHORT_S)
         after = time.time()
         if isinstance(answer, Failed):
             return {"error": answer.reason}
-        found.append({"uncertainty": (after - before) / 2, "ahead": answer - (before + after) / 2})
-    return min(found, key=lambda each: each["uncertainty"])
+        answers.append({"uncertainty": (after - before) / 2, "ahead": answer - (before + after) / 2})
+    return min(answers, key=lambda each: each["uncertainty"])
 
 
-def _place(place: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each node found in one place: {error} or that of `store.write` and `store.read`."""
-    trial, own = secrets.token_hex(4), {node: f"node-{number}" for number, node in enumerate(nodes)}
+def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each node's name and its {error}, or the results of `store.write` and `store.read`."""
+    trial, file_of = secrets.token_hex(4), {node: f"node-{number}" for number, node in enumerate(nodes)}
     try:
-        wrote = call_on_nodes([Call(node, store.write, (place, trial, own[node])) for node in nodes], _STORE_S)
+        wrote = call_on_nodes([Call(node, store.write, (location, trial, file_of[node])) for node in nodes], _STORE_S)
         facts = {node: _as_json(answer) for node, answer in zip(nodes, wrote, strict=True)}
         writers = [node for node in nodes if "error" not in facts[node]]
         others = {node: writers[(number + 1) % len(writers)] for number, node in enumerate(writers)}
-        read = call_on_nodes([Call(node, store.read, (place, trial, own[others[node]])) for node in writers], _STORE_S)
+        read = call_on_nodes(
+            [Call(node, store.read, (location, trial, file_of[others[node]])) for node in writers], _STORE_S
+        )
     finally:
-        call_on_nodes([Call(node, store.remove, (place, trial)) for node in nodes], _SHORT_S)
+        call_on_nodes([Call(node, store.remove, (location, trial)) for node in nodes], _SHORT_S)
     for node, answer in zip(writers, read, strict=True):
-        facts[node] |= _as_json(answer) | {"own": own[node], "read_of": others[node].name}
-    return ((node.name, found) for node, found in facts.items())
+        facts[node] |= _as_json(answer) | {"node_file": file_of[node], "read_of": others[node].name}
+    return ((node.name, answer) for node, answer in facts.items())
 
 
 def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[dict[str, Any]]:
@@ -140,15 +166,15 @@ def _all_reduce(groups: Sequence[Sequence[Node]], on_gpu: bool) -> Iterator[dict
         for secret in [secrets.token_hex(32)]
         for rank, node in enumerate(group)
     ]
-    answers = iter(call_on_nodes(calls, ALL_REDUCE_S))
+    answers = iter(call_on_nodes(calls, ALL_REDUCE_TIMEOUT_S))
     for group, port in zip(groups, ports, strict=True):
-        found = [port] if isinstance(port, Failed) else [next(answers) for _ in group]
-        failed = [each.reason for each in found if isinstance(each, Failed)]
+        results = [port] if isinstance(port, Failed) else [next(answers) for _ in group]
+        failed = [each.reason for each in results if isinstance(each, Failed)]
         names = list(dict.fromkeys(node.name for node in group))
-        yield {"nodes": names, **({"error": "; ".join(dict.fromkeys(failed))} if failed else {"rates": found[0]})}
+        yield {"nodes": names, **({"error": "; ".join(dict.fromkeys(failed))} if failed else {"rates": results[0]})}
 
 
-def _tracking(uri: str) -> dict[str, Any]:
+def _ask_tracking(uri: str) -> dict[str, Any]:
     try:
         return {"seconds": seconds_to_answer(uri)}
     except (ConnectionError, UserError) as error:

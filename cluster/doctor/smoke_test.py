@@ -1,5 +1,7 @@
-"""A first step of a recipe's run on its own data, its checkpoint, and a second step after a restart from that: all
-that a run does before the weeks in between. Under a name of its own, which is removed."""
+"""A smoke test of a recipe on its own data: a step, a checkpoint, and another step after a restart from it.
+
+The run has a random name, and is removed afterwards.
+"""
 
 import secrets
 import shutil
@@ -7,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
+from multihop.cluster.ray import TrainingFailed, WorkerDiedError
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.cluster.runs.resolved import store_of
@@ -24,11 +26,11 @@ def smoke_test(recipe: Recipe, runs: Path) -> dict[str, Any]:
     """Train a step with all ranks, save, load and train another.
 
     Args:
-        runs: folder of all runs. What is prepared there for the recipe is used, and nothing is prepared.
+        runs: folder of all runs. Data that is prepared in it for the recipe is used; nothing is prepared.
 
     Returns:
-        first_s and second_s (seconds of each start), {skipped: reason} where the data is not prepared, or
-        {error: reason}, for example where a source is missing.
+        first_s and second_s (seconds of each start), {skipped: reason} if the data is not prepared, or
+        {error: reason}, for example if a source is missing.
     """
     try:
         if not _is_prepared(recipe, runs):
@@ -36,31 +38,31 @@ def smoke_test(recipe: Recipe, runs: Path) -> dict[str, Any]:
     except (UserError, OSError) as error:
         return {"error": str(error)}
     name = f"doctor-{secrets.token_hex(6)}"
-    place = checkpoints_of(runs / name, recipe.model_copy(update={"name": name}))
+    checkpoints = checkpoints_of(runs / name, recipe.model_copy(update={"name": name}))
     try:
-        return {"first_s": _trained(recipe, runs, name, 1), "second_s": _trained(recipe, runs, name, 2)}
+        return {"first_s": _train(recipe, runs, name, 1), "second_s": _train(recipe, runs, name, 2)}
     except (UserError, OSError, TrainingFailed, WorkerDiedError) as error:
         return {"error": str(error)}
     finally:
-        _remove(open_folder(place))
+        _remove(open_folder(checkpoints))
         if (runs / name).exists():
             shutil.rmtree(runs / name)
 
 
-def shortened(recipe: Recipe, runs: Path, name: str, steps: int) -> Recipe:
+def shorten(recipe: Recipe, runs: Path, name: str, steps: int) -> Recipe:
     """The recipe with its first phase only, and so many steps of that at the full batch size."""
     content = recipe.model_dump(mode="json")
     phase = content["phases"][0] | {"steps": steps, "batch_ramp": [], "skip_steps": [], "schedule": "constant"}
     content["phases"] = [phase | {"warmup_ratio": None, "warmup_steps": 0}]
     content["checkpoint"] |= {"save_interval": 1}
     content["tracking"]["uri"] = f"sqlite:///{(runs / name).absolute() / 'mlflow.db'}"  # not among the runs of others
-    content["cluster"]["address"] = None  # that of this process
+    content["cluster"]["address"] = None  # the cluster of this process
     return validate_recipe(content | {"name": name}, "the shortened recipe")
 
 
-def _trained(recipe: Recipe, runs: Path, name: str, steps: int) -> float:
+def _train(recipe: Recipe, runs: Path, name: str, steps: int) -> float:
     started = time.monotonic()
-    code = run_stages(shortened(recipe, runs, name, steps), runs, ("prep", "train"), allowed=["phases"])
+    code = run_stages(shorten(recipe, runs, name, steps), runs, ("prep", "train"), allowed=["phases"])
     if code != DONE:
         raise TrainingFailed(f"a run of {steps} steps ended with exit code {code}")
     return time.monotonic() - started

@@ -1,7 +1,7 @@
-"""Whether a place for runs or checkpoints can be written and read by all nodes, how fast, and whether it is atomic.
+"""Whether a folder or bucket for runs or checkpoints can be written and read by all nodes, how fast, and atomically.
 
-Each function runs on a node. Each node writes a file, then reads that of its neighbour: a node's own would come from
-its memory. All try to create one file at once, as two runs that want one folder would.
+Each function is called on a node. Each node writes a file, then reads its neighbour's: its own file would come from its
+memory. All nodes try to create one file at once, as two runs that want one folder would.
 """
 
 import errno
@@ -14,7 +14,7 @@ from multihop.common.storage import Folder, open_folder
 
 _PIECE, _PIECES = 4 * 2**20, 16
 _OWNER = "owner"
-_LOOK_AGAIN_S, _WRITERS_END_S = 0.5, 20.0
+_RETRY_S, _WRITERS_END_S = 0.5, 20.0
 
 
 def write(location: str, trial: str, node: str) -> dict[str, Any]:
@@ -22,13 +22,13 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
 
     Args:
         trial: names a folder in `location`, which need not exist.
-        node: names this node's file there.
+        node: names this node's file.
 
     Returns:
         write_rate, in bytes per second, and created: whether this node created the file that only one may.
 
     Raises:
-        OSError, UserError: it cannot be written.
+        OSError, UserError: the location cannot be written to.
     """
     folder, content = _folder(location, trial), list(_content(node))
     started = time.perf_counter()
@@ -45,16 +45,16 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
         names.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the file does not exist, or cannot be read.
     """
     folder = _folder(location, trial)
     started = time.perf_counter()
     with folder.open(other) as file:
-        found = b"".join(file.chunks())
+        content = b"".join(file.chunks())
     seconds = time.perf_counter() - started
     return {
         "read_rate": _PIECE * _PIECES / seconds,
-        "same": found == b"".join(_content(other)),
+        "same": content == b"".join(_content(other)),
         "owner": folder.read_bytes(_OWNER).decode(),
     }
 
@@ -78,7 +78,7 @@ def remove(location: str, trial: str) -> None:
                 raise
             absent = 0
         if absent < 2:
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_RETRY_S)
 
 
 def _folder(location: str, trial: str) -> Folder:

@@ -7,7 +7,7 @@ from pathlib import Path
 from multihop.cluster.jobs.head_scripts.inspect_head import PACKAGES, code_files
 from multihop.cluster.runs.code_version import CodeVersion, git
 from multihop.common.errors import UserError
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """A fixed time: the same content makes the same archive, which Ray then does not upload again."""
@@ -15,7 +15,7 @@ _LARGEST = 5
 _CHUNK = 2**20
 
 
-def code_to_send(here: CodeVersion) -> dict[str, Path]:
+def code_to_send(local: CodeVersion) -> dict[str, Path]:
     """Files of the checkout that git tracks or would track, so no caches or runs; the package's files without git.
 
     Links are left out: they could point anywhere.
@@ -23,10 +23,10 @@ def code_to_send(here: CodeVersion) -> dict[str, Path]:
     Returns:
         {name in the archive: file}. The package is at the top, as `multihop/`: jobs import from where they start.
     """
-    listed = _regular(_listed(here, "--cached", "--others")) if here.commit else []
-    if not listed:
-        return {f"multihop/{path.relative_to(here.package).as_posix()}": path for path in code_files(here.package)}
-    return {_name_in_archive(path.relative_to(here.checkout)): path for path in listed}
+    paths = _regular(_git_files(local, "--cached", "--others")) if local.commit else []
+    if not paths:
+        return {f"multihop/{path.relative_to(local.package).as_posix()}": path for path in code_files(local.package)}
+    return {_name_in_archive(path.relative_to(local.checkout)): path for path in paths}
 
 
 def _name_in_archive(path: Path) -> str:
@@ -35,16 +35,16 @@ def _name_in_archive(path: Path) -> str:
     return path.as_posix().removeprefix("src/")
 
 
-def untracked(here: CodeVersion) -> list[str]:
+def untracked_files(local: CodeVersion) -> list[str]:
     """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
-    found = _regular(_listed(here, "--others")) if here.commit else []
-    return [path.relative_to(here.checkout).as_posix() for path in found]
+    paths = _regular(_git_files(local, "--others")) if local.commit else []
+    return [path.relative_to(local.checkout).as_posix() for path in paths]
 
 
-def untracked_line(names: Sequence[str]) -> str:
+def format_untracked(names: Sequence[str]) -> str:
     """The user's line about untracked files."""
     more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
-    return f"{shown(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
+    return f"{safe_text(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
 
 
 def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Path], limit: int) -> str:
@@ -54,7 +54,7 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
         The archive's size with its largest files, as a sentence.
 
     Raises:
-        UserError: The archive reaches `limit` bytes, or a name is not UTF-8.
+        UserError: the archive reaches `limit` bytes, or a name is not UTF-8.
     """
     with open(to, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(contents.items()):
@@ -72,9 +72,9 @@ def write_archive(to: Path, contents: Mapping[str, bytes], code: Mapping[str, Pa
     return megabytes(to.stat().st_size) + (f"; largest: {largest}" if largest else "")
 
 
-def _listed(here: CodeVersion, *which: str) -> list[Path]:
-    names = git(here.checkout, "ls-files", "-z", *which, "--exclude-standard") or ""
-    return [here.checkout / name for name in names.split("\0") if name]
+def _git_files(local: CodeVersion, *which: str) -> list[Path]:
+    names = git(local.checkout, "ls-files", "-z", *which, "--exclude-standard") or ""
+    return [local.checkout / name for name in names.split("\0") if name]
 
 
 def _regular(paths: Iterable[Path]) -> list[Path]:
@@ -83,11 +83,11 @@ def _regular(paths: Iterable[Path]) -> list[Path]:
 
 def _largest(code: Mapping[str, Path]) -> str:
     sizes = sorted(((path.stat().st_size, name) for name, path in code.items()), reverse=True)[:_LARGEST]
-    return shown(", ".join(f"{name} {megabytes(size)}" for size, name in sizes))
+    return safe_text(", ".join(f"{name} {megabytes(size)}" for size, name in sizes))
 
 
 def megabytes(count: int) -> str:
-    """For example 1.2 MB."""
+    """Format a number of bytes, for example 1.2 MB."""
     return f"{count / 1e6:.1f} MB"
 
 
@@ -95,8 +95,8 @@ def _entry(name: str) -> zipfile.ZipInfo:
     try:
         name.encode()
     except UnicodeEncodeError:
-        given = name.encode(errors="surrogateescape")
-        raise UserError(f"the name of the file {given!r} is not UTF-8; rename it, or add it to .gitignore") from None
+        encoded = name.encode(errors="surrogateescape")
+        raise UserError(f"the name of the file {encoded!r} is not UTF-8; rename it, or add it to .gitignore") from None
     entry = zipfile.ZipInfo(name, _EARLIEST)
     entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return entry

@@ -1,4 +1,4 @@
-"""Follow a job from afar: each line of its output once, whatever happens to the connection; then its exit code."""
+"""Follow a job from another machine: each line of its output once, across lost connections; then its exit code."""
 
 import sys
 import time
@@ -9,39 +9,39 @@ from multihop.common.exit_codes import DONE, FAILED, LOST, STOPPED, USER_ERROR
 
 _RETRY_S = 2.0
 _PATIENCE_S = 600.0
-"""How long a head that does not answer is waited for: longer than its restart takes."""
+"""Seconds to wait for a head that does not answer: longer than its restart takes."""
 
 
-def follow(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
+def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
     """Write a job's output as it comes until it has ended.
 
-    Ray sends the whole output to each new connection: what was written before is passed over.
+    Ray sends the whole output to each new connection: what was written before is skipped.
 
     Returns:
         The job as it ended; None if the cluster does not know it any more, or does not answer for ten minutes.
     """
-    written, answered, is_away = 0, time.monotonic(), False
+    written, answered, is_unreachable = 0, time.monotonic(), False
     while True:
         try:
-            seen = 0
-            for chunk in jobs.follow(job_id):
-                is_away = _say(is_away, False)
-                new = chunk[max(0, written - seen) :]
-                seen += len(chunk)
+            received = 0
+            for chunk in jobs.tail_output(job_id):
+                is_unreachable = _report(is_unreachable, False)
+                new = chunk[max(0, written - received) :]
+                received += len(chunk)
                 if new:
                     write(new)
                     written += len(new)
-            is_away = _say(is_away, False)
+            is_unreachable = _report(is_unreachable, False)
         except UnreachableError as error:
-            is_away = _say(is_away, True, str(error))
+            is_unreachable = _report(is_unreachable, True, str(error))
             time.sleep(_RETRY_S)
-        # Asked in any case: a cluster in the place of a lost one has no output to follow, and does not know the job.
+        # Asked in any case: a cluster that replaced a lost one has no output to follow, and does not know the job.
         try:
             job = jobs.get(job_id)
         except UnreachableError as error:
             if time.monotonic() - answered > _PATIENCE_S:
                 return None
-            is_away = _say(is_away, True, str(error))
+            is_unreachable = _report(is_unreachable, True, str(error))
             continue
         if job is None:
             return None
@@ -52,7 +52,7 @@ def follow(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | Non
 
 
 def exit_code(job: Job | None) -> int:
-    """That of the job's command; LOST where the cluster lost the job; never 0 for what did not succeed."""
+    """The exit code of the job's command; LOST if the cluster lost the job; never 0 for a job that did not succeed."""
     if job is None:
         return LOST
     if job.status == "SUCCEEDED":
@@ -64,8 +64,8 @@ def exit_code(job: Job | None) -> int:
     return job.exit_code if job.exit_code in (FAILED, USER_ERROR, STOPPED) else FAILED
 
 
-def verdict(job: Job | None, name: str) -> str:
-    """How it ended, in one line."""
+def outcome(job: Job | None, name: str) -> str:
+    """One line about how the job ended."""
     code = exit_code(job)
     if job is None or code == LOST:
         why = f" ({job.message.splitlines()[0][:300]})" if job is not None and job.message else ""
@@ -78,7 +78,7 @@ def verdict(job: Job | None, name: str) -> str:
 
 
 def _write_rest(jobs: Jobs, job: Job, written: int, write: Callable[[str], object]) -> None:
-    """What was printed after the last chunk. Where the node with the output is gone, the last lines are in the
+    """Write what was printed after the last chunk. If the node with the output is gone, the last lines are in the job's
     message."""
     try:
         write(jobs.output(job.id)[written:])
@@ -86,9 +86,9 @@ def _write_rest(jobs: Jobs, job: Job, written: int, write: Callable[[str], objec
         write(f"{job.message}\n")
 
 
-def _say(is_away: bool, now_away: bool, why: str = "") -> bool:
-    if now_away and not is_away:
+def _report(is_unreachable: bool, now_unreachable: bool, why: str = "") -> bool:
+    if now_unreachable and not is_unreachable:
         print(f"multihop: no answer from the cluster ({why}); trying again", file=sys.stderr)
-    elif is_away and not now_away:
+    elif is_unreachable and not now_unreachable:
         print("multihop: the cluster answers again", file=sys.stderr)
-    return now_away
+    return now_unreachable

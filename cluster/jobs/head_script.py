@@ -8,28 +8,28 @@ from pathlib import Path
 
 from multihop.cluster.jobs import head_scripts
 from multihop.cluster.jobs.archive import write_archive
-from multihop.cluster.jobs.follow import follow
+from multihop.cluster.jobs.follow import follow_job
 from multihop.cluster.ray.jobs import LARGEST_ARCHIVE, Jobs
 
 _FOLDER = Path(head_scripts.__file__).parent
 
 
 class HeadScriptFailed(Exception):
-    """With what the program printed last."""
+    """A program failed on the head; the message is the last line that it printed."""
 
 
 def run_head_script(
     jobs: Jobs, program: str, arguments: Sequence[str], write: Callable[[str], object] | None = None
 ) -> str:
-    """Run head_scripts/PROGRAM.py on the head, and remove its job from the list; returns what it printed.
+    """Run a program of head_scripts on the head, and remove its job from the list; returns what it printed.
 
     Args:
         write: takes the output as it comes.
 
     Raises:
-        HeadScriptFailed: it did not end with exit code 0.
+        HeadScriptFailed: the program did not end with exit code 0.
     """
-    command = "exec " + shlex.join(["python", "-m", f"{_FOLDER.name}.{program}", *arguments])
+    command = "exec " + shlex.join(["python", "-m", _FOLDER.name, program, *arguments])
     files = {f"{_FOLDER.name}/{path.name}": path for path in _FOLDER.glob("*.py")}
     return run_head_job(jobs, program, command, {}, files, write or (lambda line: None))
 
@@ -51,7 +51,7 @@ def run_head_job(
         write: takes the output line by line, as it comes.
 
     Raises:
-        HeadScriptFailed: it did not end with exit code 0.
+        HeadScriptFailed: the program did not end with exit code 0.
         UserError: the files are too large to be sent.
     """
     job_id = f"multihop-{name}-{secrets.token_hex(6)}"
@@ -61,7 +61,7 @@ def run_head_job(
         jobs.submit(job_id, command, archive, {})
     output = _Output(f"Running entrypoint for job {job_id}: {command}", write)
     try:
-        ended = follow(jobs, job_id, output.take)
+        ended = follow_job(jobs, job_id, output.take)
     except BaseException:
         jobs.stop(job_id)
         raise
@@ -83,7 +83,7 @@ class _Output:
         self._is_first = True
 
     def take(self, chunk: str) -> None:
-        """Pass whole lines on."""
+        """Pass complete lines on to `write`."""
         *whole, self._begun = (self._begun + chunk).split("\n")
         for line in whole:
             if not self._is_first and line != self._command:
@@ -92,7 +92,7 @@ class _Output:
             self._is_first = False
 
     def all(self) -> str:
-        """After its end: all of it."""
+        """Return the whole output, once the program has ended."""
         if self._begun:
             self._lines.append(self._begun)
             self._write(self._begun)

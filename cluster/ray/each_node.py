@@ -1,5 +1,6 @@
-"""Functions called on nodes that are named, each answer waited for only so long."""
+"""The nodes of a cluster, functions called on each of them with a timeout, and a node's ports and interfaces."""
 
+import socket
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,18 +34,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments for a node, where it must be importable."""
+    """A function and its arguments for a node. The function must be importable on the node."""
 
     node: Node
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     gpus: int = 0
-    """Reserved for it."""
+    """Number of GPUs that Ray reserves for the call."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """In place of an answer."""
+    """The result of a call that gave no answer."""
 
     reason: str
 
@@ -70,11 +71,11 @@ def nodes_of_cluster() -> tuple[list[Node], list[str]]:
         )
         for each, name in zip(alive, _names(alive), strict=True)
     ]
-    back = {node.address for node in nodes}
+    addresses = {node.address for node in nodes}
     lost = {
         f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']})"
         for each in table
-        if not each["Alive"] and each["NodeManagerAddress"] not in back and each.get("DeathReason") == _UNEXPECTED
+        if not each["Alive"] and each["NodeManagerAddress"] not in addresses and each.get("DeathReason") == _UNEXPECTED
     }
     return nodes, sorted(lost)
 
@@ -83,7 +84,7 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
     """Run all calls at once, as Ray tasks that reserve no CPU: also a busy cluster answers.
 
     Returns:
-        For each call, in their order, what it returned; or a `Failed` where it raised, its node was lost, or no answer
+        What each call returned, in the order of `calls`; a `Failed` if the call raised, its node was lost, or no answer
         came in `timeout_s`. Those calls are killed. If this process is interrupted, all calls are canceled.
     """
     import ray
@@ -103,17 +104,35 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
         for call in calls
     ]
     try:
-        answered, silent = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+        answered, unanswered = ray.wait(references, num_returns=len(references), timeout=timeout_s)
     except BaseException:
         cancel_tasks(references)
         raise
-    for reference in silent:
+    for reference in unanswered:
         ray.cancel(reference, force=True)
-    there = set(answered)
+    in_time = set(answered)
     return [
-        _answer(reference) if reference in there else Failed(f"no answer within {timeout_s:.0f} s")
+        _answer(reference) if reference in in_time else Failed(f"no answer within {timeout_s:.0f} s")
         for reference in references
     ]
+
+
+def free_port(host: str) -> int:
+    """A port of this address on which no process listens."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def interface_of(host: str) -> str:
+    """The network interface with this address. By default gloo takes the first one, which other nodes may not reach."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return name
+    raise RuntimeError(f"no network interface has Ray's address {host}")
 
 
 def _answer(reference: Any) -> Any:
@@ -133,7 +152,7 @@ def _is_head(entry: dict[str, Any]) -> bool:
 
 
 def _by_number(address: str) -> tuple[Any, ...]:
-    """10.0.0.9 before 10.0.0.10."""
+    """Sort key of an address: 10.0.0.9 comes before 10.0.0.10."""
     parts = address.split(".")
     return (0, *map(int, parts)) if all(part.isdigit() for part in parts) else (1, address)
 

@@ -18,7 +18,7 @@ RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
     f"multihop.{key}" for key in ("run", "runs", "content", "code", "commit", "recipe")
 )
 """Keys of a job's metadata."""
-_CALL = "multihop.call"
+_CALL_KEY = "multihop.call"
 """Key of the metadata whose random value identifies the call that submitted the job."""
 DASHBOARD_NAME = "job_name"
 """The key of the metadata that Ray's dashboard shows as a job's name."""
@@ -30,12 +30,12 @@ _ADDRESS = "RAY_API_SERVER_ADDRESS"
 _REQUEST_S, _SILENCE_S = 60.0, 60.0
 _PATIENCE_S, _RETRY_S = 60.0, 1.0
 _STOP_S = 7 * 24 * 3600
-"""How long Ray waits between SIGTERM and SIGKILL when it stops a job; its default of 3 s is too short for a save."""
+"""Seconds that Ray waits between SIGTERM and SIGKILL when it stops a job; its default, 3, is too short for a save."""
 _ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
 
 
 class UnreachableError(ConnectionError):
-    """The cluster's head does not answer, or is not ready to."""
+    """The cluster's head does not answer, or is not ready."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Job:
     status: str
     """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
     exit_code: int | None
-    """Of the command; None if it was stopped, or did not end by itself."""
+    """Exit code of the command; None if it was stopped, or did not end by itself."""
     message: str
     started: float | None
     ended: float | None
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def run(self) -> str:
-        """The name of its run."""
+        """Name of the run."""
         return self.metadata.get(RUN, "")
 
     @property
@@ -78,7 +78,7 @@ class Jobs:
         """Connect.
 
         Raises:
-            UserError: The address is not a URL, nothing answers there, or the token is refused.
+            UserError: the address is not a URL, nothing answers at it, or the token is refused.
         """
         if not address.startswith(("http://", "https://")):  # Ray would try to connect to a cluster, for minutes
             raise UserError(f"--address={address} is not the URL of a Ray dashboard; give http://HOST:8265")
@@ -108,46 +108,46 @@ class Jobs:
         """Start a job in the folder that `archive`, a .zip file, is unpacked to; false if another one has this id."""
         environment = {"working_dir": str(archive), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S)}}
         call = secrets.token_hex(8)
-        answer = self._asked(
+        answer = self._call(
             self._client.submit_job,
             unless="already exists",
             entrypoint=command,
             submission_id=job_id,
             runtime_env=environment,
-            metadata=metadata | {_CALL: call},
+            metadata=metadata | {_CALL_KEY: call},
         )
         if answer is not None:
             return True
         job = self.get(job_id)  # it may be from this very call, if the response was lost
-        return job is not None and job.metadata.get(_CALL) == call
+        return job is not None and job.metadata.get(_CALL_KEY) == call
 
     def all(self) -> list[Job]:
         """The jobs that this project submitted, the oldest first."""
-        found = [_job(details) for details in self._asked(self._client.list_jobs) if details.submission_id]
-        return sorted((job for job in found if RUN in job.metadata), key=lambda job: job.started or math.inf)
+        jobs = [_job(details) for details in self._call(self._client.list_jobs) if details.submission_id]
+        return sorted((job for job in jobs if RUN in job.metadata), key=lambda job: job.started or math.inf)
 
     def get(self, job_id: str) -> Job | None:
         """The job; None if the head does not know it."""
-        details = self._asked(self._client.get_job_info, job_id, unless="status code 404")
+        details = self._call(self._client.get_job_info, job_id, unless="status code 404")
         return None if details is None else _job(details)
 
     def stop(self, job_id: str) -> None:
         """Send SIGTERM to a job's processes."""
-        self._asked(self._client.stop_job, job_id)
+        self._call(self._client.stop_job, job_id)
 
     def delete(self, job_id: str) -> None:
         """Remove an ended job from the list."""
-        self._asked(self._client.delete_job, job_id, unless="status code 404")
+        self._call(self._client.delete_job, job_id, unless="status code 404")
 
     def output(self, job_id: str) -> str:
-        """All that a job has printed."""
-        text: str = self._asked(self._client.get_job_logs, job_id)
+        """The whole output of a job."""
+        text: str = self._call(self._client.get_job_logs, job_id)
         return text
 
-    def follow(self, job_id: str) -> Iterator[str]:
-        """What a job has printed, from the beginning, and prints until it ends or the connection breaks.
+    def tail_output(self, job_id: str) -> Iterator[str]:
+        """Yield what a job prints, from its first line until it ends or the connection breaks.
 
-        Ends as well when nothing was printed for a minute: a link that is cut looks like silence.
+        Ends as well when nothing was printed for a minute: a broken link looks like silence.
         """
         chunks = self._client.tail_job_logs(job_id)
         with asyncio.Runner() as runner:
@@ -162,8 +162,8 @@ class Jobs:
                     return
                 yield chunk
 
-    def _asked(self, call: Callable[..., Any], *arguments: Any, unless: str | None = None, **named: Any) -> Any:
-        """The answer; None to an error with the text `unless`, which is an answer too."""
+    def _call(self, call: Callable[..., Any], *arguments: Any, unless: str | None = None, **named: Any) -> Any:
+        """Call the head, retrying for a minute; None if the error contains `unless`, which is an answer too."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:

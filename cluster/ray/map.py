@@ -4,25 +4,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.slow_start import TaskStartProbe
 from multihop.common.errors import UserError
 
 RETRIES = 3
 _ENDS_S = 5.0
-"""Seconds in which a task has to end that was interrupted, or killed."""
+"""Seconds for a task to end after it was interrupted, or killed."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray reserves for a task."""
+    """Resources that Ray reserves for a task."""
 
     cpus: float = 1
     gpus: float = 0
-    """Where the cluster has GPUs; a fraction shares one."""
+    """Ignored on a cluster without GPUs; a fraction shares one."""
     memory_bytes: float = 0
-    here: bool = False
-    """Only on the node of the caller, whose files the tasks share."""
+    on_this_node: bool = False
+    """Whether tasks run only on the node of the caller, because they read its files."""
 
 
 def map_on_ray(
@@ -36,7 +36,7 @@ def map_on_ray(
 
     A task whose worker dies is retried. At most twice as many tasks as the cluster can run at once are submitted at a
     time: the next inputs are ready, and memory does not grow with the number of items. While none has started,
-    a line says every minute what they wait for.
+    a line is printed every minute about what they wait for.
 
     Args:
         what: names an item in the message about a worker that died.
@@ -48,19 +48,19 @@ def map_on_ray(
     """
     import ray
 
-    there = _own_node()["Resources"] if resources.here else ray.cluster_resources()
-    gpus = resources.gpus if there.get("GPU", 0) else 0
-    # A head that has no CPUs for tasks does what has to be done there all the same.
-    cpus = min(resources.cpus, there.get("CPU", 0)) if resources.here else resources.cpus
+    available = _this_node()["Resources"] if resources.on_this_node else ray.cluster_resources()
+    gpus = resources.gpus if available.get("GPU", 0) else 0
+    # A head without CPUs for tasks runs tasks that read its files all the same.
+    cpus = min(resources.cpus, available.get("CPU", 0)) if resources.on_this_node else resources.cpus
     probe = TaskStartProbe()
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=RETRIES)(
         probe.wrap(function)
     )
-    if resources.here:
+    if resources.on_this_node:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(_own_node()["NodeID"], soft=False))
-    at_once = there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / (cpus or 1)
+        task = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node()["NodeID"], soft=False))
+    at_once = available.get("GPU", 0) / gpus if gpus else available.get("CPU", 1) / (cpus or 1)
     limit = 2 * max(1, int(at_once))
     running: dict[Any, Any] = {}
 
@@ -99,11 +99,11 @@ def cancel_tasks(references: list[Any]) -> None:
             _, references = ray.wait(references, num_returns=len(references), timeout=_ENDS_S)
 
 
-def _own_node() -> dict[str, Any]:
+def _this_node() -> dict[str, Any]:
     import ray
 
-    own = ray.get_runtime_context().get_node_id()
-    node: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == own)
+    node_id = ray.get_runtime_context().get_node_id()
+    node: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     return node
 
 

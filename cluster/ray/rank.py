@@ -19,17 +19,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.ray.network import free_port, interface_of
-from multihop.cluster.ray.node_cache import (
+from multihop.cluster.ray.each_node import free_port, interface_of
+from multihop.cluster.remote.node_cache import (
     LOST_FILE,
-    RunHome,
-    data_of,
+    RemoteRunSpec,
+    download_requests,
+    fetch_data,
+    fetch_requested_shards,
     fetch_run,
     log_of,
-    requests_as_files,
     upload_logs,
 )
-from multihop.cluster.ray.shard_fetching import fetching_shards
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
 from multihop.common.files import write_atomically
@@ -54,33 +54,37 @@ def run_rank(config: dict[str, Any]) -> None:
     """
     from ray import train
 
-    if config["home"] is None:
-        _run(Path(config["run_dir"]), config, _nothing)
+    if config["remote"] is None:
+        _run(Path(config["run_dir"]), config, _no_failure)
         return
-    home, rank = RunHome(**config["home"]), train.get_context().get_world_rank()
-    fails: Callable[[], str | None] = _nothing
-    config["environment"] |= {HOME: home.location, START: str(config["start"])}
+    spec, rank = RemoteRunSpec(**config["remote"]), train.get_context().get_world_rank()
+    failure: Callable[[], str | None] = _no_failure
+    config["environment"] |= {HOME: spec.location, START: str(config["start"])}
     with ExitStack() as stack:
         try:
-            data = stack.enter_context(data_of(home))
-            run_dir = fetch_run(home, data)
+            data = stack.enter_context(fetch_data(spec))
+            run_dir = fetch_run(spec, data)
         except UserError as error:
             raise RuntimeError(f"{socket.gethostname()}: {error}") from None
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0
-        stack.enter_context(requests_as_files(home, run_dir))
-        stack.callback(upload_logs, home, config["start"], run_dir, rank, log_from)
-        if home.streams:
-            fails = stack.enter_context(fetching_shards(home, run_dir, data))
-        _run(run_dir, config, fails)
+        stack.enter_context(download_requests(spec, run_dir))
+        stack.callback(upload_logs, spec, config["start"], run_dir, rank, log_from)
+        if spec.streams:
+            failure = stack.enter_context(fetch_requested_shards(spec, run_dir, data))
+        _run(run_dir, config, failure)
 
 
-def _nothing() -> None:
-    """Nothing fails."""
+def _no_failure() -> None:
+    """Return None: no reason to end the ranks."""
 
 
-def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None]) -> None:
-    """Args: fails: tells why the ranks of this node cannot go on, or None."""
+def _run(run_dir: Path, config: dict[str, Any], failure: Callable[[], str | None]) -> None:
+    """Run the worker in `run_dir`.
+
+    Args:
+        failure: returns why the ranks of this node cannot go on, or None.
+    """
     from ray import get_runtime_context, train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
@@ -88,7 +92,7 @@ def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None])
     gave_up = run_dir / GAVE_UP
     if gave_up.exists():
         return
-    if missing := [name for name in config["needed"] if name not in os.environ]:
+    if missing := [name for name in config["required_variables"] if name not in os.environ]:
         message = (
             f"cluster.env: {socket.gethostname()} has no {', '.join(missing)} in its environment; set it before `ray "
             "start` on each node"
@@ -121,13 +125,13 @@ def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None])
         "OMP_NUM_THREADS": str(max(1, cores // context.get_local_world_size())),
         "GLOO_SOCKET_IFNAME": interface_of(host),
     }
-    child = _start(run_dir, environment, config["standbys"].get(get_runtime_context().get_node_id()))
+    child = _start_process(run_dir, environment, config["standbys"].get(get_runtime_context().get_node_id()))
     last_line: list[str] = [""]
     reader = threading.Thread(target=_keep_last_line, args=(child, last_line), daemon=True)
     reader.start()
     # Do not wait for the end of its output: children of a killed rank may keep it open for a while, and another rank's
     # broken connection would then be reported as the cause.
-    code = _end_of(child, run_dir / LOST_FILE, fails)
+    code = _wait_for_exit(child, run_dir / LOST_FILE, failure)
     reader.join(_LAST_LINE_S)
     if code not in (DONE, STOPPED) and not gave_up.exists():
         detail = f": {last_line[0]}" if last_line[0] else ""
@@ -137,7 +141,9 @@ def _run(run_dir: Path, config: dict[str, Any], fails: Callable[[], str | None])
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
 
 
-def _start(run_dir: Path, environment: dict[str, str], standby: str | None) -> "subprocess.Popen[str] | ForkedRank":
+def _start_process(
+    run_dir: Path, environment: dict[str, str], standby: str | None
+) -> "subprocess.Popen[str] | ForkedRank":
     """Start this rank's process: the standby process of this node becomes it, if there is one."""
     if standby is not None:
         try:
@@ -155,18 +161,18 @@ def _start(run_dir: Path, environment: dict[str, str], standby: str | None) -> "
     )
 
 
-def _end_of(child: "subprocess.Popen[str] | ForkedRank", lost: Path, fails: Callable[[], str | None]) -> int:
-    """The exit code of a rank's process, which is killed when a node of the other ranks is lost, or this one fails.
+def _wait_for_exit(child: "subprocess.Popen[str] | ForkedRank", lost: Path, failure: Callable[[], str | None]) -> int:
+    """Wait for a rank's process and return its exit code. Kill it if another rank's node is lost, or this node fails.
 
     Raises:
-        RuntimeError: it was killed.
+        RuntimeError: the process was killed.
     """
     while True:
         try:
             return child.wait(_LOST_POLL_S)
         except subprocess.TimeoutExpired:
             # Its collectives would wait for the lost ranks until they time out.
-            if reason := lost.read_text() if lost.exists() else fails():
+            if reason := lost.read_text() if lost.exists() else failure():
                 child.kill()
                 child.wait()
                 raise RuntimeError(reason) from None

@@ -41,7 +41,7 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault(
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20"
-    )  # then the driver looks again what room there is
+    )  # then the driver checks again how much room there is
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     # By default a task that has no room in memory is tried again for ever.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
@@ -53,14 +53,14 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         start = partial(start_ray, num_cpus=cpus, object_store_memory=_OBJECT_STORE_BYTES, **options)
     else:
         start = partial(_connect, address, **options)
-    with _initialized(start):
+    with _initialize(start):
         if address is None:
             _check_gpus(workers)
         yield
 
 
 @contextmanager
-def _initialized(start: Callable[[], None]) -> Iterator[None]:
+def _initialize(start: Callable[[], None]) -> Iterator[None]:
     """Initialize Ray with `start` and shut it down after the block, both in a dedicated thread.
 
     Python runs signal handlers in the main thread, and Ray forks, which runs fork hooks: an exception that a handler
@@ -154,8 +154,8 @@ def check_answers(address: str | None) -> None:
     if address in (None, "auto", "local"):
         return
     try:
-        where = urlsplit(address if "://" in address else f"//{address}")
-        host, port = where.hostname, where.port
+        url = urlsplit(address if "://" in address else f"//{address}")
+        host, port = url.hostname, url.port
         if host is None or port is None:
             raise ValueError
     except ValueError:

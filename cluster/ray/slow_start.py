@@ -12,14 +12,14 @@ from typing import Any
 from multihop.cluster.console import clock, console
 from multihop.cluster.ray.watch import free_resources
 from multihop.common.files import open_regular
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 SLOW_S = 60.0
 """Seconds without a start after which, and between which, the reason is printed."""
 _RANK = "RayTrainWorker"
 """Class name of Ray Train's actors, one per rank."""
 _LOG_PATTERNS = {"raylet.err": "", "raylet.out": r" [WEF] \d+ \d+\] .*(worker_pool|runtime_env)"}
-"""Log files of a node, and a pattern of their lines that say why a process did not start."""
+"""Log files of a node, and a pattern of the lines that explain why a process did not start."""
 _SHOWN = 3
 _TAIL_BYTES, _TAIL_LINES, _LONGEST = 16 * 2**10, 200, 300
 _LOG_S = 5
@@ -33,7 +33,7 @@ def ranks_have_processes() -> bool:
 
 
 def why_ranks_wait(ranks: int, log: Path | None) -> str:
-    """A sentence that says what the ranks of this driver wait for, with the end of the log that explains it.
+    """Explain in a sentence what the ranks of this driver wait for, with the end of the relevant log.
 
     Args:
         ranks: their number.
@@ -43,18 +43,18 @@ def why_ranks_wait(ranks: int, log: Path | None) -> str:
 
     if ranks_have_processes():
         lines = _tail(log) if log is not None else []
-        said = f"; its log ends with: {lines[-1]}" if lines else ""
-        return f"all {ranks} ranks have a process, but rank 0 has not started training{said}"
+        end_of_log = f"; its log ends with: {lines[-1]}" if lines else ""
+        return f"all {ranks} ranks have a process, but rank 0 has not started training{end_of_log}"
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     starting = {actor["Address"]["NodeID"] for actor in _actors() if actor["State"] == "PENDING_CREATION"}
     if not (starting := starting & nodes.keys()):
         return f"Ray has not placed {ranks} ranks yet"
-    said = "; ".join(f"{_name(nodes[node])}{_log_excerpts(nodes[node])}" for node in sorted(starting))
-    return f"Ray has not started all processes of the {ranks} ranks: missing on {said}"
+    excerpts = "; ".join(f"{_name(nodes[node])}{_log_excerpts(nodes[node])}" for node in sorted(starting))
+    return f"Ray has not started all processes of the {ranks} ranks: missing on {excerpts}"
 
 
 class TaskStartProbe:
-    """Tells whether any of a group of tasks has started: Ray itself reports that only through a dashboard."""
+    """Records whether any of a group of tasks has started: Ray itself reports that only through a dashboard."""
 
     def __init__(self) -> None:
         self._key = f"multihop-begun-{secrets.token_hex(8)}"
@@ -65,13 +65,13 @@ class TaskStartProbe:
         """Return `function` with a prologue that records the start in Ray's key-value store."""
         key = self._key
 
-        def recording(item: Any) -> Any:
+        def record_start(item: Any) -> Any:
             from ray.experimental import internal_kv
 
             internal_kv._internal_kv_put(key, b"1")
             return function(item)
 
-        return recording
+        return record_start
 
     def poll_interval_s(self) -> float | None:
         """Seconds after which to call `report` again; None once a task has started."""
@@ -99,7 +99,7 @@ class TaskStartProbe:
 
 
 def why_tasks_wait(needs: dict[str, float]) -> str:
-    """A sentence that says what tasks of this driver wait for, none of which has started.
+    """Explain in a sentence what tasks of this driver wait for, none of which has started.
 
     Args:
         needs: resources that each task reserves, by Ray's names; memory in bytes.
@@ -117,8 +117,8 @@ def why_tasks_wait(needs: dict[str, float]) -> str:
     if not is_free:
         taken = ", ".join(f"{_amount(kind, sum(each.get(kind, 0) for each in free.values()))}" for kind in needs)
         return f"{wanted}, and none of the {len(fits)} nodes that are large enough has it free; free in total: {taken}"
-    said = "; ".join(f"{_name(node)}{_log_excerpts(node)}" for node in is_free[:_SHOWN])
-    return f"{wanted}, which is free, but Ray has not started a worker process on {said}"
+    excerpts = "; ".join(f"{_name(node)}{_log_excerpts(node)}" for node in is_free[:_SHOWN])
+    return f"{wanted}, which is free, but Ray has not started a worker process on {excerpts}"
 
 
 def _holds(resources: dict[str, float], needs: dict[str, float]) -> bool:
@@ -151,15 +151,19 @@ def _log_excerpts(node: dict[str, Any]) -> str:
     context = ray.get_runtime_context()
     connection: Any = ray._private.worker._global_node
     folder = Path(connection.get_logs_dir_path())  # the same on all nodes
-    said = []
-    for name, told in (*_LOG_PATTERNS.items(), (f"runtime_env_setup-{context.get_job_id()}.log", "")):
+    excerpts = []
+    for name, pattern in (*_LOG_PATTERNS.items(), (f"runtime_env_setup-{context.get_job_id()}.log", "")):
         if node["NodeID"] == context.get_node_id():
             lines = _tail(folder / name)
         else:
             lines = _tail_of_other(node["NodeID"], name)
-        if lines := [line for line in lines if re.search(told, line)]:
-            said.append(f"{name} ends with: {' | '.join(lines[-_SHOWN:])}")
-    return f", where {', and '.join(said)}" if said else f" (see raylet.err and raylet.out in {folder} of that node)"
+        if lines := [line for line in lines if re.search(pattern, line)]:
+            excerpts.append(f"{name} ends with: {' | '.join(lines[-_SHOWN:])}")
+    return (
+        f", where {', and '.join(excerpts)}"
+        if excerpts
+        else f" (see raylet.err and raylet.out in {folder} of that node)"
+    )
 
 
 def _tail(path: Path) -> list[str]:
@@ -182,4 +186,4 @@ def _tail_of_other(node: str, name: str) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    return [shown(textwrap.shorten(line, _LONGEST, placeholder=" …")) for line in text.splitlines() if line.strip()]
+    return [safe_text(textwrap.shorten(line, _LONGEST, placeholder=" …")) for line in text.splitlines() if line.strip()]

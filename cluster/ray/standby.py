@@ -1,4 +1,4 @@
-"""On each node with ranks, a process that has imported what a rank needs, for a restart."""
+"""Standby processes, one on each node with ranks, that have imported what a rank needs, for a restart."""
 
 import subprocess
 import sys
@@ -25,14 +25,14 @@ class StandbyWorkers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for node in nodes - self._hosts.keys():
-            where = NodeAffinitySchedulingStrategy(node, soft=False)
-            host: Any = ray.remote(StandbyHost).options(num_cpus=0, scheduling_strategy=where).remote(self._run_dir)
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            host: Any = ray.remote(StandbyHost).options(num_cpus=0, scheduling_strategy=strategy).remote(self._run_dir)
             self._hosts[node] = host, host.name.remote()
 
     def ready(self) -> dict[str, str]:
         """The name of each node's standby process, as `start_rank` takes it.
 
-        A node is missing if its process could not be started or was lost: ranks there import by themselves.
+        A node is missing if its process could not be started or was lost: ranks on it import by themselves.
         """
         import ray
 
@@ -63,10 +63,10 @@ class StandbyHost:
         self._standby = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def name(self) -> str:
-        """Its name, once it is ready.
+        """Wait until the standby process is ready; returns its name.
 
         Raises:
-            RuntimeError: it has ended.
+            RuntimeError: the process has ended.
         """
         assert self._standby.stdout is not None
         name = self._standby.stdout.readline().strip()

@@ -19,15 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import clock, console
-from multihop.cluster.ray.driver_mailbox import DriverMailbox
-from multihop.cluster.ray.failures import TrainingFailed
-from multihop.cluster.ray.node_cache import LOST_FILE, RunHome, log_of
-from multihop.cluster.ray.nodes import Nodes
+from multihop.cluster.ray import TrainingFailed
+from multihop.cluster.ray.capacity import Capacity, ScaleUpPolicy
 from multihop.cluster.ray.rank import run_rank
-from multihop.cluster.ray.scale_up import ScaleUpPolicy
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
-from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
+from multihop.cluster.ray.watch import (
+    NODE_ID,
+    Watch,
+    abandon_ranks,
+    draining_nodes,
+    ranks_by_node,
+    unreachable_nodes,
+    watch_nodes,
+)
+from multihop.cluster.remote.driver_mailbox import DriverMailbox
+from multihop.cluster.remote.node_cache import LOST_FILE, RemoteRunSpec, log_of
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import USER_ERROR
 from multihop.common.files import read_json_object, write_atomically
@@ -42,9 +49,9 @@ _LONGEST_REASON = 160
 _RESTARTS = 3
 """Consecutive restarts without a new checkpoint before the run fails."""
 _LAST_WORDS_S = 2.0
-"""Ranks whose nodes are there have this long to end when others are lost; a node's log goes to the run's home then."""
+"""Seconds in which the remaining ranks end when nodes are lost; nodes of a remote run upload their logs meanwhile."""
 _SAME_SIGNAL_S = 1.0
-"""`timeout` sends its signal to the command and then to the command's group: what follows so soon is no second one."""
+"""Seconds in which a second signal counts as the first: `timeout` sends it to the command and then to its group."""
 _STANDBYS_FROM_S = 300.0
 """A run with less than this left does not repay the seconds of a core and the memory that standby processes take."""
 
@@ -55,9 +62,9 @@ def train_on_ray(
     last_step: int,
     workers: tuple[int, int],
     environment: dict[str, str],
-    needed: Sequence[str],
+    required_variables: Sequence[str],
     on_row: Callable[[dict[str, Any]], None],
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
 ) -> bool:
     """Train the run in `run_dir` to its last step, or until a signal stops it; the newest checkpoint shows which.
 
@@ -71,9 +78,9 @@ def train_on_ray(
         last_step: after it the run is done.
         workers: the least and the greatest number of ranks.
         environment: environment variables for the ranks.
-        needed: names of variables that their nodes must have.
+        required_variables: names of environment variables that every node must have.
         on_row: called with each new row of metrics.jsonl.
-        home: where the nodes find the run and leave what they tell, if they have no folder in common.
+        remote: the run in an object store, if the nodes share no folder.
 
     Returns:
         Whether a stop was requested, which may have been after the last step.
@@ -83,110 +90,178 @@ def train_on_ray(
         UserError: the ranks found a mistake of the user's.
     """
     run_dir = run_dir.absolute()
-    stop, restart, lost = run_dir / STOP_FILE, run_dir / RESTART_FILE, run_dir / LOST_FILE
-    for file in (stop, restart, lost, run_dir / GAVE_UP):
-        file.unlink(missing_ok=True)
-    mailbox = None if home is None else DriverMailbox(run_dir, home)
-    rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
-    scale_up, standbys = ScaleUpPolicy(last_step), StandbyWorkers(run_dir)
-    times: dict[str, float] = {}
-    failures = 0
-    with stop_file_on_signals(stop), watched() as watch, Nodes(*workers) as nodes:
-        while True:
-            while not (ranks := nodes.room_to_start(away := _away(watch))) and not stop.exists():
-                time.sleep(_POLL_S)
-            if stop.exists():
+    training = _Training(run_dir, checkpoints, last_step, environment, required_variables, on_row, remote)
+    stop = training.stop_file
+    with stop_file_on_signals(stop), watch_nodes() as watch, Capacity(*workers) as capacity:
+        while (group := training.start_group(watch, capacity)) is not None:
+            training.supervise(group, watch, capacity)
+            if training.is_over(group, capacity):
                 break
-            before = newest_step(checkpoints)
-            times["asked"] = time.time()
-            scale_up.on_request(times["asked"])
-            start = {
-                "run_dir": str(run_dir),
-                "home": home and asdict(home),
-                "start": mailbox and mailbox.next_start(),
-                "environment": environment | {TIMES: json.dumps(times)},
-                "needed": list(needed),
-                "standbys": standbys.ready(),
-            }
-            group = _WorkerGroup(start, ranks, nodes.kind, away)
-            group.start()
-            has_begun, has_standbys, lost_at, told = False, False, math.inf, times["asked"]
-            while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
-                group.join(_POLL_S)
-                if mailbox:
-                    mailbox.poll()
-                unresponsive, leaving = watch.unresponsive(), draining()
-                room = nodes.room(unresponsive | leaving)
-                if unresponsive and not lost.exists() and (gone := unresponsive & ranks_by_node().keys()):
-                    group.error = RuntimeError(f"{len(gone)} of its nodes fell silent")
-                    write_atomically(lost, str(group.error).encode())
-                    lost_at = time.time()
-                asked = stop.exists() or restart.exists()
-                if leaving and not asked and leaving & ranks_by_node().keys():
-                    console.print(f"{clock()} a node is about to be taken away: the ranks save, and restart without it")
-                    write_atomically(restart, b"")
-                for row in rows.read():
-                    has_begun = True
-                    times["silent"] = row.get("time", times["asked"])
-                    scale_up.observe(row)
-                    on_row(row)
-                if not has_begun and stop.exists() and not ranks_have_processes():
-                    break
-                if not has_begun and time.time() - told >= SLOW_S:
-                    told = time.time()
-                    waiting = why_ranks_wait(ranks, None if home else log_of(run_dir, 0))
-                    console.print(f"{clock()} no step for {told - times['asked']:.0f} s: {waiting}")
-                if not has_standbys and scale_up.left_s() > _STANDBYS_FROM_S:
-                    standbys.start_on(ranks_by_node().keys() - unresponsive)
-                    has_standbys = True
-                if scale_up.is_worth_restart(ranks, room, time.time()) and not asked:
-                    console.print(f"{clock()} the cluster has room for {room} ranks instead of {ranks}: they restart")
-                    write_atomically(restart, b"")
-            if group.is_alive():
-                abandon_ranks()
-            if mailbox:
-                mailbox.end()
-            _raise_if_given_up(run_dir)
-            times["ended"] = time.time()
-            step, saved = newest_step(checkpoints), restart.exists()
-            for file in (restart, lost):
-                file.unlink(missing_ok=True)
-            if group.was_not_placed():
-                nodes.on_placement_failure(ranks)
-                continue
-            if group.error is None and saved and step != last_step:
-                continue
-            if group.error is None and (stop.exists() or step == last_step):
-                break
-            reason = _reason(group.error) if group.error else "one of them received SIGTERM"
-            if stop.exists():
-                console.print(f"the ranks failed ({reason}) before they saved a checkpoint after step {step}")
-                break
-            failures = failures + 1 if step == before else 0
-            if failures > _RESTARTS:
-                raise TrainingFailed(
-                    f"the ranks failed {failures} times without a new checkpoint: {reason}; see {run_dir}/logs"
-                )
-            console.print(f"{clock()} the ranks failed ({reason}); restarting from step {step or 0}")
     shutil.rmtree(run_dir / ".ray-train", ignore_errors=True)
     is_stopped = stop.exists()
     stop.unlink(missing_ok=True)
     return is_stopped
 
 
-def _away(watch: Watch) -> set[str]:
+class _Training:
+    """The worker groups of one run, one after another, and what the driver keeps between them."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        checkpoints: str,
+        last_step: int,
+        environment: dict[str, str],
+        required_variables: Sequence[str],
+        on_row: Callable[[dict[str, Any]], None],
+        remote: RemoteRunSpec | None,
+    ) -> None:
+        """Remove requests to earlier ranks."""
+        self._run_dir, self._checkpoints, self._last_step = run_dir, checkpoints, last_step
+        self._environment, self._required_variables = environment, required_variables
+        self._on_row, self._remote = on_row, remote
+        self.stop_file = run_dir / STOP_FILE
+        self._restart_file, self._lost_file = run_dir / RESTART_FILE, run_dir / LOST_FILE
+        for file in (self.stop_file, self._restart_file, self._lost_file, run_dir / GAVE_UP):
+            file.unlink(missing_ok=True)
+        self._mailbox = None if remote is None else DriverMailbox(run_dir, remote)
+        self._rows = RowFollower(run_dir / "metrics.jsonl", from_end=True)
+        self._scale_up, self._standbys = ScaleUpPolicy(last_step), StandbyWorkers(run_dir)
+        self._times: dict[str, float] = {}
+        """See `multihop.pretrain.environment.TIMES`."""
+        self._step_before: int | None = None
+        """Step of the newest checkpoint when the present group was started."""
+        self._failures = 0
+        """Consecutive failures without a new checkpoint."""
+
+    def start_group(self, watch: Watch, capacity: Capacity) -> "_WorkerGroup | None":
+        """Wait until the cluster has room for the ranks, and start them; None if a stop is requested meanwhile."""
+        while not (ranks := capacity.room_to_start(excluded := _excluded_nodes(watch))):
+            if self.stop_file.exists():
+                break
+            time.sleep(_POLL_S)
+        if self.stop_file.exists():
+            return None
+        self._step_before = newest_step(self._checkpoints)
+        self._times["requested"] = time.time()
+        self._scale_up.on_request(self._times["requested"])
+        config = {
+            "run_dir": str(self._run_dir),
+            "remote": self._remote and asdict(self._remote),
+            "start": self._mailbox and self._mailbox.next_start(),
+            "environment": self._environment | {TIMES: json.dumps(self._times)},
+            "required_variables": list(self._required_variables),
+            "standbys": self._standbys.ready(),
+        }
+        group = _WorkerGroup(config, ranks, capacity.kind, excluded)
+        group.start()
+        return group
+
+    def supervise(self, group: "_WorkerGroup", watch: Watch, capacity: Capacity) -> None:
+        """Poll until the ranks have ended: pass on rows, and request restarts for lost, leaving and new nodes."""
+        has_begun, has_standbys, lost_at = False, False, math.inf
+        printed_at = self._times["requested"]
+        while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
+            group.join(_POLL_S)
+            if self._mailbox:
+                self._mailbox.poll()
+            unresponsive, leaving = watch.unresponsive(), draining_nodes()
+            room = capacity.room(unresponsive | leaving)
+            if unresponsive and self._end_lost_ranks(group, unresponsive):
+                lost_at = time.time()
+            is_ending = self.stop_file.exists() or self._restart_file.exists()
+            if leaving and not is_ending and leaving & ranks_by_node().keys():
+                self._request_restart("a node is about to be taken away: the ranks save, and restart without it")
+            has_begun |= self._pass_on_rows()
+            if not has_begun and self.stop_file.exists() and not ranks_have_processes():
+                break
+            if not has_begun and time.time() - printed_at >= SLOW_S:
+                printed_at = time.time()
+                self._print_slow_start(group.ranks, printed_at - self._times["requested"])
+            if not has_standbys and self._scale_up.remaining_s() > _STANDBYS_FROM_S:
+                self._standbys.start_on(ranks_by_node().keys() - unresponsive)
+                has_standbys = True
+            if self._scale_up.is_worth_restart(group.ranks, room, time.time()) and not is_ending:
+                self._request_restart(f"the cluster has room for {room} ranks instead of {group.ranks}: they restart")
+        if group.is_alive():
+            abandon_ranks()
+        if self._mailbox:
+            self._mailbox.end()
+
+    def is_over(self, group: "_WorkerGroup", capacity: Capacity) -> bool:
+        """Whether the training is over after a group has ended; if not, print why the ranks are restarted.
+
+        Raises:
+            TrainingFailed: the ranks failed too often without a new checkpoint.
+            UserError: the ranks found a mistake of the user's.
+        """
+        _raise_if_given_up(self._run_dir)
+        self._times["ended"] = time.time()
+        step, is_restart = newest_step(self._checkpoints), self._restart_file.exists()
+        for file in (self._restart_file, self._lost_file):
+            file.unlink(missing_ok=True)
+        if group.was_not_placed():
+            capacity.on_placement_failure(group.ranks)
+            return False
+        if group.error is None and is_restart and step != self._last_step:
+            return False
+        if group.error is None and (self.stop_file.exists() or step == self._last_step):
+            return True
+        reason = _reason(group.error) if group.error else "one of them received SIGTERM"
+        if self.stop_file.exists():
+            console.print(f"the ranks failed ({reason}) before they saved a checkpoint after step {step}")
+            return True
+        self._failures = self._failures + 1 if step == self._step_before else 0
+        if self._failures > _RESTARTS:
+            raise TrainingFailed(
+                f"the ranks failed {self._failures} times without a new checkpoint: {reason}; see {self._run_dir}/logs"
+            )
+        console.print(f"{clock()} the ranks failed ({reason}); restarting from step {step or 0}")
+        return False
+
+    def _end_lost_ranks(self, group: "_WorkerGroup", unresponsive: Set[str]) -> bool:
+        """Have the ranks end at once if some of their nodes are unresponsive; returns whether it was requested now."""
+        lost = unresponsive & ranks_by_node().keys()
+        if self._lost_file.exists() or not lost:
+            return False
+        group.error = RuntimeError(f"{len(lost)} of its nodes fell silent")
+        write_atomically(self._lost_file, str(group.error).encode())
+        return True
+
+    def _request_restart(self, reason: str) -> None:
+        """Have the ranks save a checkpoint and end, to be restarted."""
+        console.print(f"{clock()} {reason}")
+        write_atomically(self._restart_file, b"")
+
+    def _pass_on_rows(self) -> bool:
+        """Pass new rows of metrics.jsonl on; returns whether there were any."""
+        has_rows = False
+        for row in self._rows.read():
+            has_rows = True
+            self._times["last_row"] = row.get("time", self._times["requested"])
+            self._scale_up.observe(row)
+            self._on_row(row)
+        return has_rows
+
+    def _print_slow_start(self, ranks: int, seconds: float) -> None:
+        reason = why_ranks_wait(ranks, None if self._remote else log_of(self._run_dir, 0))
+        console.print(f"{clock()} no step for {seconds:.0f} s: {reason}")
+
+
+def _excluded_nodes(watch: Watch) -> set[str]:
     """Ids of the nodes on which no rank should be placed."""
-    return draining() | (watch.unresponsive() or unreachable())
+    return draining_nodes() | (watch.unresponsive() or unreachable_nodes())
 
 
 class _WorkerGroup(threading.Thread):
-    """Runs Ray Train in a thread of its own, because the main thread handles signals."""
+    """A thread that runs Ray Train, because the main thread handles signals."""
 
-    def __init__(self, config: dict[str, Any], workers: int, kind: str, unresponsive: Set[str]) -> None:
+    def __init__(self, config: dict[str, Any], ranks: int, kind: str, excluded: Set[str]) -> None:
         super().__init__(daemon=True)
-        self._config, self._workers, self._on_gpu = config, workers, kind == "GPU"
-        # Ray may take them for alive for another minute.
-        self._where = {NODE_ID: f"!in({','.join(sorted(unresponsive))})"} if unresponsive else None
+        self.ranks = ranks
+        self._config, self._on_gpu = config, kind == "GPU"
+        # Ray may report a lost node as alive for another minute.
+        self._label_selector = {NODE_ID: f"!in({','.join(sorted(excluded))})"} if excluded else None
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -197,7 +272,9 @@ class _WorkerGroup(threading.Thread):
         trainer = DataParallelTrainer(
             run_rank,
             train_loop_config=self._config,
-            scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=self._on_gpu, label_selector=self._where),
+            scaling_config=ScalingConfig(
+                num_workers=self.ranks, use_gpu=self._on_gpu, label_selector=self._label_selector
+            ),
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",
                 storage_path=f"{self._config['run_dir']}/.ray-train",
@@ -211,13 +288,13 @@ class _WorkerGroup(threading.Thread):
             self.error = error
 
     def was_not_placed(self) -> bool:
-        """Whether the room that the cluster had for the ranks was gone or taken when they asked for it."""
+        """Whether Ray could not place the ranks, although the cluster seemed to have room."""
         failure = getattr(self.error, "controller_failure", None)
         return type(failure).__name__ == "WorkerGroupStartupTimeoutError"
 
 
 def _raise_if_given_up(run_dir: Path) -> None:
-    """Raise what the ranks say that a restart would not mend."""
+    """Raise the error of gave-up.json, which ranks write if a restart would fail too."""
     if (run_dir / GAVE_UP).exists():
         reason = read_json_object(run_dir / GAVE_UP, advice="see the ranks' logs beside it")
         raise UserError(reason["message"]) if reason["code"] == USER_ERROR else TrainingFailed(reason["message"])
@@ -226,9 +303,9 @@ def _raise_if_given_up(run_dir: Path) -> None:
 @contextmanager
 def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
     """The first signal asks the ranks to finish their step, save and exit; the second ends this process at once."""
-    received: list[float] = []  # the file is no evidence: somebody may have created it before the first signal
+    received: list[float] = []  # the file is no evidence: it may have been created before the first signal
 
-    def ask(number: int, frame: object) -> None:
+    def request_stop(number: int, frame: object) -> None:
         if received:
             if time.monotonic() - received[0] > _SAME_SIGNAL_S:
                 os._exit(128 + number)
@@ -237,7 +314,7 @@ def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
         write_atomically(stop_file, b"")  # replaces a link of this name
         print("\nstopping after this step; repeat to stop at once", file=sys.stderr, flush=True)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -247,6 +324,6 @@ def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
-    raised = getattr(error, "worker_failures", None) or {0: error}
-    lines = (str(each).strip().splitlines()[-1] for each in raised.values())
+    errors = getattr(error, "worker_failures", None) or {0: error}
+    lines = (str(each).strip().splitlines()[-1] for each in errors.values())
     return "; ".join(dict.fromkeys(textwrap.shorten(line, _LONGEST_REASON, placeholder=" …") for line in lines))

@@ -21,36 +21,36 @@ _AT_ONCE = 64
 class Watch:
     """Connects to each live node once a second.
 
-    Only time during which this process polled counts as silence: after a pause of its own (a suspended laptop, a
+    Only time during which this process polled counts as silence: after a pause of this process (a suspended laptop, a
     stalled machine) all nodes would seem to have been unresponsive.
     """
 
     def __init__(self) -> None:
-        self._looked: tuple[dict[str, float], float] = {}, time.monotonic()
+        self._silence: tuple[dict[str, float], float] = {}, time.monotonic()
         """Seconds of silence by node, and when they were determined (`time.monotonic`)."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
     def unresponsive(self) -> set[str]:
-        """Ids of nodes that Ray takes for alive and that have not answered for 8 seconds."""
-        silent_s, looked = self._looked
-        return {node for node, seconds in silent_s.items() if seconds + _passed_since(looked) > _SILENT_S}
+        """Ids of nodes that Ray reports as alive and that have not answered for 8 seconds."""
+        silent_s, polled_at = self._silence
+        return {node for node, seconds in silent_s.items() if seconds + _passed_since(polled_at) > _SILENT_S}
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
-            answers, (silent_s, looked) = _answers(), self._looked
-            passed = _passed_since(looked)
+            answers, (silent_s, polled_at) = _answers(), self._silence
+            passed = _passed_since(polled_at)
             silent_s = {node: 0.0 if answers[node] else silent_s.get(node, 0.0) + passed for node in answers}
-            self._looked = silent_s, time.monotonic()
+            self._silence = silent_s, time.monotonic()
 
 
-def _passed_since(looked: float) -> float:
-    """Seconds since `looked`, at most one polling period: a longer gap is a pause of this process."""
-    return min(time.monotonic() - looked, _EVERY_S + _TIMEOUT_S)
+def _passed_since(polled_at: float) -> float:
+    """Seconds since `polled_at`, at most one polling period: a longer gap is a pause of this process."""
+    return min(time.monotonic() - polled_at, _EVERY_S + _TIMEOUT_S)
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_nodes() -> Iterator[Watch]:
     """Watch the cluster for the length of a block."""
     watch = Watch()
     watch._thread.start()
@@ -61,14 +61,14 @@ def watched() -> Iterator[Watch]:
         watch._thread.join()
 
 
-def unreachable() -> set[str]:
-    """Ids of nodes that Ray takes for alive and that do not answer now. Takes 2 seconds where there are such."""
+def unreachable_nodes() -> set[str]:
+    """Ids of nodes that Ray reports as alive and that do not answer now. Takes 2 seconds if there are any."""
     return {node for node, answers in _answers().items() if not answers}
 
 
-def draining() -> set[str]:
-    """Ids of nodes that are about to be taken away: an autoscaler, a notice of preemption or `ray drain-node` said so.
-    Ray places nothing there any more."""
+def draining_nodes() -> set[str]:
+    """Ids of nodes that are to be removed, by an autoscaler, a preemption notice or `ray drain-node`. Ray places no
+    actors or tasks on them."""
     import ray
 
     return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way

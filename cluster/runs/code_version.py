@@ -1,4 +1,4 @@
-"""Which code runs here: the commit, and whether files differ from it."""
+"""The version of the running code: the commit, and whether files differ from it."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import multihop
 
 COMMIT = "MULTIHOP_COMMIT"
-"""Environment variable with `CodeVersion.label` of code that was sent here without its git repository."""
+"""Environment variable with the `CodeVersion.label` of code that was sent to a cluster without its git repository."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CodeVersion:
 
 
 def code_version() -> CodeVersion:
-    """The version of the code that runs here."""
+    """The version of the running code."""
     package = Path(multihop.__file__).resolve().parent
     root = package.parents[1]
     commit = git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
@@ -44,7 +44,7 @@ def code_version() -> CodeVersion:
 
 
 def commit_label() -> str | None:
-    """Of the code that runs here, or of the checkout that it was sent from."""
+    """The label of the running code, or of the checkout that it was sent from."""
     return os.environ.get(COMMIT) or code_version().label
 
 

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from multihop.cluster.console import plain
+from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.fetch import fetch_run
-from multihop.cluster.tracking.store import store_uri
 from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.eval.comparison.differences import METHOD, run_differences
 from multihop.eval.comparison.pictures import draw_lines
 from multihop.eval.comparison.report import comparable
@@ -54,23 +54,23 @@ def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None 
     """The run directories with these names or paths, each once: a run that is first may be in a pattern after it.
 
     Args:
-        fetch: makes the directory of a run that is not there.
+        fetch: creates the directory of a run that does not exist locally.
 
     Raises:
-        UserError: fewer than two are given, or one does not exist.
+        UserError: `names` has fewer than two entries, or a run does not exist.
     """
     if len(names) < 2:
         raise UserError(f"expected at least two runs, got {len(names)}; name another one")
-    found = []
+    run_dirs = []
     for name in names:
-        places = [place for place in (runs / name, Path(name)) if (place / "recipe.json").is_file()]
-        if not places and fetch is not None:
-            places = [fetch(name)]
-        if not places:
-            there = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
-            raise UserError(f"no run {name} in {runs}; existing runs: {there}")
-        found.append(places[0])
-    return list(dict.fromkeys(found))
+        folders = [folder for folder in (runs / name, Path(name)) if (folder / "recipe.json").is_file()]
+        if not folders and fetch is not None:
+            folders = [fetch(name)]
+        if not folders:
+            existing = ", ".join(sorted(path.parent.name for path in runs.glob("*/recipe.json"))) or "none"
+            raise UserError(f"no run {name} in {runs}; existing runs: {existing}")
+        run_dirs.append(folders[0])
+    return list(dict.fromkeys(run_dirs))
 
 
 def compare(run_dirs: list[Path]) -> Comparison:
@@ -135,7 +135,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
         label = "held-out mlm_loss, clm_loss or translation_loss (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))
-        print(f"wrote {shown(str(picture))}")
+        print(f"wrote {safe_text(str(picture))}")
 
 
 def _results(run: ComparedRun) -> dict[str, str]:

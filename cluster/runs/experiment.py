@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validated
+from multihop.cluster.runs.recipe import Recipe, check_keys, recipe_with, validate
 from multihop.cluster.runs.recipe_text import Override, parse_override, read_tree
 from multihop.common.config import Section
 from multihop.common.errors import UserError
@@ -33,22 +33,22 @@ class Experiment(Section):
     """The runs by name, with what each changes; the first is what the others are compared with. A list of such
     mappings is a grid: each combination is a run."""
     same_seconds: Values | None = None
-    """If it is given, each run but the first is repeated with as many steps as take the first run's seconds of
+    """If it is set, each run but the first is repeated with as many steps as take the first run's seconds of
     training, as RUN-same-seconds, with these changes (`{}`: none), unless it took them within 10 %."""
     x: str | None = None
     """The recipe key on the horizontal axis of a picture of the final losses."""
     series: list[str] = Field(default_factory=list)
-    """The recipe key, or a list of them, that tells the lines of that picture apart."""
+    """The recipe key, or a list of them, that distinguishes the lines of that picture."""
 
     @field_validator("runs", mode="before")
     @classmethod
-    def _one_mapping_is_a_grid_of_one(cls, given: Any) -> Any:
-        return [given] if isinstance(given, dict) else given
+    def _one_mapping_is_a_grid_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
 
     @field_validator("series", mode="before")
     @classmethod
-    def _one_key_is_a_list_of_one(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
+    def _one_key_is_a_list_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("runs")
     @classmethod
@@ -59,18 +59,18 @@ class Experiment(Section):
 
     @field_validator("x", "series")
     @classmethod
-    def _keys_are_of_a_recipe(cls, given: Any) -> Any:
-        check_keys([given] if isinstance(given, str) else given or [])
-        return given
+    def _keys_are_of_a_recipe(cls, value: Any) -> Any:
+        check_keys([value] if isinstance(value, str) else value or [])
+        return value
 
     @field_validator("set", "runs", "same_seconds")
     @classmethod
-    def _names_are_not_set(cls, given: Any) -> Any:
-        if given is not None:
-            axes = given if isinstance(given, list) else [{"": given}]
+    def _names_are_not_set(cls, value: Any) -> Any:
+        if value is not None:
+            axes = value if isinstance(value, list) else [{"": value}]
             if any("name" in values for axis in axes for values in axis.values()):
                 raise UserError("the key name cannot be set: runs are called after the experiment and their own key")
-        return given
+        return value
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Variant:
 
     base: Path
     name: str
-    """Of the run."""
+    """Name of the run."""
     overrides: tuple[Override, ...]
 
     def recipe(self, *last: Override) -> Recipe:
@@ -94,7 +94,7 @@ class Plan:
     experiment: Experiment
     variants: list[Variant]
     repeated: list[Variant]
-    """For each variant but the first, the one with the first one's seconds; or none at all."""
+    """Each variant but the first, repeated for the first one's seconds; empty without `same_seconds`."""
 
 
 def read_experiment(path: Path, overrides: list[str]) -> Plan:
@@ -104,17 +104,17 @@ def read_experiment(path: Path, overrides: list[str]) -> Plan:
         overrides: KEY.PATH=VALUE for all recipes; `name=…` names the experiment.
 
     Raises:
-        UserError: naming the file or the run, what was given, and what is accepted.
+        UserError: naming the file or the run, the value, and what is accepted.
     """
-    given = [parse_override(text) for text in overrides]
-    content = {"name": path.stem, **read_tree(path, _WHAT)} | {key: value for key, value in given if key == "name"}
-    given = [(key, value) for key, value in given if key != "name"]
-    experiment = validated(Experiment, content, str(path), _WHAT)
+    parsed = [parse_override(text) for text in overrides]
+    content = {"name": path.stem, **read_tree(path, _WHAT)} | {key: value for key, value in parsed if key == "name"}
+    parsed = [(key, value) for key, value in parsed if key != "name"]
+    experiment = validate(Experiment, content, str(path), _WHAT)
     base = path.parent / experiment.recipe
 
     def variant(parts: list[str], *changes: Values) -> Variant:
-        own = [item for values in (experiment.set, *changes) for item in values.items()]
-        return Variant(base, "-".join([experiment.name, *parts]), (*own, *given))
+        changed = [item for values in (experiment.set, *changes) for item in values.items()]
+        return Variant(base, "-".join([experiment.name, *parts]), (*changed, *parsed))
 
     grid = [list(zip(*each, strict=True)) for each in product(*(axis.items() for axis in experiment.runs))]
     variants = [variant([*names], *changes) for names, changes in grid]

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
-from multihop.cluster.tracking.store import STORE_FILES
-from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by, sections_in
+from multihop.cluster.tracking.connection import STORE_FILES
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by, key_path, sections_in
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
@@ -26,7 +26,7 @@ _MAX_SHOWN = 200
 
 
 class TrackingConfig(Section):
-    """Where runs are tracked and compared."""
+    """MLflow, which tracks and compares runs."""
 
     uri: Annotated[str | None, LOGGING] = None
     """MLflow's tracking URI; null: MLFLOW_TRACKING_URI, else SQLite in the folder of the runs."""
@@ -129,21 +129,21 @@ class Recipe(TrainingConfig):
         return self
 
 
-def check_keys(keys: Iterable[str], where: str = "") -> None:
+def check_keys(keys: Iterable[str], option: str = "") -> None:
     """Check that these dotted keys exist in a recipe; they may name whole sections.
 
     Args:
-        where: the option that they were given with, for the message.
+        option: the command-line option that they come from, for the message.
 
     Raises:
-        UserError: A key does not exist.
+        UserError: a key does not exist.
     """
     for key in keys:
         try:
             decided_by(Recipe, key)
         except KeyError:
-            given = f"{where}={key}" if where else key
-            raise UserError(f"{given} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
+            text = f"{option}={key}" if option else key
+            raise UserError(f"{text} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -153,9 +153,9 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
         overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
 
     Raises:
-        UserError: with the key's path, the given value, and what is accepted.
+        UserError: with the key, its value, and what is accepted.
     """
-    return resolved(read_recipe(path, overrides))
+    return resolve_paths(read_recipe(path, overrides))
 
 
 def read_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -173,7 +173,7 @@ def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
     Raises:
         UserError: as `load_recipe`.
     """
-    return resolved(_read(path, overrides))
+    return resolve_paths(_read(path, overrides))
 
 
 def _read(path: Path, overrides: Iterable[Override]) -> Recipe:
@@ -192,10 +192,10 @@ def validate_recipe(content: dict[str, Any], origin: str) -> Recipe:
     Raises:
         UserError: one sentence per mistake.
     """
-    return validated(Recipe, content, origin, "a recipe")
+    return validate(Recipe, content, origin, "a recipe")
 
 
-def validated(section: type[_Section], content: dict[str, Any], origin: str, what: str) -> _Section:
+def validate(section: type[_Section], content: dict[str, Any], origin: str, what: str) -> _Section:
     """Validate the content of a file.
 
     Args:
@@ -215,7 +215,7 @@ def validated(section: type[_Section], content: dict[str, Any], origin: str, wha
 
 def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str:
     location, known_keys = _locate(section, error["loc"])
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    key = key_path(location)
     if error["type"] == "extra_forbidden":
         known = ", ".join(known_keys)
         return f"{origin}: {key} is not a key of {what}; known here: {known}"
@@ -226,9 +226,9 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
         return f"{origin}: {key + ': ' if key else ''}{message}"
     if error["type"] == "finite_number":
         message += "; for no limit write a large number such as 1e9"
-    given = json.dumps(error["input"], default=str)
-    given = given if len(given) <= _MAX_SHOWN else f"{given[:_MAX_SHOWN]}…"
-    return f"{origin}: {key}={given}: {message[0].lower()}{message[1:]}"
+    value = json.dumps(error["input"], default=str)
+    value = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…"
+    return f"{origin}: {key}={value}: {message[0].lower()}{message[1:]}"
 
 
 def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[list[int | str], list[str]]:
@@ -248,11 +248,11 @@ def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[list[int | s
     return path, sorted({key for kind in kinds for key in kind.model_fields})
 
 
-def resolved(recipe: Recipe) -> Recipe:
+def resolve_paths(recipe: Recipe) -> Recipe:
     """Replace DeepSpeed's configuration path by its content, and make paths absolute: a worker starts anywhere."""
     if isinstance(recipe.engine.deepspeed, str):
-        given = read_deepspeed_config(Path(recipe.engine.deepspeed))
-        recipe = _with(recipe, "engine", deepspeed=given)
+        config = read_deepspeed_config(Path(recipe.engine.deepspeed))
+        recipe = _with(recipe, "engine", deepspeed=config)
     if recipe.checkpoint.location is not None:
         recipe = _with(recipe, "checkpoint", location=_absolute(recipe.checkpoint.location))
     if recipe.model.init_from is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from multihop.common.errors import UserError
-from multihop.common.redaction import redacted, shown
+from multihop.common.redaction import redacted, safe_text
 from multihop.common.user_file import MOST_BYTES, read_given_text
 
 Override = tuple[str, Any]
@@ -162,20 +162,20 @@ def _check_node(node: Any) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
             raise UserError(f"line {line} has a key that is not a string; put it in quotes")
         if key.value in keys:
-            raise UserError(f"line {line} has the duplicate key {shown(key.value[:100])}; remove one")
+            raise UserError(f"line {line} has the duplicate key {safe_text(key.value[:100])}; remove one")
         keys.add(key.value)
         _check_node(value)
 
 
-def _steps(key: str, given: str) -> list[str]:
+def _steps(key: str, text: str) -> list[str]:
     steps = re.findall(r"[\w-]+", key)
     if not _KEY.fullmatch(key) or len(steps) > _DEEPEST:
-        raise UserError(_no_override(given))
+        raise UserError(_no_override(text))
     return steps
 
 
-def _no_override(given: str) -> str:
-    return f"{shown(given[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
+def _no_override(text: str) -> str:
+    return f"{safe_text(text[:200])!r} is not an override; write KEY.PATH=VALUE, for instance model.layers=3"
 
 
 def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
@@ -185,18 +185,18 @@ def _put(tree: Any, steps: list[str], value: Any, key: str) -> None:
         if not step.isdigit() or int(step) >= len(tree):
             raise UserError(f"{key} cannot be applied: index {step} is out of range for a list of {len(tree)}")
         step = int(step)
-        there = tree[step]
+        current = tree[step]
     else:
-        there = tree.get(step)
+        current = tree.get(step)
     if len(steps) == 1:
-        tree[step] = _merged(there, value)
+        tree[step] = _merge(current, value)
         return
-    if not isinstance(there, dict | list):
-        there = tree[step] = {}
-    _put(there, steps[1:], value, key)
+    if not isinstance(current, dict | list):
+        current = tree[step] = {}
+    _put(current, steps[1:], value, key)
 
 
-def _merged(there: Any, value: Any) -> Any:
-    if not isinstance(there, dict) or not isinstance(value, dict):
+def _merge(current: Any, value: Any) -> Any:
+    if not isinstance(current, dict) or not isinstance(value, dict):
         return value
-    return there | {key: _merged(there.get(key), item) for key, item in value.items()}
+    return current | {key: _merge(current.get(key), item) for key, item in value.items()}

@@ -1,15 +1,15 @@
-"""What a start of a run finds: resolved once, into one immutable value that the stages are handed."""
+"""The state of a run when it starts: looked up once, as one immutable value that is passed to the stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.node_cache import RunHome
+from multihop.cluster.remote.node_cache import RemoteRunSpec
+from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.cluster.runs.folder import note_change
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
-from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
@@ -23,7 +23,7 @@ from multihop.pretrain.run.files import checkpoints_of
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run as it is; a stage that changes it returns another."""
+    """The state of a run; a stage that changes it returns another one."""
 
     recipe: Recipe
     folder: Path
@@ -32,17 +32,17 @@ class ResolvedRun:
     files: Sequence[InputFile]
     """The recipe's input files, listed once."""
     inputs: ResolvedInputs | None
-    """What names the data set; None if files must be hashed to know it."""
+    """Hashes that identify the data set; None if files must be hashed first."""
     data: Manifest | None
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
     """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
-    home: RemoteRun | None = None
-    """If the run has one in an object store; `folder` is this node's copy."""
+    remote: RemoteRun | None = None
+    """The run in an object store, of which `folder` is this node's copy; None: `folder` is the run itself."""
 
     @property
     def checkpoints(self) -> str:
-        """Where the run's checkpoints are."""
+        """Location of the run's checkpoints."""
         return checkpoints_of(self.folder, self.recipe)
 
     @property
@@ -60,18 +60,18 @@ class ResolvedRun:
         """Steps that the newest checkpoint has done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
-    def shared(self) -> RunHome | None:
-        """What nodes need to know to fetch its data set, which is written to the home; None without a home."""
+    def remote_spec(self) -> RemoteRunSpec | None:
+        """Upload the data set, and return what the nodes are sent to find the run; None if the run is in a folder."""
         streams = self.recipe.data.shuffle_window_shards is not None
-        return None if self.home is None else self.home.share_data(self.data_folder, streams)
+        return None if self.remote is None else self.remote.upload_data(self.data_folder, streams)
 
     @property
     def is_trained(self) -> bool:
-        """Whether the checkpoint of the last step is there."""
+        """Whether the checkpoint of the last step exists."""
         return self.step == total_steps(self.recipe.phases)
 
 
-def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: RemoteRun | None = None) -> ResolvedRun:
+def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: RemoteRun | None = None) -> ResolvedRun:
     """List the inputs, find the data set and the newest checkpoint.
 
     Args:
@@ -85,16 +85,16 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, home: RemoteR
     data = None
     if inputs is not None and not full and (folder / "data").exists():
         data = find_verified(folder / "data", inputs.identity)
-    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, home))
+    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, remote))
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:
-    """Where the data sets of the recipe's sources are."""
+    """The folder of all data sets of the recipe's sources."""
     return runs / ".prepared" / sources_key(recipe.data)
 
 
 def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
-    """The run with its newest committed checkpoint as it is now. One of the last step that is damaged is not taken."""
+    """The run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
     for step in reversed(list_steps(run.checkpoints)):
         is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
         try:

@@ -4,16 +4,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.failures import TrainingFailed, WorkerDiedError
-from multihop.cluster.runs.evaluated import check_evaluation
+from multihop.cluster.locks import InUseError
+from multihop.cluster.ray import TrainingFailed, WorkerDiedError
+from multihop.cluster.runs.evaluation import check_evaluation
 from multihop.cluster.runs.experiment import Plan
-from multihop.cluster.runs.folder import InUseError, check_recipe
+from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
 from multihop.common.json_lines import read_rows
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.failures import ReadFailed
 from multihop.data_prep.reading.sources import list_files
 from multihop.eval.comparison.report import write_comparison
@@ -25,7 +26,7 @@ _AS_LONG = 0.1
 
 
 def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
-    """Do what is not done of all runs, then write the report; returns the exit code.
+    """Run the stages of all runs that are not done, then write the report; returns the exit code.
 
     A run that fails does not stop the others. A run that is stopped by a signal does.
 
@@ -53,7 +54,7 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
         except InUseError:
             raise
         except (UserError, TrainingFailed, WorkerDiedError, ReadFailed) as error:
-            failed[recipe.name] = shown(str(error))
+            failed[recipe.name] = safe_text(str(error))
             console.print(f"{recipe.name} failed: {failed[recipe.name]}")
             continue
         if code == STOPPED:
@@ -70,7 +71,7 @@ def run_experiment(plan: Plan, runs: Path, out: Path | None) -> int:
 
 
 def _check(recipe: Recipe, runs: Path) -> None:
-    """What `run_stages` would refuse, before the first run takes its hours."""
+    """Check what `run_stages` would refuse, before the first run takes hours."""
     check_evaluation(recipe)
     list_files(recipe.data.sources)
     if (runs / recipe.name / "recipe.json").exists():
@@ -78,7 +79,7 @@ def _check(recipe: Recipe, runs: Path) -> None:
 
 
 def _all_recipes(plan: Plan, recipes: Sequence[Recipe], runs: Path, failed: dict[str, str]) -> Iterator[Recipe]:
-    """Those of the variants, then those that are repeated: their steps are known once the others are trained."""
+    """Yield the recipes of the variants, then of the repeated ones, whose steps depend on the seconds of the others."""
     yield from recipes
     for variant, recipe in zip(plan.repeated, recipes[1:], strict=False):
         of_first, of_this = _seconds(runs, recipes[0]), _seconds(runs, recipe)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multihop.cluster.console import console, progress_line
+from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.session import check_answers, ray_session
-from multihop.cluster.runs.evaluated import check_evaluation, is_evaluated, planned_examples, planned_trials
-from multihop.cluster.runs.folder import opened, wait_for_lock
-from multihop.cluster.runs.prepared import link, provide
+from multihop.cluster.remote.remote_run import RemoteRun
+from multihop.cluster.runs.evaluation import check_evaluation, is_evaluation_done, list_trials, select_examples
+from multihop.cluster.runs.folder import locked_run_dir
+from multihop.cluster.runs.prepared import get_or_prepare_dataset, link_dataset
 from multihop.cluster.runs.recipe import Recipe
-from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
-from multihop.cluster.tracking.access import check_access
-from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.connection import check_access, store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
 from multihop.common.errors import UserError
 from multihop.common.exit_codes import DONE, FAILED, STOPPED
@@ -60,14 +60,14 @@ def run_stages(
     wanted: Sequence[str] = STAGES,
     allowed: Sequence[str] = (),
     full_verify: bool = False,
-    home: RemoteRun | None = None,
+    remote: RemoteRun | None = None,
 ) -> int:
-    """Do what is not done of these stages; returns the exit code.
+    """Run those of these stages that are not done; returns the exit code.
 
     Args:
         allowed: dotted keys that may change under a run that was started before.
         full_verify: hash every file of the data set, also those that are unchanged by size and modification time.
-        home: of the run, if it has one in an object store; `runs` is this node's copy.
+        remote: the run in an object store; `runs` is this node's copy.
 
     Raises:
         UserError: a mistake of the user's, found before anything is started where possible.
@@ -77,8 +77,8 @@ def run_stages(
     tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
-    with opened(folder, recipe, allowed):
-        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
+    with locked_run_dir(folder, recipe, allowed):
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, remote)
         if "train" in wanted and run.checkpoint is None:
             check_checkpoints_exist(folder, run.checkpoints)
             # Whether a Hugging Face model has the output layer is known only when its weights are read.
@@ -98,7 +98,7 @@ def run_stages(
         seconds = _Seconds(read_summary(folder).get("stages", {}))
         ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
-            return _run_left(run, wanted, allowed, full_verify, seconds)
+            return _run_missing_stages(run, wanted, allowed, full_verify, seconds)
 
 
 def _is_left(run: ResolvedRun, stage: str) -> bool:
@@ -112,10 +112,10 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
         return True
     if run.data is None and run.recipe.eval.checkpoint is None:
         return True
-    return not is_evaluated(run)
+    return not is_evaluation_done(run)
 
 
-def _run_left(
+def _run_missing_stages(
     run: ResolvedRun, wanted: Sequence[str], allowed: Sequence[str], full_verify: bool, seconds: _Seconds
 ) -> int:
     if "train" in wanted or run.recipe.eval.checkpoint is None:
@@ -161,7 +161,7 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
         check_objective(recipe.tokenizer.path, recipe.tokenizer.lowercase, recipe.objective.name)
     if run.data is None:
         with seconds.of("prep"), progress_line("prepare  ") as line:
-            folder, data = provide(
+            folder, data = get_or_prepare_dataset(
                 recipe.data,
                 recipe.tokenizer,
                 run.files,
@@ -170,10 +170,10 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
                 run.data_folder,
                 lambda stage, done, total: line.update(done, total, stage),
                 full_verify,
-                run.home,
+                run.remote,
             )
         check_data_unchanged(run, data, allowed)
-        link(run.data_folder, folder)
+        link_dataset(run.data_folder, folder)
     else:
         data = run.data
         check_data_unchanged(run, data, allowed)
@@ -204,7 +204,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     from multihop.cluster.ray.train_driver import train_on_ray
     from multihop.data_prep.dataset.shards import open_dataset
 
-    last, heldout, told = total_steps(run.recipe.phases), "starting", False
+    last, heldout, has_diagnosis = total_steps(run.recipe.phases), "starting", False
     data = open_dataset(run.data_folder)
     build_indexes(run.folder / "index", data, run.recipe, full_verify)
     build_word_vectors(run.folder / "index", data, run.recipe.model, full_verify)
@@ -212,51 +212,50 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
 
         def show(row: dict[str, Any]) -> None:
-            nonlocal heldout, told
+            nonlocal heldout, has_diagnosis
             if "heldout_loss" in row:
                 heldout = f"held-out {row['heldout_loss']:.3f}"
-                if not told and (sentence := diagnosis(read_rows(run.folder / "metrics.jsonl"))):
+                if not has_diagnosis and (sentence := diagnosis(read_rows(run.folder / "metrics.jsonl"))):
                     console.print(sentence)
-                    told = True
+                    has_diagnosis = True
             if "loss" in row:
                 speed = f"{row['tokens_per_s']:,.0f} tokens/s  MFU {row['mfu']:.0%}"
                 line.update(row["step"], last, f"loss {row['loss']:.3f}  {heldout}  {speed}")
 
         line.update(run.step, last, heldout)
         environment, cluster = {MLFLOW_RUN_ID: tracker.run_id}, run.recipe.cluster
-        shared = run.shared()
-        if run.home:
-            run.home.share_indexes()
+        spec = run.remote_spec()
+        if run.remote:
+            run.remote.upload_indexes()
         workers = cluster.least_and_most
-        return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, shared)
+        return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, spec)
 
 
 def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
-    """Run the trials that are left; returns how many of them failed for a reason that a rerun may not meet again."""
-    from multihop.cluster.runs.examples import make_left_examples
-    from multihop.cluster.runs.trials import final, run_left
+    """Run the missing trials; returns how many of them failed for a reason that may not recur in a rerun."""
+    from multihop.cluster.runs.trials import final, make_missing_examples, run_missing_trials
 
     has_work = bool(run.recipe.eval.tasks or run.recipe.eval.examples)
     if not has_work and not run.results.parent.exists():
         return 0
     with wait_for_lock(run.results.parent):
-        tracker.look_again()
+        tracker.forget_logged()
         tracker.log_trials(final(read_rows(run.results)))
-        examples = planned_examples(run)
+        examples = select_examples(run)
         with seconds.of("eval"):
-            make_left_examples(run)
-            return run_left(
-                planned_trials(run),
+            make_missing_examples(run)
+            return run_missing_trials(
+                list_trials(run),
                 run.recipe.eval,
                 run.results,
                 lambda row: tracker.log_trials(final([row])),
-                home=run.shared() if run.recipe.eval.checkpoint is None else None,
+                remote=run.remote_spec() if run.recipe.eval.checkpoint is None else None,
                 examples=examples.key if examples else None,
             )
 
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
-    from multihop.cluster.runs.examples import print_examples
+    from multihop.cluster.runs.trials import print_examples
     from multihop.eval.report import write_report
     from multihop.eval.scores import median_scores
 

@@ -1,5 +1,6 @@
-"""Trials as Ray tasks, and all that are left of a model's trials."""
+"""Trials and examples as Ray tasks: those that a model's evaluation does not have yet."""
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import console, progress_line
-from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import Resources, map_on_ray
-from multihop.cluster.ray.node_cache import RunHome, data_of
+from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data
+from multihop.cluster.runs.evaluation import select_examples, weights_dir
+from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, open_append
+from multihop.common.files import make_folder, open_append, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.common.redaction import safe_text
 from multihop.eval.config import EvalConfig
-from multihop.eval.evaluation_plan import make_plan, write_plan
+from multihop.eval.evaluation_plan import make_plan, read_plan, write_plan
+from multihop.eval.inference.examples import FILE as EXAMPLES
+from multihop.eval.inference.examples import make_examples, read_examples
 from multihop.eval.predictions import write_predictions
+from multihop.eval.reporting.examples import examples_facts
 from multihop.eval.run_trial import Outcome, failed_row, run_trial
 from multihop.eval.start_from import next_wave, remove_torn, remove_unneeded
 from multihop.eval.trial import Trial, trial_key, trial_name
@@ -24,7 +31,7 @@ from multihop.eval.trial import Trial, trial_key, trial_name
 OnRow = Callable[[Row], None]
 
 FAILURES = "failures.log"
-"""The file beside results.jsonl with the tracebacks of trials that failed."""
+"""Name of the file beside results.jsonl with the tracebacks of failed trials."""
 _LONGEST_ERROR = 500
 
 
@@ -39,27 +46,22 @@ class _Failure:
     seconds: float
 
 
-def trial_resources(config: EvalConfig, here: bool) -> Resources:
-    """What Ray reserves for a trial, or for making the examples.
+def trial_resources(config: EvalConfig, on_this_node: bool) -> Resources:
+    """Resources that Ray reserves for a trial, or for making the examples.
 
     Args:
-        here: whether it needs files of this node.
+        on_this_node: whether it needs files of this node.
     """
-    return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, here)
+    return Resources(config.cpus, config.gpus, (config.memory_gb or 0) * 1e9, on_this_node)
 
 
-def weights_dir(results: Path) -> Path:
-    """For the weights that trials of other tasks start from."""
-    return results.absolute().parent / "weights"
-
-
-def run_left(
+def run_missing_trials(
     trials: Sequence[Trial],
     config: EvalConfig,
     results: Path,
     on_row: OnRow,
     before_row: OnRow = lambda row: None,
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
     examples: str | None = None,
 ) -> int:
     """Run the trials that have no row in results.jsonl, on the Ray that the caller has started.
@@ -67,9 +69,9 @@ def run_left(
     The plan is written first: readers of the results select the rows of the trials in it.
 
     Args:
-        on_row: is given each row when it is on the disk.
-        before_row: is given it before, and may raise to end all trials.
-        home: of the run whose data set the trials read, if it is in an object store: each node fetches it.
+        on_row: called with each row when it is on disk.
+        before_row: called with each row before it is written; may raise to end all trials.
+        remote: the run in an object store whose data set each node fetches.
         examples: the key of the recipe's examples; None if it has none.
 
     Returns:
@@ -105,7 +107,7 @@ def run_left(
             for row in wave.failed:
                 append_row(results, row)
                 show(row)
-            run_trials(wave.trials, config, results, show, before_row, home)
+            run_trials(wave.trials, config, results, show, before_row, remote)
             tried |= {trial_key(trial) for trial in wave.trials} | {row["key"] for row in wave.failed}
     if to_retry:
         log = results.parent / FAILURES
@@ -121,19 +123,21 @@ def run_trials(
     results: Path,
     on_row: OnRow,
     before_row: OnRow = lambda row: None,
-    home: RunHome | None = None,
+    remote: RemoteRunSpec | None = None,
 ) -> None:
     """Run trials on the Ray that the caller has started, the longest first.
 
-    Each row, and the predictions behind it, is on disk before `on_row` is given it. A trial that fails, or whose worker
-    dies at each attempt, has a row that tells so, and the others go on.
+    Each row, and the predictions behind it, is on disk before `on_row` is called. A trial that fails, or whose worker
+    dies at each attempt, gets a row with its error, and the others go on.
     """
     # Weights that others start from are files of this node.
-    here = home is not None and any(trial.weights_dir is not None for trial in trials)
-    resources = trial_resources(config, here)
+    on_this_node = remote is not None and any(trial.weights_dir is not None for trial in trials)
+    resources = trial_resources(config, on_this_node)
     ordered = sorted(trials, key=lambda trial: -trial.work)
     succeeded = {row["key"] for row in read_rows(results) if row["status"] == "ok"}
-    for outcome in map_on_ray(lambda trial: _attempt(trial, home), ordered, _name, resources, _died):
+    for outcome in map_on_ray(
+        lambda trial: _attempt(trial, remote), ordered, _name, resources, _failure_of_dead_worker
+    ):
         if isinstance(outcome, _Failure):
             row, predictions = failed_row(outcome.trial, outcome.error, outcome.seconds, retry=True), None
             _keep_traceback(results.parent / FAILURES, row, outcome.traceback)
@@ -150,35 +154,59 @@ def run_trials(
 
 
 def final(rows: Sequence[Row]) -> list[Row]:
-    """Without trials that are tried again: MLflow has one nested run for each."""
+    """The rows without those of trials that are tried again: MLflow has one nested run for each trial."""
     return [row for row in rows if not row.get("retry", False)]
 
 
-def _attempt(trial: Trial, home: RunHome | None) -> Outcome | _Failure:
+def make_missing_examples(run: ResolvedRun) -> None:
+    """Make and write the examples that the run does not have yet, on the Ray that the caller has started.
+
+    Raises:
+        UserError: as `make_examples`.
+        WorkerDiedError: as `map_on_ray`.
+    """
+    examples, config = select_examples(run), run.recipe.eval
+    if examples is None or read_examples(run.results.parent, examples.key) is not None:
+        return
+    resources = trial_resources(config, on_this_node=run.remote is not None)
+    (made,) = map_on_ray(make_examples, [examples], lambda _: "the examples", resources)
+    content = json.dumps(made, ensure_ascii=False, indent=1).encode() + b"\n"
+    write_atomically(run.results.parent / EXAMPLES, content)
+
+
+def print_examples(run: ResolvedRun) -> None:
+    """Print what the model makes of each text before and after pretraining."""
+    plan = read_plan(run.folder)
+    made = read_examples(run.results.parent, plan.examples) if plan else None
+    for text, before, after in examples_facts(made)["examples"]:
+        console.print(safe_text(f"example   {text}\n  before  {before}\n  after   {after}"))
+
+
+def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
     started = time.monotonic()
     try:
-        if home is None:
+        if remote is None:
             return run_trial(trial)
-        with data_of(home, training=False) as data:
-            here: dict[str, Any] = {
+        with fetch_data(remote, training=False) as data:
+            local: dict[str, Any] = {
                 "tokenizer_path": str(data / Path(trial.tokenizer_path).name),
                 "data_path": str(data),
             }
             if trial.target_tokenizer_path is not None:
-                here["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
-            return run_trial(replace(trial, **here))
+                local["target_tokenizer_path"] = str(data / Path(trial.target_tokenizer_path).name)
+            return run_trial(replace(trial, **local))
     except Exception as error:
         return _Failure(trial, _one_line(error), traceback.format_exc(), time.monotonic() - started)
 
 
 def _one_line(error: Exception) -> str:
-    """The message: errors for users are sentences already; of others, also the type, and only the beginning."""
+    """The message of an error for a user; for another error, its type and the beginning of its message."""
     if isinstance(error, UserError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
 
 
-def _died(trial: Trial, error: WorkerDiedError) -> _Failure:
+def _failure_of_dead_worker(trial: Trial, error: WorkerDiedError) -> _Failure:
     return _Failure(trial, str(error), "", 0.0)
 
 

@@ -1,14 +1,14 @@
-"""A tracked run as the files of a run directory, for where its own directory is elsewhere."""
+"""A tracked run as the files of a run directory, for machines that do not have its directory."""
 
 import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multihop.cluster.tracking.access import refusal
-from multihop.cluster.tracking.store import TOKEN_TAG, connect
+from multihop.cluster.tracking.connection import connect, refusal
+from multihop.cluster.tracking.store import TOKEN_TAG
 from multihop.common.errors import UserError
-from multihop.common.redaction import redacted, shown
+from multihop.common.redaction import redacted, safe_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -21,7 +21,7 @@ COMPARED = ("recipe.json", "summary.json", "eval/plan.json", "eval/results.jsonl
 def fetch_run(name: str, uri: str, folder: Path) -> Path:
     """Write what MLflow has of the run `name` into `folder / name`, which it returns.
 
-    These are COMPARED, of which only recipe.json must be there, and metrics.jsonl with the metrics that are logged.
+    These are COMPARED, of which only recipe.json must exist, and metrics.jsonl with the metrics that are logged.
 
     Raises:
         UserError: MLflow has no such run, several, or one without recipe.json; it is unreachable, or refuses the user.
@@ -42,16 +42,16 @@ def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
     experiments = {each.experiment_id: each.name for each in client.search_experiments()}
     plain = Path(name).name == name and not {"'", '"'} & set(name)
     wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"
-    found = client.search_runs(list(experiments), wanted) if plain and experiments else []
-    if not found:
-        raise UserError(f"no run {shown(name)} in MLflow at {redacted(uri)}; check the name in its UI")
-    if len(found) > 1:
-        places = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in found)
+    runs = client.search_runs(list(experiments), wanted) if plain and experiments else []
+    if not runs:
+        raise UserError(f"no run {safe_text(name)} in MLflow at {redacted(uri)}; check the name in its UI")
+    if len(runs) > 1:
+        locations = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in runs)
         raise UserError(
-            f"{len(found)} runs are called {shown(name)} in MLflow at {redacted(uri)}, in experiments {shown(places)}; "
-            "delete or rename all but one there"
+            f"{len(runs)} runs are called {safe_text(name)} in MLflow at {redacted(uri)}, in experiments "
+            f"{safe_text(locations)}; delete or rename all but one there"
         )
-    return found[0]
+    return runs[0]
 
 
 def _write(client: "MlflowClient", run: "Run", run_dir: Path) -> Path:

@@ -1,74 +1,38 @@
 """Idempotent operations on the MLflow store: repeating one after a crash leaves no duplicates."""
 
 import json
-import logging
 import math
-import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from multihop.cluster.tracking.connection import artifact_location
 from multihop.common.errors import UserError
-from multihop.common.redaction import redacted
+from multihop.common.json_lines import Row
 from multihop.eval.trial import trial_name
+from multihop.pretrain.run.changes import flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-STORE_FILES = ("mlflow.db", "mlartifacts")
-"""Prefixes of the local store's file names in the runs directory, locks and journals included."""
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
 PLANNED_TAG = "multihop.planned"
 """Tag of a trial: whether it is in the plan of the last evaluation, so that reports show it."""
-_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
 _TRIAL_PARAMS = (
     *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
 )
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
+STARTS_TAG = "multihop.starts"
+"""Tag of a run: when its ranks were started, from which step, how many ranks on how many nodes."""
+_START_KEYS = ("time", "step", "world_size")
+_LONGEST_TAG = 5000
+"""Characters; MLflow takes 8000, some of its stores 5000."""
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
-# Callers continue without MLflow and retry later, so requests should fail fast.
-_SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
-
-
-def store_uri(runs: Path, given: str | None = None) -> str:
-    """The tracking URI: `given`, else MLFLOW_TRACKING_URI, else an SQLite file in the runs directory.
-
-    Raises:
-        UserError: MLflow does not support the URI.
-    """
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{os.path.realpath(runs)}/mlflow.db"
-    if urlsplit(uri).scheme.partition("+")[0] not in _SCHEMES and uri != "databricks":
-        raise UserError(
-            f"tracking.uri={redacted(uri)} is not a tracking server or database; write http://HOST:PORT or "
-            "sqlite:///PATH, or omit it for SQLite in the runs directory"
-        )
-    return uri
-
-
-def connect(uri: str) -> "MlflowClient":
-    """A client of the store. A missing SQLite store is created first, which takes MLflow some seconds."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    database = _sqlite_path(uri)
-    if database is not None:
-        _create_sqlite(database)
-    return MlflowClient(tracking_uri=uri)
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
@@ -77,27 +41,25 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
     Raises:
         UserError: it was deleted in MLflow.
     """
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        database = _sqlite_path(uri)
-        artifacts = (database.parent / "mlartifacts").as_uri() if database is not None else None
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         kind = {"mlflow.experimentKind": "custom_model_development"}  # selects the page that MLflow shows first
-        return str(client.create_experiment(name, artifact_location=artifacts, tags=kind))
-    if found.lifecycle_stage != "active":
+        return str(client.create_experiment(name, artifact_location=artifact_location(uri), tags=kind))
+    if experiment.lifecycle_stage != "active":
         raise UserError(
             f"tracking.experiment={name} was deleted in MLflow; restore it with `mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}`, or choose another name"
+            f"--experiment-id {experiment.experiment_id}`, or choose another name"
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "Iterator[Run]":
     """The runs of the experiment with this tag, without deleted ones."""
     page = None
     while True:
-        found = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
-        yield from found
-        page = found.token
+        runs = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
+        yield from runs
+        page = runs.token
         if not page:
             return
 
@@ -108,8 +70,8 @@ def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[
     A request that timed out may have created a second run of a trial after all: one that is not finished is deleted.
     """
     nested: dict[str, Run] = {}
-    found = search(client, experiment, PARENT_TAG, parent)
-    for run in sorted(found, key=lambda run: (run.info.status == "RUNNING", run.info.start_time, run.info.run_id)):
+    runs = search(client, experiment, PARENT_TAG, parent)
+    for run in sorted(runs, key=lambda run: (run.info.status == "RUNNING", run.info.start_time, run.info.run_id)):
         first = nested.setdefault(run.data.tags[TRIAL_TAG], run)
         if first is not run and run.info.status == "RUNNING":
             client.delete_run(run.info.run_id)
@@ -118,12 +80,12 @@ def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[
 
 
 def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> None:
-    """Log the leaves of `tree` under dotted keys. MLflow parameters are immutable, so existing ones are left alone."""
+    """Log the leaves of `tree` under their keys (`param_name`). Existing parameters stay: they are immutable."""
     from mlflow.entities import Param
 
-    there = client.get_run(run_id).data.params
-    leaves = {metric_name(key): value for key, value in _leaves(tree)}
-    new = [Param(key, value[:_VALUE_LENGTH]) for key, value in leaves.items() if key not in there]
+    logged = client.get_run(run_id).data.params
+    texts = {param_name(key): _as_text(value) for key, value in flatten(tree).items()}
+    new = [Param(key, text[:_VALUE_LENGTH]) for key, text in texts.items() if key not in logged]
     for start in range(0, len(new), _PARAMS_A_CALL):
         client.log_batch(run_id, params=new[start : start + _PARAMS_A_CALL])
 
@@ -151,12 +113,12 @@ def steps_of(client: "MlflowClient", run_id: str) -> dict[str, set[int]]:
 
 def log_new_points(client: "MlflowClient", run_id: str, scores: Sequence[tuple[str, int, float]]) -> None:
     """Log (name, step, value), but for those whose last logged value at that step is the same."""
-    there: dict[tuple[str, int], float] = {}
+    logged: dict[tuple[str, int], float] = {}
     for name in {metric_name(name) for name, _, _ in scores}:
         history = client.get_metric_history(run_id, name)
-        there |= {(name, old.step): old.value for old in sorted(history, key=lambda old: old.timestamp)}
+        logged |= {(name, old.step): old.value for old in sorted(history, key=lambda old: old.timestamp)}
     now = time.time()
-    new = [each for each in scores if there.get((metric_name(each[0]), each[1])) != each[2]]
+    new = [each for each in scores if logged.get((metric_name(each[0]), each[1])) != each[2]]
     log_points(client, run_id, [point(name, value, step, now) for name, step, value in new])
 
 
@@ -165,6 +127,11 @@ def point(key: str, value: float, step: int, unix_seconds: float) -> "Metric":
     from mlflow.entities import Metric
 
     return Metric(metric_name(key), float(value), round(unix_seconds * 1000), step)
+
+
+def param_name(key: str) -> str:
+    """MLflow's name of a recipe key: `phases.0.lr` for `phases[0].lr`, because MLflow allows no brackets."""
+    return metric_name(re.sub(r"\[(\d+)\]", r".\1", key))
 
 
 @lru_cache
@@ -218,34 +185,25 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    # A list of plain values is one value: [-4, -3, -2, -1].
-    if (isinstance(tree, dict) and tree) or (isinstance(tree, list) and any(isinstance(i, dict | list) for i in tree)):
-        items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for key, value in items:
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, tree if isinstance(tree, str) else json.dumps(tree, default=str)
+def starts_tag(rows: Sequence[Row]) -> str:
+    """The starts of a run's ranks, rows of launches.jsonl, as a JSON list, oldest first.
+
+    Each has a number (from 1 on), the UTC time, the step, the ranks, and the nodes if known. Only the newest that fit
+    are listed; their numbers show how many there were. Empty without rows.
+    """
+    newest: list[str] = []
+    complete = [row for row in rows if all(is_number(row.get(key)) for key in _START_KEYS)]
+    for number, row in reversed(list(enumerate(complete, start=1))):
+        started_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        start = {"start": number, "time": started_at, "step": row["step"], "ranks": row["world_size"]}
+        if "nodes" in row:  # rows of older versions have none
+            start["nodes"] = row["nodes"]
+        text = json.dumps(start)
+        if sum(map(len, newest)) + 2 * len(newest) + len(text) > _LONGEST_TAG:
+            break
+        newest.insert(0, text)
+    return f"[{', '.join(newest)}]" if newest else ""
 
 
-def _sqlite_path(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///")).resolve() if uri.startswith("sqlite:///") else None
-
-
-def _create_sqlite(database: Path) -> None:
-    """Create it under a temporary name: a store killed during MLflow's migrations is unusable."""
-    from filelock import FileLock
-
-    if database.exists():
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{database}.lock"):
-        if database.exists():
-            return
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        unfinished = database.with_name(database.name + ".new")
-        unfinished.unlink(missing_ok=True)
-        store = SqlAlchemyStore(f"sqlite:///{unfinished}", (database.parent / "mlartifacts").as_uri())
-        store.engine.dispose()
-        os.replace(unfinished, database)
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

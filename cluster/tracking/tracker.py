@@ -1,7 +1,8 @@
-"""One MLflow run per multihop run, written by the driver alone. Training does not depend on MLflow being reachable.
+"""One MLflow run per multihop run, written by the driver. Training does not depend on MLflow being reachable.
 
 The ranks write RUN_DIR/metrics.jsonl and launches.jsonl; a thread of the driver follows both. RUN_DIR/tracking.json
 names the store and the run. What that run already has is read from MLflow at each start and after each failure.
+Trials of checkpoints that are evaluated during training are logged by that process (`log_concurrently`).
 """
 
 import json
@@ -9,18 +10,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multihop.cluster.tracking.access import refusal
+from multihop.cluster.tracking.connection import TIMEOUT_S, call_with_timeout, connect, refusal, store_uri
 from multihop.cluster.tracking.fetch import COMPARED
-from multihop.cluster.tracking.starts import STARTS_TAG, starts_tag
 from multihop.cluster.tracking.store import (
+    STARTS_TAG,
     TOKEN_TAG,
-    connect,
     experiment_id,
     is_number,
     log_new_points,
@@ -32,14 +32,13 @@ from multihop.cluster.tracking.store import (
     nested_runs,
     point,
     search,
+    starts_tag,
     steps_of,
-    store_uri,
     tag_planned,
 )
-from multihop.cluster.tracking.timeout import TIMEOUT_S, call_with_timeout
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
-from multihop.common.json_lines import RowFollower, read_rows
+from multihop.common.json_lines import Row, RowFollower, read_rows
 from multihop.common.redaction import redacted
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS = {"done": "FINISHED", "trained": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-"""MLflow's status for each status of ours."""
+"""MLflow's status for each status of a run."""
 _POLL_S = 2.0
 _LONGEST_WAIT_S = 60.0
 _POINTS_AT_ONCE = 900
@@ -93,7 +92,7 @@ class _Logged:
     begun: "dict[str, Run]"
     """Runs of partly logged trials, by key."""
     starts: str
-    """The tag that lists the starts of the ranks; empty if it is not set."""
+    """Value of STARTS_TAG; empty if it is not set."""
     rows: RowFollower
     """New rows of metrics.jsonl. `steps` decides what is logged, because the file may have been truncated meanwhile."""
 
@@ -107,7 +106,7 @@ class Tracker:
         self.error: Exception | None = None
         """Why the last attempt failed; None if it succeeded."""
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
-        self._shown_uri = redacted(uri)
+        self._safe_uri = redacted(uri)
         self._lock = threading.Lock()
         self._wait_s, self._not_before, self._is_lost = 0.0, 0.0, False
         self._state: dict[str, Any] = {}
@@ -133,19 +132,19 @@ class Tracker:
         if isinstance(self.error, UserError):
             raise self.error
         if self.error is not None and (reason := refusal(self.error)):
-            raise UserError(f"{self._shown_uri} {reason}") from None
-        self._tell()
+            raise UserError(f"{self._safe_uri} {reason}") from None
+        self._warn()
 
     @contextmanager
     def follow_metrics(self) -> Iterator[None]:
         """Log metrics.jsonl while the block runs. Afterwards MLflow has all of it, unless it is unreachable."""
         stop = threading.Event()
 
-        def follow() -> None:
+        def log_regularly() -> None:
             while not stop.wait(_POLL_S):
                 self._log_if_due()
 
-        follower = threading.Thread(target=follow, name="mlflow", daemon=True)
+        follower = threading.Thread(target=log_regularly, name="mlflow", daemon=True)
         follower.start()
         try:
             yield
@@ -154,8 +153,8 @@ class Tracker:
             follower.join(TIMEOUT_S)
             self._log_now()
 
-    def look_again(self) -> None:
-        """Read again what MLflow has before anything else is logged: another process logged (`log_concurrently`)."""
+    def forget_logged(self) -> None:
+        """Read again what MLflow has before anything else is logged, because another process logged trials."""
         with self._lock:
             self._logged = None
 
@@ -184,7 +183,7 @@ class Tracker:
         self._artifacts += [self._run_dir / file for file in COMPARED[1:]]
         self._log_now(STATUS[status])
         if self.error is not None:
-            log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._shown_uri)
+            log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._safe_uri)
 
     def _log_if_due(self) -> None:
         if time.monotonic() >= self._not_before:
@@ -192,10 +191,10 @@ class Tracker:
 
     def _log_now(self, final_status: str | None = None) -> None:
         self._try(final_status)
-        self._tell()
+        self._warn()
 
     def _try(self, final_status: str | None = None) -> None:
-        """Log in a thread of its own, which is abandoned, with the lock, if MLflow does not answer."""
+        """Log in a thread, which is abandoned, with the lock, if MLflow does not answer."""
         try:
             if not self._lock.acquire(timeout=TIMEOUT_S):
                 raise TimeoutError("an earlier request still has no answer")
@@ -219,14 +218,14 @@ class Tracker:
         self._wait_s = min(_LONGEST_WAIT_S, max(_POLL_S, 2 * self._wait_s))
         self._not_before = time.monotonic() + self._wait_s
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         """Warn once when MLflow is lost, and once when it is back."""
         error = self.error
         if error is not None and not self._is_lost:
             reason = " ".join(redacted(str(error)).split())[:300]
-            log.warning("MLflow at %s is unreachable, retrying (%s)", self._shown_uri, reason)
+            log.warning("MLflow at %s is unreachable, retrying (%s)", self._safe_uri, reason)
         if error is None and self._is_lost:
-            log.warning("MLflow at %s is reachable again and up to date", self._shown_uri)
+            log.warning("MLflow at %s is reachable again and up to date", self._safe_uri)
         self._is_lost = error is not None
 
     def _log(self, final_status: str | None = None) -> None:
@@ -236,9 +235,9 @@ class Tracker:
         client = self._client
         if not self.run_id:
             self.run_id = self._begin(client)
-        logged = self._logged = self._logged or self._look_up(client)
+        logged = self._logged = self._logged or self._read_logged(client)
         if final_status is not None:
-            logged.rows = self._follow()  # from the beginning: rows may have moved if the file was truncated
+            logged.rows = self._new_follower()  # from the beginning: rows may have moved if the file was truncated
         self._log_metrics(client, logged)
         self._log_starts(client, logged)
         while self._rows:
@@ -260,53 +259,53 @@ class Tracker:
                 client.log_artifact(self.run_id, str(self._artifacts[0]))
             self._artifacts.pop(0)
         if final_status is not None:
-            self._note(complete=True)
+            self._write_state(complete=True)
 
     def _begin(self, client: "MlflowClient") -> str:
         """Find the run by a token that was stored before the run was created, or create it."""
-        where = {"uri": self._shown_uri, "experiment": self._experiment}
-        fresh = {**where, "token": uuid.uuid4().hex, "run_id": "", "complete": False}
+        store = {"uri": self._safe_uri, "experiment": self._experiment}
+        fresh = {**store, "token": uuid.uuid4().hex, "run_id": "", "complete": False}
         # Older versions may have stored the password too.
-        if {key: redacted(self._state.get(key, "")) for key in where} != where:
-            self._note(**fresh)
+        if {key: redacted(self._state.get(key, "")) for key in store} != store:
+            self._write_state(**fresh)
         self._experiment_id = experiment_id(client, self._uri, self._experiment)
         run = self._find(client)
         if run is None:
             if self._state["run_id"]:  # the run or the whole store was deleted
-                self._note(**fresh)
+                self._write_state(**fresh)
             tags = {TOKEN_TAG: self._state["token"]}
             run = client.create_run(self._experiment_id, tags=tags, run_name=self._run_dir.name)
         run_id = str(run.info.run_id)
         log_tags(client, run_id, self._tags)
         log_params(client, run_id, self._recipe)
         client.update_run(run_id, status="RUNNING")
-        self._note(**where, run_id=run_id, complete=False)
+        self._write_state(**store, run_id=run_id, complete=False)
         return run_id
 
     def _find(self, client: "MlflowClient") -> "Run | None":
-        """The run with our token. A request that timed out may have created a second one after all: it is deleted."""
-        found = sorted(
+        """The run with the token. A request that timed out may have created a second one after all: it is deleted."""
+        runs = sorted(
             search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), key=lambda run: run.info.start_time
         )
-        for other in found[1:]:
+        for other in runs[1:]:
             client.delete_run(other.info.run_id)
-        return found[0] if found else None
+        return runs[0] if runs else None
 
-    def _look_up(self, client: "MlflowClient") -> _Logged:
+    def _read_logged(self, client: "MlflowClient") -> _Logged:
         finished, begun = nested_runs(client, self._experiment_id, self.run_id)
         starts = client.get_run(self.run_id).data.tags.get(STARTS_TAG, "")
-        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._follow())
+        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._new_follower())
 
-    def _follow(self) -> RowFollower:
+    def _new_follower(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
 
     def _log_metrics(self, client: "MlflowClient", logged: _Logged) -> None:
         points: list[Metric] = []
         for row in logged.rows.read():
-            for key, value in _numbers(row).items():
-                there = logged.steps.setdefault(metric_name(key), set())
-                if row["step"] not in there:  # a restart repeats steps; the first row of a (key, step) counts
-                    there.add(row["step"])
+            for key, value in _metrics_of(row).items():
+                steps = logged.steps.setdefault(metric_name(key), set())
+                if row["step"] not in steps:  # a restart repeats steps; the first row of a (key, step) counts
+                    steps.add(row["step"])
                     points.append(point(key, value, row["step"], row.get("time", time.time())))
             if len(points) >= _POINTS_AT_ONCE:
                 log_points(client, self.run_id, points)
@@ -319,13 +318,43 @@ class Tracker:
             client.set_tag(self.run_id, STARTS_TAG, starts)
             logged.starts = starts
 
-    def _note(self, **changes: Any) -> None:
+    def _write_state(self, **changes: Any) -> None:
         self._state |= changes
         write_atomically(self._run_dir / "tracking.json", json.dumps(self._state, indent=1).encode() + b"\n", 0o600)
 
 
+def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> bool:
+    """Log rows of results.jsonl as runs nested under the MLflow run that the driver writes; a key is logged once.
+
+    The caller holds the run's evaluation lock. Rows that are not logged are logged by the next command that evaluates.
+
+    Args:
+        uri: the recipe's tracking.uri.
+
+    Returns:
+        Whether MLflow has all rows; False if it is unreachable (with a warning), or the driver has no run in it yet.
+    """
+    store = store_uri(run_dir.parent, uri)
+    try:
+        state = read_state(run_dir)
+        if not state.get("run_id") or state["uri"] != redacted(store):
+            return False
+        client = connect(store)
+        parent = client.get_run(state["run_id"]).info
+        finished, begun = nested_runs(client, parent.experiment_id, parent.run_id)
+        for row in rows:
+            if row["key"] not in finished:
+                log_trial(client, parent.experiment_id, parent.run_id, row, begun.get(row["key"]))
+                finished.add(row["key"])
+    except Exception as error:  # no failure of MLflow may end the evaluation
+        reason = " ".join(redacted(str(error)).split())[:300]
+        log.warning("MLflow at %s lacks trials of this run, which are logged later (%s)", redacted(store), reason)
+        return False
+    return True
+
+
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """What tracking.json says: uri (redacted), experiment, token, run_id, complete; empty before the first start.
+    """The content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first start.
 
     Raises:
         UserError: the file is damaged.
@@ -341,7 +370,7 @@ def read_state(run_dir: Path) -> dict[str, Any]:
     return {key: state[key] for key in kinds}
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
+def _metrics_of(row: dict[str, Any]) -> dict[str, float]:
     if type(row.get("step")) is not int:
         return {}
     return {key: value for key, value in row.items() if key not in ("step", "time") and is_number(value)}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.connection import store_uri
 from multihop.common.errors import UserError
 from multihop.common.redaction import redacted
 

@@ -19,7 +19,7 @@ from multihop.eval.statistics.predictions import Trial
 from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.verdict import trials_of
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.run.changes import differences, flatten, listed
+from multihop.pretrain.run.changes import differences, flatten, format_diff
 
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
 _NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
@@ -104,7 +104,7 @@ def _notes(name: str, recipe: dict[str, Any], summary: dict[str, Any], results: 
     if changed := differences(then, now):
         yield (
             f"The scores of {name} are those of its last evaluation; since then its recipe changed "
-            f"({listed([(f'eval.{key}', *values) for key, *values in changed])}); {again}"
+            f"({format_diff([(f'eval.{key}', *values) for key, *values in changed])}); {again}"
         )
     if results.unfinished:
         yield f"{results.unfinished} in {name}"

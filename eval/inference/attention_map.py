@@ -23,7 +23,7 @@ def attending(trained: TrainedModel) -> nn.Module:
     if found is None:
         raise UserError(
             f"{trained.place} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
-            "leave --maps out"
+            "leave --attention-maps out"
         )
     return found
 

@@ -39,7 +39,7 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
         UserError: the model is no masked one or lacks the head for masked tokens, or a text has no mask token or more
             tokens than the model has positions.
     """
-    if trained.command != "fill":
+    if trained.command != "fill-mask":
         raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which fills no masks; use `multihop "
             f"{trained.command}`"

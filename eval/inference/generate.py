@@ -39,7 +39,7 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     if not trained.family.causal:
         raise UserError(
             f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop "
-            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
+            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions

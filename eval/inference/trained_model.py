@@ -54,7 +54,7 @@ class TrainedModel:
     @property
     def command(self) -> str:
         """The command that its family is for."""
-        return "translate" if self.family.translates else "generate" if self.family.causal else "fill"
+        return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
 
     def framed(self, ids: list[int]) -> list[int]:
         """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""

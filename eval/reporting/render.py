@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 
 TemplateContext = dict[str, Any]
 """What a template shows, or a section of it."""
@@ -51,7 +51,7 @@ def _as_markdown(value: Any) -> str:
     """
     if hasattr(value, "__html__"):  # made by `_cells`
         return str(value)
-    text = " ".join(shown(str(value)).split())
+    text = " ".join(safe_text(str(value)).split())
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)
     return _MARKDOWN_AT_THE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))

@@ -57,21 +57,21 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
     allowed = tuple(allowed)
     fixed = [entry for entry in changed if decided_by(section, entry[0]) & COMPATIBILITY]
     if fixed:
-        raise UserError(f"{where} was started with another recipe ({listed(fixed)}); set name=… for a new run")
+        raise UserError(f"{where} was started with another recipe ({format_diff(fixed)}); set name=… for a new run")
     refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]
     if refused:
         options = " ".join(f"--allow-change '{key}'" for key, _, _ in refused[:3])
         raise UserError(
-            f"{where} was started with another recipe ({listed(refused)}); set name=… for a new run, or, to resume "
-            f"with the changed recipe, add {options}"
+            f"{where} was started with another recipe ({format_diff(refused)}); set name=… for a new run, or, to "
+            f"resume with the changed recipe, add {options}"
         )
 
 
-def listed(changed: list[Difference], most: int = 5) -> str:
-    """Differences as part of a sentence."""
-    shown = [f"{key} was {json.dumps(then)}, is {json.dumps(now)}" for key, then, now in changed[:most]]
+def format_diff(changed: list[Difference], most: int = 5) -> str:
+    """Format differences as part of a sentence, at most `most` of them."""
+    parts = [f"{key} was {json.dumps(then)}, is {json.dumps(now)}" for key, then, now in changed[:most]]
     more = len(changed) - most
-    return "; ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return "; ".join(parts) + (f" and {more} more" if more > 0 else "")
 
 
 def allowed_in(run_dir: Path) -> set[str]:

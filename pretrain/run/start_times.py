@@ -6,14 +6,18 @@ import time
 
 from multihop.pretrain.environment import TIMES
 
-_PARTS = {"unnoticed": ("silent", "ended"), "waiting": ("ended", "asked"), "placing": ("asked", "placed")}
+_PARTS = {
+    "detect_s": ("last_row", "ended"),
+    "queue_s": ("ended", "requested"),
+    "schedule_s": ("requested", "placed"),
+}
 
 
 class StartTimes:
     """Where the time before the first step goes: seconds by part, in order.
 
-    After a restart: unnoticed (since the last row of metrics) and waiting (for nodes). Under a cluster: placing and
-    importing. Then the parts that `lap` ends.
+    After a restart: detect_s (from the last row of metrics until the failure was noticed) and queue_s (until nodes were
+    free). On a cluster: schedule_s (until Ray had placed the ranks) and import_s. Then the parts that `lap` ends.
     """
 
     def __init__(self) -> None:
@@ -26,10 +30,10 @@ class StartTimes:
             if start in given and stop in given
         }
         if "placed" in given:
-            self.seconds["importing"] = round(self._last - given["placed"], 3)
+            self.seconds["import_s"] = round(self._last - given["placed"], 3)
 
     def lap(self, part: str) -> None:
-        """End a part."""
+        """End a part, whose name is `part`."""
         now = time.time()
         self.seconds[part] = round(now - self._last, 3)
         self._last = now

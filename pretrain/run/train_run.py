@@ -78,7 +78,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
     resume = _resolve_resume(run_dir, config, data, ranks)
-    times.lap("checking")
+    times.lap("check_s")
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
@@ -95,7 +95,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
 
     if ranks.rank == 0:
         cut_torn_line(run_dir / "metrics.jsonl")
-        times.lap("restoring")
+        times.lap("restore_s")
         first_step = max(0, resume.step)
         nodes = round(over_ranks["nodes"])
         write_start(run_dir / "launches.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)

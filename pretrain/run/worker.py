@@ -40,7 +40,7 @@ def main() -> int:
     times = StartTimes()
     try:
         ranks = join(run_dir)
-        times.lap("meeting")
+        times.lap("rendezvous_s")
         code = train_run(run_dir, ranks, times, console)
         ranks.shutdown()
         return code

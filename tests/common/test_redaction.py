@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihop.common.redaction import redacted, shown
+from multihop.common.redaction import redacted, safe_text
 
 WORDS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Z", "C"]), max_size=12)
 PASSWORDS = st.text("hunter2-._~%:!$", min_size=1, max_size=12).map(lambda text: f"XX{text}XX")
@@ -37,8 +37,8 @@ def test_no_secret_parameter_is_left(name: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert redacted(text) == shown(text) == text
+    assert redacted(text) == safe_text(text) == text
 
 
 def test_what_steers_a_terminal_is_spelled_out() -> None:
-    assert shown("a\x1b]0;x\x07\r\u202e\udce9\x9b é\tb\n") == "a\\x1b]0;x\\x07\\r\\u202e\\udce9\\x9b é\tb\n"
+    assert safe_text("a\x1b]0;x\x07\r\u202e\udce9\x9b é\tb\n") == "a\\x1b]0;x\\x07\\r\\u202e\\udce9\\x9b é\tb\n"

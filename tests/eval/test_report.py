@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report, report_row, report_rows, reported_run
 
 from multihop.common.errors import UserError
-from multihop.common.redaction import shown
+from multihop.common.redaction import safe_text
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
 from multihop.eval.report import as_pairs, headline, read_curves, write_report
 from multihop.eval.reporting.render import duration
@@ -189,7 +189,7 @@ def test_markup_in_what_is_told_is_shown_as_it_is_written(tmp_path: Path, bert_d
     write_report(run)
     tree = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse((run / "report.md").read_text())
     inline = [child for token in tree for child in token.children or []]
-    shown_once = " ".join(shown(text).split())
+    shown_once = " ".join(safe_text(text).split())
     headings = [tree[i + 1].children for i, token in enumerate(tree) if token.type == "heading_open"]
     assert ["".join(child.content for child in heading or []) for heading in headings] == [
         shown_once, "Did pretraining help?", "Loss", "Results on the test sets", "Failed trials", shown_once, "Run",

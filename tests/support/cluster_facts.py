@@ -51,7 +51,7 @@ def _node(name: str, is_head: bool, gpu: bool) -> dict[str, Any]:
         },
         "clock": {"ahead": 0.01, "uncertainty": 0.005},
         "compute": {"cuda": "12.8", "nccl": "2.27.3", "devices": devices},
-        "places": {"/runs": place | {"own": "a" if is_head else "b"}},
+        "stores": {"/runs": place | {"node_file": "a" if is_head else "b"}},
     }
     if gpu:
         facts |= {key: {"gpus": [dict(GPU)], "xids": []} for key in ("gpus_idle", "gpus_after_work")}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from multihop.cluster.runs.prepared import provide, work_of
+from multihop.cluster.runs.prepared import get_or_prepare_dataset, work_of
 from multihop.common.mapping import ReportProgress, no_report
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
@@ -21,4 +21,4 @@ def provided(
     """`provide` with the inputs as they are now; without `place` for a run that has no data yet."""
     files = list_files(data.sources)
     inputs = recall_inputs(data, tokenizer, files, work_of(store))
-    return provide(data, tokenizer, files, inputs, store, place or store / "no-run", report, full)
+    return get_or_prepare_dataset(data, tokenizer, files, inputs, store, place or store / "no-run", report, full)

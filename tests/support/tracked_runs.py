@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multihop.cluster.tracking.store import connect, store_uri
+from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.cluster.tracking.tracker import Tracker, open_run
 
 RECIPE = {"name": "a", "phases": [{"seq_len": 64, "lr": 1e-3}], "model": {"layers": 2}, "long": "x" * 9000}

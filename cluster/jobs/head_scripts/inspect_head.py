@@ -1,25 +1,24 @@
-"""What a cluster has: prints one line of JSON with the code that is installed, and the recipe of a run."""
+"""What a host has installed; and the program that prints it for a cluster's head, with the recipe of a run."""
 
 import hashlib
 import json
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .files import read
+from .run_files import read
 
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 SUFFIXES = (".py", ".jinja")
-MARK = "multihop found: "
+RESULT_PREFIX = "multihop found: "
 _VERSIONS = ("ray", "torch", "deepspeed", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 
 
 def code_files(package: Path) -> list[Path]:
     """The files of the package `multihop` in a directory, sorted by path."""
-    found = (path for name in PACKAGES for path in (package / name).rglob("*"))
-    code = (path for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+    paths = (path for name in PACKAGES for path in (package / name).rglob("*"))
+    code = (path for path in paths if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
     return sorted([package / "__init__.py", *code])
 
 
@@ -34,21 +33,21 @@ def code_hash(package: Path) -> str | None:
     return digest.hexdigest()
 
 
-def installed() -> str | None:
-    """The code hash of what `import multihop` would import here; None if it is not installed."""
+def installed_code() -> str | None:
+    """The code hash of what `import multihop` would import; None if it is not installed."""
     spec = find_spec("multihop")
     return None if spec is None or spec.origin is None else code_hash(Path(spec.origin).parent)
 
 
-def versions() -> dict[str, str | None]:
-    """Of the libraries; None for one that is missing."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+def installed_versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries; None for a library that is missing."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in _VERSIONS:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def recipe_of(run_dir: str) -> str | None:
@@ -57,11 +56,11 @@ def recipe_of(run_dir: str) -> str | None:
     return None if content is None else content.decode()
 
 
-def main() -> None:
-    """Argument: the run's folder, or its location in a bucket."""
-    found = {"code": installed(), "versions": versions(), "recipe": recipe_of(sys.argv[1])}
-    print(MARK + json.dumps(found), flush=True)
+def main(run: str) -> None:
+    """Print a line of JSON: the hash of the installed code, the versions, and the run's recipe.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        run: the run's folder, or its s3:// URI.
+    """
+    report = {"code": installed_code(), "versions": installed_versions(), "recipe": recipe_of(run)}
+    print(RESULT_PREFIX + json.dumps(report), flush=True)

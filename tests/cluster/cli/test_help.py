@@ -31,7 +31,7 @@ MISTAKEN = [
     ["eval", "missing.yaml"],
     ["experiment", "missing.yaml"],
     ["inspect", "batch", "missing.yaml", "--step", "0"],
-    ["fill", "missing", "The [MASK]."],
+    ["fill-mask", "missing", "The [MASK]."],
     ["generate", "missing", "--prompt", "The"],
     ["checkpoints", "list", "missing"],
     ["checkpoints", "export", "missing", "--out", "out"],

@@ -1,4 +1,4 @@
-"""`multihop fill`, `generate` and `embed` answer as transformers' pipelines do on the export of the same checkpoint."""
+"""`fill-mask`, `generate` and `embed` answer as transformers' pipelines do on the export of the same checkpoint."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from made_up_pairs import pair
 from tiny_runs import CAUSAL, MASKED, make_run
 from typer.testing import CliRunner
 
-from multihop.cluster.cli.export import export_checkpoint
 from multihop.cluster.cli.main import app
+from multihop.cluster.runs.checkpoints import export_checkpoint
 from multihop.common.errors import UserError
 from multihop.eval.inference.generate import encode_prompt, generate_tokens
 from multihop.eval.inference.trained_model import load_model
@@ -67,7 +67,7 @@ def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> N
 
     run = run_of(family)
     filler = pipeline("fill-mask", model=str(run / "exported"), top_k=7)
-    for row in rows(answer("fill", run, *TEXTS, "--top", "7", "--json")):
+    for row in rows(answer("fill-mask", run, *TEXTS, "--top-k", "7", "--json")):
         theirs = filler(row["text"])
         theirs = theirs if isinstance(theirs[0], list) else [theirs]
         assert [[each["id"] for each in mask] for mask in row["masks"]] == [[e["token"] for e in m] for m in theirs]
@@ -137,21 +137,21 @@ def test_where_a_model_may_be(run_of: RunOf) -> None:
     run = run_of("bert")
     of_step = run / "checkpoints" / "step-00000007"
     places = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
-    answers = {answer("fill", place, TEXTS[0], "--json", *options) for place, *options in places}
+    answers = {answer("fill-mask", place, TEXTS[0], "--json", *options) for place, *options in places}
     assert len(answers) == 1
-    (exported,), (ours,) = rows(answer("fill", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
+    (exported,), (ours,) = rows(answer("fill-mask", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
     assert exported["masks"] == ours["masks"]
-    assert answer("fill", run, TEXTS[0], "--json", "--step", "3") != answer("fill", run, TEXTS[0], "--json")
+    assert answer("fill-mask", run, TEXTS[0], "--json", "--step", "3") != answer("fill-mask", run, TEXTS[0], "--json")
 
 
 def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path: Path) -> None:
     run, maps = make_run(tmp_path / "pairs", pairs_data, "transformer"), tmp_path / "maps"
     lines = f"{pair(1)[0]}\n\n{pair(2)[0]}\n"
-    assert answer("translate", run, "--maps", maps, given=lines) == answer("translate", run, given=lines)
+    assert answer("translate", run, "--attention-maps", maps, given=lines) == answer("translate", run, given=lines)
     assert sorted(path.name for path in maps.iterdir()) == ["1.png", "3.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in maps.iterdir())
     deaf = make_run(tmp_path / "deaf", pairs_data, "seq2seq", heads=1, attention="none")
-    assert "attention=none" in refusal("translate", deaf, "--maps", tmp_path / "none", given=lines)
+    assert "attention=none" in refusal("translate", deaf, "--attention-maps", tmp_path / "none", given=lines)
     assert not (tmp_path / "none").exists()
 
 
@@ -189,7 +189,7 @@ def test_closed_standard_input_is_reported_in_one_sentence(run_of: RunOf) -> Non
 
 
 def test_answers_are_shown_as_text(run_of: RunOf) -> None:
-    lines = answer("fill", run_of("bert"), TEXTS[1], "--top", "2").splitlines()
+    lines = answer("fill-mask", run_of("bert"), TEXTS[1], "--top-k", "2").splitlines()
     assert lines[0] == TEXTS[1] and lines[1::3] == ["mask 1", "mask 2", "mask 3"] and len(lines) == 10
     assert all("%" in line for line in lines[2:4])
     sampled = ("generate", run_of("gpt2"), "--prompt", "Stone", "--top-k", "20", "--temperature", "2", "--seed")
@@ -207,20 +207,20 @@ def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
 
 def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     bert, gpt2 = run_of("bert"), run_of("gpt2")
-    assert "is a GPT-2, which fills no masks; use `multihop generate`" in refusal("fill", gpt2, TEXTS[0])
+    assert "is a GPT-2, which fills no masks; use `multihop generate`" in refusal("fill-mask", gpt2, TEXTS[0])
     assert "is a BERT, which does not continue texts" in refusal("generate", bert, "--prompt", "The")
-    assert "is a BERT, which does not translate; use `multihop fill`" in refusal("translate", bert)
+    assert "is a BERT, which does not translate; use `multihop fill-mask`" in refusal("translate", bert)
     assert "is a GPT-2, which does not translate; use `multihop generate`" in refusal("translate", gpt2)
-    assert "has no mask token; write [MASK]" in refusal("fill", bert, "The river")
-    assert "max_positions=64" in refusal("fill", bert, "[MASK] river" * 60)
-    assert "existing runs: albert" in refusal("fill", "ghost", TEXTS[0], "--runs", run_of("albert").parent)
+    assert "has no mask token; write [MASK]" in refusal("fill-mask", bert, "The river")
+    assert "max_positions=64" in refusal("fill-mask", bert, "[MASK] river" * 60)
+    assert "existing runs: albert" in refusal("fill-mask", "ghost", TEXTS[0], "--runs", run_of("albert").parent)
     for before in (1, 70):
         told = refusal("embed", bert, given="river\n" * before + "\nstone\n")
         assert f"standard input, line {before + 1}: '' has no tokens; remove the line" in told
     assert "standard input, line 2: byte 3 of the line is not UTF-8" in refusal(
         "embed", bert, given=b"river\nsto\xffne\n"
     )
-    assert "leave --step out" in refusal("fill", bert / "exported", TEXTS[0], "--step", "3")
+    assert "leave --step out" in refusal("fill-mask", bert / "exported", TEXTS[0], "--step", "3")
     for option, value in (("--temperature", "0"), ("--temperature", "1e-38"), ("--top-k", "0"), ("--top-p", "1.5")):
         assert option[2:].replace("-", "_") + "=" in refusal("generate", gpt2, "--prompt", "The", option, value)
 
@@ -232,6 +232,6 @@ def test_a_model_without_its_head_is_refused_where_the_head_is_needed(run_of: Ru
     AutoModel.from_pretrained(exported, add_pooling_layer=False).save_pretrained(bare)
     AutoTokenizer.from_pretrained(exported).save_pretrained(bare)
     (bare / "sentencepiece.model").write_bytes((exported / "sentencepiece.model").read_bytes())
-    assert "no weights for predicting masked tokens" in refusal("fill", bare, TEXTS[0])
+    assert "no weights for predicting masked tokens" in refusal("fill-mask", bare, TEXTS[0])
     assert "use mean pooling" in refusal("embed", bare, "--pooling", "family", given="river")
     assert rows(answer("embed", bare, given="river")) == rows(answer("embed", exported, given="river"))

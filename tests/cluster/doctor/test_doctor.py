@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import psutil
 import pytest
 from workplace import ROOT, make_workplace
 
-from multihop.cluster.doctor.order import order_of
+from multihop.cluster.doctor.examine import make_request
 from multihop.cluster.doctor.smoke_test import smoke_test
 from multihop.cluster.runs.recipe import load_recipe
 
@@ -143,10 +143,10 @@ def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path
     assert not {check for node, check in found if node == head} & {"version", "open files"}
     assert not {check for _, check in found} & {"machine", "clock", "node", "room", "environment"}
     for facts in report["nodes"].values():
-        place = facts["places"][str(runs)]
+        place = facts["stores"][str(runs)]
         assert place["same"] and place["write_rate"] > 0 and place["read_rate"] > 0
         assert all(device["wrong"] == 0 and device["flops"] > 0 for device in facts["compute"]["devices"])
-    assert sum(facts["places"][str(runs)]["created"] for facts in report["nodes"].values()) == 1
+    assert sum(facts["stores"][str(runs)]["created"] for facts in report["nodes"].values()) == 1
     assert [link["nodes"] for link in report["links"]] == [[head], [other], [head, other]]
     assert all(rate > 0 for link in report["links"] for rate in link["rates"].values())
     assert list(runs.iterdir()) == []  # nothing is left behind
@@ -177,14 +177,14 @@ def test_this_machine_alone(tmp_path: Path) -> None:
 def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts: Path, tmp_path: Path) -> None:
     """Interrupted as the job on a cluster's head is, here with a Ray of this machine."""
     make_workplace(tmp_path, texts, "doc", 10)
-    runs, order = tmp_path / "runs", tmp_path / "order.json"
+    runs, request = tmp_path / "runs", tmp_path / "request.json"
     runs.mkdir()
     recipe = load_recipe(tmp_path / "recipe.yaml", ["data.sources[0].path=/nowhere/x.txt"])
     assert "/nowhere/x.txt" in smoke_test(recipe, runs)["error"]
 
-    order.write_text(json.dumps(order_of(recipe, str(runs), False).as_json()))
+    request.write_text(json.dumps(asdict(make_request(recipe, str(runs), False))))
     examining = subprocess.Popen(
-        [sys.executable, "-m", "multihop.cluster.doctor.examine", str(order)],
+        [sys.executable, "-m", "multihop.cluster.doctor.examine", str(request)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from cluster_facts import healthy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihop.cluster.doctor.findings import CLOCK_S, SLOW_DEVICE, differing, findings, slow
+from multihop.cluster.doctor.findings import CLOCK_S, SLOW_DEVICE, find_differing, find_slow, findings
 
 Report = dict[str, Any]
 LARGEST = "67108864"
@@ -63,16 +63,16 @@ FAULTS: dict[str, tuple[Callable[[Report], Any], tuple[str, str]]] = {
     "a wrong product": (of("two", "compute", "devices", 0, "wrong", value=1), ("two", "compute")),
     "silence": (of("two", "machine", value={"error": "no answer within 120 s"}), ("two", "machine")),
     "torch is broken": (of("two", "compute", value={"error": "ImportError: libcudart"}), ("two", "compute")),
-    "no access": (of("two", "places", "/runs", value={"error": "PermissionError: /runs"}), ("two", "store")),
+    "no access": (of("two", "stores", "/runs", value={"error": "PermissionError: /runs"}), ("two", "store")),
     "not shared": (
-        of("two", "places", "/runs", value={"created": True, "error": "FileNotFoundError", "read_of": "three"}),
+        of("two", "stores", "/runs", value={"created": True, "error": "FileNotFoundError", "read_of": "three"}),
         ("two", "store"),
     ),
-    "damaged": (of("two", "places", "/runs", "same", value=False), ("two", "store")),
-    "not atomic": (of("two", "places", "/runs", "created", value=True), ("one, two", "store")),
-    "two owners": (of("two", "places", "/runs", "owner", value="b"), ("one, three, two", "store")),
-    "slow to write": (of("two", "places", "/runs", "write_rate", value=1e8), ("two", "store")),
-    "slow to read": (of("two", "places", "/runs", "read_rate", value=1e8), ("two", "store")),
+    "damaged": (of("two", "stores", "/runs", "same", value=False), ("two", "store")),
+    "not atomic": (of("two", "stores", "/runs", "created", value=True), ("one, two", "store")),
+    "two owners": (of("two", "stores", "/runs", "owner", value="b"), ("one, three, two", "store")),
+    "slow to write": (of("two", "stores", "/runs", "write_rate", value=1e8), ("two", "store")),
+    "slow to read": (of("two", "stores", "/runs", "read_rate", value=1e8), ("two", "store")),
     "a cut link": (put("links", 3, value={"nodes": ["one", "two"], "error": "no answer"}), ("one - two", "link")),
     "a slow link": (
         lambda report: report["links"].append({"nodes": ["three", "one"], "rates": {"4096": 1e7, LARGEST: 1e8}}),
@@ -149,21 +149,21 @@ def test_a_clock_that_could_not_be_read_exactly_is_not_accused() -> None:
 @given(st.lists(st.sampled_from(["a", "b", None]), min_size=1), st.randoms())
 def test_those_who_differ_are_a_minority(values: list[str | None], rng: random.Random) -> None:
     nodes = {f"node-{number}": value for number, value in enumerate(values)}
-    usual, others = differing(nodes, head="node-0")
+    usual, others = find_differing(nodes, head="node-0")
     assert 2 * len(others) <= len(values) or len(set(values)) > 2
     assert {**{name: usual for name in nodes}, **others} == nodes
     shuffled = list(nodes)
     rng.shuffle(shuffled)
     if 2 * len(others) != len(values) and len(set(values)) < 3:
-        assert differing({name: nodes[name] for name in shuffled}, head="node-0") == (usual, others)
+        assert find_differing({name: nodes[name] for name in shuffled}, head="node-0") == (usual, others)
 
 
 @given(st.lists(st.floats(min_value=1.0, max_value=1e15), min_size=1))
 def test_fewer_than_half_are_slow_and_none_where_all_are_alike(rates: list[float]) -> None:
-    _, below = slow(dict(enumerate(rates)), SLOW_DEVICE)
+    _, below = find_slow(dict(enumerate(rates)), SLOW_DEVICE)
     assert 2 * len(below) <= len(rates)
     assert all(rates[key] < SLOW_DEVICE * max(rates) for key in below)
-    assert slow(dict.fromkeys(range(len(rates)), rates[0]), SLOW_DEVICE)[1] == {}
+    assert find_slow(dict.fromkeys(range(len(rates)), rates[0]), SLOW_DEVICE)[1] == {}
 
 
 @given(st.permutations(["one", "two", "three", "four"]), st.sampled_from(sorted(FAULTS)))

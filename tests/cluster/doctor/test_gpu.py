@@ -1,6 +1,6 @@
 """nvidia-smi's CSV and the kernel's messages. Written by hand in NVIDIA's documented format: recorded on no GPU."""
 
-from multihop.cluster.doctor.gpu import parse_gpus, parse_xids
+from multihop.cluster.doctor.measure_node import parse_gpus, parse_xids
 
 A100S = """\
 0, NVIDIA A100-SXM4-80GB, GPU-5d8d2a4e-7c0b-ae5e-6a2f-1f2d3c4b5a69, \

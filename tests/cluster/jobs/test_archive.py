@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.cluster.jobs.archive import code_to_send, untracked, untracked_line, write_archive
+from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files, write_archive
 from multihop.cluster.jobs.head_scripts.inspect_head import PACKAGES, code_hash
 from multihop.cluster.runs.code_version import CodeVersion, code_version
 from multihop.common.errors import UserError
@@ -109,12 +109,12 @@ def test_untracked_files_are_named(repository: Path) -> None:
     (repository / ".env").write_text("TOKEN=abc")
     for number in range(6):
         (repository / f"note-{number}.txt").write_text("")
-    found = untracked(version_of(repository))
+    found = untracked_files(version_of(repository))
     assert found == [".env", *(f"note-{number}.txt" for number in range(6))]
-    assert untracked_line(found).startswith(
+    assert format_untracked(found).startswith(
         ".env, note-0.txt, note-1.txt, note-2.txt, note-3.txt and 2 more: sent as well"
     )
-    assert untracked(version_of(repository, None)) == []
+    assert untracked_files(version_of(repository, None)) == []
 
 
 def test_a_name_that_is_not_utf_8_is_refused(repository: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from multihop.cluster.jobs import head_scripts
-from multihop.cluster.jobs.fetched import unpack_results
-from multihop.cluster.jobs.head_scripts.pack_results import MARK
-from multihop.cluster.jobs.head_scripts.print_log import OFFSET_PREFIX
+from multihop.cluster.jobs.head_scripts.processes import OFFSET_PREFIX
+from multihop.cluster.jobs.head_scripts.run_files import RESULT_PREFIX
+from multihop.cluster.jobs.results import unpack_results
 from multihop.common.errors import UserError
 
 FOLDER = Path(head_scripts.__file__).parent
@@ -23,7 +23,7 @@ VARIABLE = "SOME_JOB_OF_A_TEST"
 def begin(program: str, *arguments: str, output: Path) -> "subprocess.Popen[bytes]":
     """As on a head, where the output is a file."""
     with open(output, "wb") as file:
-        command = [sys.executable, "-m", f"{FOLDER.name}.{program}", *arguments]
+        command = [sys.executable, "-m", FOLDER.name, program, *arguments]
         return subprocess.Popen(command, cwd=FOLDER.parent, stdin=subprocess.DEVNULL, stdout=file)
 
 
@@ -39,9 +39,11 @@ def run_of(folder: Path, **files: str) -> Path:
 def fetch(run: Path, to: Path) -> dict[str, str]:
     """What is in `to` after the run was fetched there."""
     output = run.with_suffix(".out")
-    assert begin("pack_results", str(run), output=output).wait(60) == 0
+    assert begin("pack-results", str(run), output=output).wait(60) == 0
     assert output.stat().st_mode & 0o777 == 0o600
-    lines = [line.removeprefix(MARK) for line in output.read_text().splitlines() if line.startswith(MARK)]
+    lines = [
+        line.removeprefix(RESULT_PREFIX) for line in output.read_text().splitlines() if line.startswith(RESULT_PREFIX)
+    ]
     unpack_results(b"".join(map(base64.b64decode, lines)), to)
     return {path.relative_to(to).as_posix(): path.read_text() for path in sorted(to.rglob("*")) if path.is_file()}
 
@@ -95,11 +97,11 @@ def test_a_log_that_is_not_utf_8_is_printed(tmp_path: Path) -> None:
     log, output = tmp_path / "run" / "logs" / "rank-0.log", tmp_path / "output"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"one\ncaf\xe9\nthe end")
-    assert begin("print_log", str(tmp_path / "run"), "0", "0", output=output).wait(60) == 0
+    assert begin("print-log", str(tmp_path / "run"), "0", "0", output=output).wait(60) == 0
     assert printed(output) == ("one\ncaf\ufffd\nthe end\n", log.stat().st_size)
-    assert begin("print_log", str(tmp_path / "run"), "0", "4", output=output).wait(60) == 0
+    assert begin("print-log", str(tmp_path / "run"), "0", "4", output=output).wait(60) == 0
     assert printed(output)[0] == "caf\ufffd\nthe end\n"
-    assert begin("print_log", str(tmp_path / "run"), "1", "0", output=output).wait(60) == 1
+    assert begin("print-log", str(tmp_path / "run"), "1", "0", output=output).wait(60) == 1
 
 
 def test_a_log_is_followed_while_its_job_lives_and_for_a_limited_time(tmp_path: Path) -> None:
@@ -108,8 +110,8 @@ def test_a_log_is_followed_while_its_job_lives_and_for_a_limited_time(tmp_path: 
     job: Any = subprocess.Popen(["sleep", "300"], env={**os.environ, VARIABLE: "the-id"})
     try:
         follow = (str(tmp_path / "run"), "0", "0", VARIABLE, "the-id")
-        short = begin("print_log", *follow, "0.1", output=tmp_path / "short")
-        following = begin("print_log", *follow, "300", output=output)
+        short = begin("print-log", *follow, "0.1", output=tmp_path / "short")
+        following = begin("print-log", *follow, "300", output=output)
         assert short.wait(60) == 0 and printed(tmp_path / "short") == ("", 0)
         log.write_text("one\ntw")
         while "one\n" not in output.read_text():

@@ -21,7 +21,7 @@ import pytest
 from s3_endpoint import S3
 from workplace import ROOT, begin, ended, json_lines, make_workplace
 
-from multihop.cluster.ray.node_cache import node_folder
+from multihop.cluster.remote.node_cache import node_folder
 from multihop.common.json_lines import append_row
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
@@ -36,12 +36,12 @@ print(json.dumps([job.__dict__ for job in Jobs(sys.argv[1]).all()]))
 FOLLOWED = """
 import json, sys
 from pathlib import Path
-from multihop.cluster.jobs.follow import follow
+from multihop.cluster.jobs.follow import follow_job
 from multihop.cluster.ray.jobs import Jobs
 address, near, archive, script = sys.argv[1:]
 Jobs(address).submit("breaks", f'python -c "{script}"', Path(archive), {})
 parts = []
-job = follow(Jobs(near), "breaks", parts.append)
+job = follow_job(Jobs(near), "breaks", parts.append)
 print(json.dumps([job and job.status, "".join(parts), Jobs(address).output("breaks")]))
 """
 SUBMITTED_TWICE = """
@@ -166,7 +166,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
 
     done = multihop(one, *submit)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same as that of the run that stands" in done.stdout and "small is done" in done.stderr
+    assert "the same as that of the existing run" in done.stdout and "small is done" in done.stderr
     assert json_lines(run / "launches.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
     assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from workplace import make_workplace
 
-from multihop.cluster.jobs.paths import load_for_cluster
+from multihop.cluster.jobs.submit import load_for_cluster
 from multihop.common.errors import UserError
 
 SHARED = "data.sources[0].path=/shared/texts"

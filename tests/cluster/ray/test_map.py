@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from multihop.cluster.ray.failures import WorkerDiedError
+from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import map_on_ray
 from multihop.common.errors import UserError
 from multihop.common.files import replacing

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multihop.cluster.ray.scale_up import ScaleUpPolicy
+from multihop.cluster.ray.capacity import ScaleUpPolicy
 
 
 def row(step: int, time: float) -> dict[str, Any]:

@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.long]
 WATCHES = """
 import time
 from multihop.cluster.ray.session import start_ray
-from multihop.cluster.ray.watch import watched
+from multihop.cluster.ray.watch import watch_nodes
 start_ray(num_cpus=1)
-with watched() as watch:
+with watch_nodes() as watch:
     time.sleep(3)
     print("watches", flush=True)
     until = time.monotonic() + 18

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import make_run
 
+from multihop.cluster.locks import is_locked, lock_folder
 from multihop.cluster.runs.compare import compare
-from multihop.cluster.runs.folder import held, is_locked, opened
+from multihop.cluster.runs.folder import locked_run_dir
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.cluster.runs.summary import read_summary
 from multihop.common.errors import UserError
@@ -35,7 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
     """A start that makes these files and ends in a mistake of the user's."""
-    with pytest.raises(UserError, match="a late mistake"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match="a late mistake"), locked_run_dir(run_dir, recipe, ()):
         for name in made:
             (run_dir / name).parent.mkdir(exist_ok=True)
             (run_dir / name).write_text("{}\n")
@@ -46,13 +47,13 @@ def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
 def test_a_mistake_found_at_the_end_of_a_first_start_loses_nothing(run_dir: Path, recipe: Recipe) -> None:
     place = checkpoints_of(run_dir, recipe)
     made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "launches.jsonl")
-    with pytest.raises(UserError, match="a late mistake"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match="a late mistake"), locked_run_dir(run_dir, recipe, ()):
         claim_checkpoints(run_dir, place)
         for name in made:
             append_row(run_dir / name, {"step": 1})
         raise UserError("a late mistake")
     assert [read_rows(run_dir / name) for name in made] == [[{"step": 1}]] * len(made)
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         claim_checkpoints(run_dir, place)
 
 
@@ -69,7 +70,7 @@ def test_a_first_start_refused_before_its_ranks_began_leaves_nothing(run_dir: Pa
 
 
 def test_an_error_that_is_not_the_users_removes_nothing(run_dir: Path, recipe: Recipe) -> None:
-    with pytest.raises(ValueError, match="shapes do not match"), opened(run_dir, recipe, ()):
+    with pytest.raises(ValueError, match="shapes do not match"), locked_run_dir(run_dir, recipe, ()):
         raise ValueError("shapes do not match")
     assert (run_dir / "recipe.json").exists()
 
@@ -83,7 +84,7 @@ def test_what_was_there_before_a_refused_start_stays(run_dir: Path, recipe: Reci
 
 
 def test_a_later_start_that_is_refused_removes_nothing(run_dir: Path, recipe: Recipe) -> None:
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         pass
     start_and_fail(run_dir, recipe, "summary.json")
     assert {"recipe.json", "summary.json", "data"} <= set(os.listdir(run_dir))
@@ -93,17 +94,17 @@ def test_phases_that_end_before_the_newest_checkpoint_are_refused_and_change_not
     run_dir: Path, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    with opened(run_dir, shorter(9), ()):
+    with locked_run_dir(run_dir, shorter(9), ()):
         (make_run(tmp_path / "other", bert_data, "bert") / "checkpoints").rename(run_dir / "checkpoints")
     before = (run_dir / "recipe.json").read_bytes()
     allowed = ["phases[0].steps"]
     with (
         pytest.raises(UserError, match=r"trained to step 7, and its phases now have 6"),
-        opened(run_dir, shorter(6), allowed),
+        locked_run_dir(run_dir, shorter(6), allowed),
     ):
         pass
     assert (run_dir / "recipe.json").read_bytes() == before and not (run_dir / "changes.jsonl").exists()
-    with opened(run_dir, shorter(7), allowed):
+    with locked_run_dir(run_dir, shorter(7), allowed):
         pass
 
 
@@ -114,28 +115,33 @@ def shorter(steps: int) -> Recipe:
 def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> None:
     run_dir.parent.mkdir()
     run_dir.write_text("")
-    with pytest.raises(UserError, match=r"runs/a is not a folder; choose another name"), opened(run_dir, recipe, ()):
+    with (
+        pytest.raises(UserError, match=r"runs/a is not a folder; choose another name"),
+        locked_run_dir(run_dir, recipe, ()),
+    ):
         pass
 
 
 def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -> None:
     with (
         pytest.raises(UserError, match=r"^/proc/runs cannot be created there; choose another --runs"),
-        opened(Path("/proc/runs/a"), recipe, ()),
+        locked_run_dir(Path("/proc/runs/a"), recipe, ()),
     ):
         pass
 
 
 def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
-    code = "import sys, pathlib, multihop.cluster.runs.folder as f\nwith f.held(pathlib.Path(sys.argv[1])): print('in')"
+    code = (
+        "import sys, pathlib, multihop.cluster.locks as f\nwith f.lock_folder(pathlib.Path(sys.argv[1])): print('in')"
+    )
 
     def another() -> str:
         command = [sys.executable, "-c", code, str(tmp_path)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         (tmp_path / ".lock").unlink()
-        with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} on "), held(tmp_path):
+        with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} on "), lock_folder(tmp_path):
             pass
         assert another() == ""
     assert another() == "in\n" and not (tmp_path / ".holder").exists()
@@ -143,11 +149,11 @@ def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tm
 
 def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: Path) -> None:
     assert not is_locked(tmp_path)
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
-    code = "import os; from pathlib import Path; from multihop.cluster.runs.folder import held\n"
-    code += f"with held(Path({str(tmp_path)!r})): os._exit(1)"
+    code = "import os; from pathlib import Path; from multihop.cluster.locks import lock_folder\n"
+    code += f"with lock_folder(Path({str(tmp_path)!r})): os._exit(1)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert (tmp_path / ".holder").exists() and not is_locked(tmp_path), "its holder was killed"
     (tmp_path / ".holder").write_text("process 1 on another-host\n")
@@ -157,23 +163,26 @@ def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: 
 def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe: Recipe) -> None:
     mine = tmp_path / "mine"
     mine.write_text("my settings\n")
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         pass
     (run_dir / ".holder").symlink_to(mine)
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         pass
     for name in (".lock", "worker.lock", "logs/rank-0.log", "metrics.jsonl", "eval/results.jsonl"):
         link = run_dir / name
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(mine)
-        with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"), opened(run_dir, recipe, ()):
+        with (
+            pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"),
+            locked_run_dir(run_dir, recipe, ()),
+        ):
             pass
         link.unlink()
     os.mkfifo(run_dir / "metrics.jsonl")
     with (
         pytest.raises(UserError, match=r"a/metrics\.jsonl is a link or not a regular file"),
-        opened(run_dir, recipe, ()),
+        locked_run_dir(run_dir, recipe, ()),
     ):
         pass
     for name in ("results.jsonl", "launches.jsonl", "changes.jsonl"):
@@ -187,7 +196,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
 def test_a_folder_that_is_written_into_is_no_link(tmp_path: Path, run_dir: Path, recipe: Recipe, name: str) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / name).symlink_to(tmp_path)
-    with pytest.raises(UserError, match=rf"a/{name} is a link"), opened(run_dir, recipe, ()):
+    with pytest.raises(UserError, match=rf"a/{name} is a link"), locked_run_dir(run_dir, recipe, ()):
         pass
 
 
@@ -197,7 +206,7 @@ def test_a_run_its_data_and_its_checkpoints_may_be_links(tmp_path: Path, run_dir
     run_dir.symlink_to(tmp_path / "large-disk" / "run")
     for name in ("data", "checkpoints"):
         (run_dir / name).symlink_to(tmp_path / "large-disk")
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         append_row(run_dir / "eval" / "results.jsonl", {"task": "a"})
     assert (tmp_path / "large-disk" / "run" / "recipe.json").exists()
 
@@ -209,7 +218,7 @@ def test_a_damaged_file_is_named_with_what_to_do(run_dir: Path, recipe: Recipe, 
         (run_dir / name).write_bytes(content)
     damaged = r"runs/a/{} is not a JSON object \(.*\); {}"
     with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy, or set name=")):
-        opened(run_dir, recipe, ()).__enter__()
+        locked_run_dir(run_dir, recipe, ()).__enter__()
     with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy")):
         read_config(run_dir)
     with pytest.raises(UserError, match=damaged.format("recipe.json", "restore it from a copy")):
@@ -236,7 +245,7 @@ def test_new_folders_are_synced_in_the_ones_above(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noting)
-    with opened(run_dir, recipe, ()):
+    with locked_run_dir(run_dir, recipe, ()):
         append_row(run_dir / "eval" / "results.jsonl", {"task": "a"})
     made = [run_dir.parent, run_dir, run_dir / "eval", run_dir / "eval" / "results.jsonl", run_dir / "recipe.json"]
     assert {path.parent for path in made} <= synced and run_dir / "eval" / "results.jsonl" in synced
@@ -261,10 +270,10 @@ def test_a_full_disk_is_told_by_name_and_lets_go_of_the_lock(small_disk: Path) -
             pass
     with pytest.raises(OSError, match=r"No space left on device: '.*/results\.jsonl'"):
         append_row(results, {"note": "y" * 5000})
-    with pytest.raises(OSError, match=r"No space left on device: '.*/\.holder'"), held(small_disk):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.holder'"), lock_folder(small_disk):
         pass
     assert results.read_bytes() == b'{"task": "a"}\n' and [path.name for path in small_disk.glob(".*")] == [".lock"]
     filler.unlink()
-    with held(small_disk):
+    with lock_folder(small_disk):
         append_row(results, {"task": "b"})
     assert read_rows(results) == [{"task": "a"}, {"task": "b"}]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from provided import provided
 
-from multihop.cluster.runs import folder
-from multihop.cluster.runs.folder import held
-from multihop.cluster.runs.prepared import link
+from multihop.cluster import locks
+from multihop.cluster.locks import lock_folder
+from multihop.cluster.runs.prepared import link_dataset
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
@@ -61,7 +61,7 @@ def test_a_run_has_a_link_to_the_data_that_it_shares_whatever_link_was_there(tmp
             place.unlink()
             place.symlink_to(target)
         folder, manifest = provided(own_texts, TOKENIZER, store, place)
-        link(place, folder)
+        link_dataset(place, folder)
         assert place.is_symlink() and place.resolve() == folder.resolve()
         assert open_dataset(place).manifest == manifest
 
@@ -73,7 +73,7 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
     shutil.rmtree(store)
     for _ in range(2):
         assert provided(own_texts, TOKENIZER, store, place) == (place, manifest)
-        link(place, place)
+        link_dataset(place, place)
     assert not place.is_symlink() and [path.name for path in store.glob("[!.]*")] == ["work"]
 
     (tmp_path / "texts" / "new.txt").write_text("A text that was not there. It is now.")
@@ -92,14 +92,14 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
 
 
 def test_runs_that_share_data_start_together_and_who_writes_is_waited_for(tmp_path, own_texts, monkeypatch, capsys):
-    monkeypatch.setattr(folder, "_POLL_S", 0.01)
+    monkeypatch.setattr(locks, "_POLL_S", 0.01)
     store, place = tmp_path / "store", tmp_path / "run" / "data"
     found = provided(own_texts, TOKENIZER, store, place)
-    with held(store):
+    with lock_folder(store):
         assert provided(own_texts, TOKENIZER, store, place) == found
     (found[0] / "tokenizer.model").unlink()
     with ThreadPoolExecutor(1) as other:
-        with held(store):
+        with lock_folder(store):
             repaired, told = other.submit(provided, own_texts, TOKENIZER, store, place), ""
             while "waiting" not in told and not repaired.done():
                 told += capsys.readouterr().err

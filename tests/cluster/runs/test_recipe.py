@@ -10,7 +10,7 @@ from typing import get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from multihop.cluster.runs.folder import opened
+from multihop.cluster.runs.folder import locked_run_dir
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.common.errors import UserError
 from multihop.pretrain.run.changes import differences, flatten
@@ -261,7 +261,7 @@ def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal
 
 
 def test_only_its_owner_reads_a_runs_recipe(tmp_path: Path) -> None:
-    with opened(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo-bert.yaml", []), ()):
+    with locked_run_dir(tmp_path / "demo", load_recipe(ROOT / "recipes" / "demo-bert.yaml", []), ()):
         assert (tmp_path / "demo" / "recipe.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multihop.cluster.runs.prepared import link, work_of
+from multihop.cluster.runs.prepared import link_dataset, work_of
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from multihop.data_prep.dataset.manifest import Manifest
@@ -35,7 +35,7 @@ def prepared(recipe: Recipe, tmp_path: Path) -> Manifest:
     inputs = resolve_inputs(recipe.data, recipe.tokenizer, files, work)
     manifest = prepare(recipe.data, recipe.tokenizer, store / inputs.identity[:16], work=work, resolved=inputs)
     folder.mkdir()
-    link(folder / "data", store / inputs.identity[:16])
+    link_dataset(folder / "data", store / inputs.identity[:16])
     return manifest
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from multihop.cluster.runs.trials import FAILURES, run_left, run_trials, weights_dir
+from multihop.cluster.runs.evaluation import weights_dir
+from multihop.cluster.runs.trials import FAILURES, run_missing_trials, run_trials
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
@@ -75,7 +76,7 @@ def test_an_exception_in_a_trial_does_not_stop_the_others(
     # Its embedding has four petabytes: torch raises a RuntimeError, as where a GPU has no room.
     too_large = replace(planned[0], vocab_size=2**45, seed=7)
     results = tmp_path / "eval" / "results.jsonl"
-    assert run_left([too_large, planned[0]], config, results, lambda row: None) == 1
+    assert run_missing_trials([too_large, planned[0]], config, results, lambda row: None) == 1
     status = {row["seed"]: row for row in read_rows(results)}
     assert status[0]["status"] == "ok"
     assert (status[7]["status"], status[7]["retry"]) == ("failed", True)
@@ -102,7 +103,7 @@ def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(
 
     def evaluate() -> list[str]:
         seen.clear()
-        assert run_left(planned, config, results, lambda row: seen.append(row["task"])) == 0
+        assert run_missing_trials(planned, config, results, lambda row: seen.append(row["task"])) == 0
         return seen
 
     assert evaluate() == ["large", "large", "small"]
@@ -129,7 +130,7 @@ def test_edited_and_restored_files_fewer_seeds_and_another_model_report_their_ow
         """How many trials were run, and the keys of the rows that count."""
         given = {"tasks": [task], "seeds": seeds, "epochs": 1, "lr": 1e-3, "batch_size": 8}
         config, seen = EvalConfig.model_validate(given), []
-        assert run_left(_random(config, bert_data, results, layers), config, results, seen.append) == 0
+        assert run_missing_trials(_random(config, bert_data, results, layers), config, results, seen.append) == 0
         rows = read_results(tmp_path).rows
         assert [row["seed"] for row in rows] == list(seeds)
         assert all(row["status"] == "ok" for row in rows)

@@ -189,7 +189,7 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     killed = rf"\d+:\d\d:\d\d the ranks failed \(.*rank {rank} on \S+ was killed by signal 9\b.*\); restarting from"
     assert re.search(killed, output), output
     *_, again = read_rows(run / "launches.jsonl")
-    parts = ["unnoticed", "waiting", "placing", "importing", "meeting", "checking", "restoring"]
+    parts = ["detect_s", "queue_s", "schedule_s", "import_s", "rendezvous_s", "check_s", "restore_s"]
     assert list(again["seconds"]) == parts and all(seconds >= 0 for seconds in again["seconds"].values())
     stopped_at = newest_step(str(run / "checkpoints"))
     assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS

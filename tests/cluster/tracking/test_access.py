@@ -12,8 +12,7 @@ from s3_endpoint import S3
 from tracked_runs import append, client_of, follow_once, row, start, trial, trials_of
 from tracking_server import DATABASE, S3_SECRET, USER_PASSWORD, Tracking
 
-from multihop.cluster.tracking.access import check_access
-from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.connection import check_access, connect
 from multihop.cluster.tracking.tracker import is_behind
 from multihop.common.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 from tracked_runs import append, follow_once, history, row, start, trials_of
 from tracking_server import Tracking
 
-from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.connection import connect
 from multihop.cluster.tracking.tracker import is_behind
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ tracker.close("done")
 BESIDE = """
 import sys
 from pathlib import Path
-from multihop.cluster.tracking.concurrent_logging import log_concurrently
+from multihop.cluster.tracking.tracker import log_concurrently
 from tracked_runs import trial
 assert all(log_concurrently(Path(sys.argv[1]), sys.argv[2], [trial(f"k{n}", seed=n)]) for n in range(int(sys.argv[3])))
 """

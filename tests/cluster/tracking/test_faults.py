@@ -14,7 +14,7 @@ import steady_writer
 from tracked_runs import history, start
 from tracking_server import Tracking, wait_for
 
-from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.connection import connect
 from multihop.cluster.tracking.tracker import Tracker, is_behind
 from multihop.common.json_lines import read_rows
 

@@ -11,8 +11,8 @@ from mlflow_server import free_port
 from tracked_runs import client_of, follow_once
 
 from multihop.cluster.runs.compare import compare, show_comparison
+from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.fetch import fetch_run
-from multihop.cluster.tracking.store import store_uri
 from multihop.cluster.tracking.tracker import open_run
 from multihop.common.errors import UserError
 

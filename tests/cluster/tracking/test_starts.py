@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from multihop.cluster.tracking.starts import starts_tag
+from multihop.cluster.tracking.store import starts_tag
 
 
 def start(number: int, **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tracked_runs import RECIPE, client_of
 
-from multihop.cluster.tracking.store import store_uri
+from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.tracker import open_run
 from multihop.common.errors import UserError
 

@@ -8,10 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from multihop.cluster.tracking import timeout
-from multihop.cluster.tracking.access import check_access
-from multihop.cluster.tracking.reach import seconds_to_answer
-from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking import connection
+from multihop.cluster.tracking.connection import check_access, connect, seconds_to_answer
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def dripping() -> Iterator[str]:
 def test_calls_to_a_server_that_sends_a_byte_now_and_then_time_out(
     dripping: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeout, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(connection, "TIMEOUT_S", 2.0)
     connect(dripping)  # MLflow is imported
     check_access(dripping)
     with pytest.raises(ConnectionError, match="no answer within 2 seconds"):
@@ -48,6 +46,6 @@ def test_calls_to_a_server_that_sends_a_byte_now_and_then_time_out(
 
 
 def test_results_and_exceptions_are_passed_on() -> None:
-    assert timeout.call_with_timeout(lambda: time.sleep(0.01)) is None
+    assert connection.call_with_timeout(lambda: time.sleep(0.01)) is None
     with pytest.raises(KeyError):
-        timeout.call_with_timeout(lambda: {}["nothing"])
+        connection.call_with_timeout(lambda: {}["nothing"])

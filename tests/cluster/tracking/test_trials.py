@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tracked_runs import append, client_of, history, row, start, trial, trials_of
 
-from multihop.cluster.tracking.concurrent_logging import log_concurrently
+from multihop.cluster.tracking.tracker import log_concurrently
 
 
 def test_trials_are_nested_runs_logged_once(run_dir: Path) -> None:
@@ -52,7 +52,7 @@ def test_trials_logged_beside_the_driver_are_logged_once_and_leave_its_run_alone
     assert not log_concurrently(run_dir, "http://127.0.0.1:1", [trial("k4")])
     assert client.get_run(tracker.run_id).to_dictionary() == before
     assert (run_dir / "tracking.json").read_bytes() == note
-    tracker.look_again()
+    tracker.forget_logged()
     tracker.log_trials([trial("k1"), trial("k2", seed=1), trial("k3", seed=2)])
     tracker.close("done")
     assert {run.info.status for run in trials_of(client, tracker.run_id).values()} == {"FINISHED"}

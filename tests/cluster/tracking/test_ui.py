@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow_server import free_port
 
-from multihop.cluster.tracking.store import connect, store_uri
+from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.cluster.tracking.ui import serve
 from multihop.common.errors import UserError
 

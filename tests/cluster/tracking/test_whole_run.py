@@ -12,7 +12,7 @@ from postgres import PASSWORD
 from tracked_runs import append, follow_once, history, row, start
 from tracking_server import DATABASE, Tracking, wait_for
 
-from multihop.cluster.tracking.store import connect
+from multihop.cluster.tracking.connection import connect
 from multihop.cluster.tracking.tracker import is_behind, read_state
 from multihop.common.json_lines import read_rows
 

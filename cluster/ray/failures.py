@@ -1,9 +1,0 @@
-"""Exceptions of work on Ray, with messages for the user. The module imports nothing, so that commands start fast."""
-
-
-class TrainingFailed(Exception):
-    """The ranks failed repeatedly without progress, or reported an error that a restart cannot fix."""
-
-
-class WorkerDiedError(Exception):
-    """The worker of a task died at each attempt."""

@@ -1,0 +1,138 @@
+"""The evaluation of a run: the model under test, its trials and its examples, and whether all are done."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multihop.cluster.runs.recipe import Recipe
+from multihop.cluster.runs.resolved import ResolvedRun
+from multihop.common.errors import UserError
+from multihop.common.json_lines import read_rows
+from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.tokenizer import describe, parse
+from multihop.eval.check_settings import check_settings
+from multihop.eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.evaluation_plan import make_plan, read_plan
+from multihop.eval.inference.examples import Examples, check_examples, read_examples
+from multihop.eval.known_tasks import check_tasks
+from multihop.eval.start_from import check_starts, next_wave
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from multihop.eval.trial import Trial
+
+
+def check_evaluation(recipe: Recipe) -> None:
+    """Refuse tasks, settings and examples that cannot be run, reading the examples of translation and of document
+    context alone.
+
+    Raises:
+        UserError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
+    """
+    model = _evaluated_model(recipe)
+    check_tasks(recipe.eval, model.family)
+    check_starts(recipe.eval)
+    if "parent" in recipe.eval.inits and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
+        why = (
+            "model.init_from is not set, so they are random"
+            if recipe.model.init_from is None
+            else "the training of eval.checkpoint is unknown"
+        )
+        raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
+    check_settings(recipe.eval, model.layers)
+    if recipe.eval.examples:
+        check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
+
+
+def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
+    """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
+
+    Args:
+        to_run: False if only the keys of the trials are needed: the parent's weights may then be missing.
+
+    Raises:
+        UserError: A task cannot be read, or weights are missing.
+    """
+    from multihop.eval.plan import plan_trials
+
+    evaluated, config = _evaluated(run), run.recipe.eval
+    needs_parent = "parent" in config.inits
+    parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
+    return plan_trials(config, evaluated, weights_dir(run.results), parent)
+
+
+def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
+    """The examples of the same model; None if the recipe has none. For arguments and errors see `list_trials`."""
+    recipe = run.recipe
+    if not recipe.eval.examples:
+        return None
+    evaluated = _evaluated(run)
+    continues = recipe.eval.checkpoint is None and recipe.model.init_from is not None
+    before = _parent(run, evaluated, "set eval.examples=[]", to_run) if continues else None
+    return Examples(recipe.eval.examples, evaluated, before, recipe.seed, recipe.eval.cpus)
+
+
+def weights_dir(results: Path) -> Path:
+    """The folder of weights from which trials of other tasks start."""
+    return results.absolute().parent / "weights"
+
+
+def is_evaluation_done(run: ResolvedRun) -> bool:
+    """Whether the last evaluation had the same plan as the recipe has now, and all of it is done."""
+    trials, rows = list_trials(run, to_run=False), read_rows(run.results)
+    examples = select_examples(run, to_run=False)
+    plan = make_plan(trials, rows, run.recipe.eval, examples.key if examples else None)
+    last_plan = read_plan(run.folder)
+    if plan != last_plan and (last_plan or plan.trials or plan.examples):
+        return False
+    wave = next_wave(trials, rows)
+    return not (wave.trials or wave.failed) and (
+        examples is None or read_examples(run.results.parent, examples.key) is not None
+    )
+
+
+def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool) -> Evaluated:
+    """The model with the run's initial weights.
+
+    Args:
+        otherwise: for the message, what the user can do instead of restoring missing weights.
+
+    Raises:
+        UserError: The weights are missing.
+    """
+    init_from, saved = run.recipe.model.init_from, run.checkpoint
+    assert init_from is not None and saved is not None
+    if saved.parent is not None and not to_run:
+        return replace(evaluated, checkpoint_dir=init_from, checkpoint_sha256=saved.parent, checkpoint_step=None)
+    try:
+        return of_parent(evaluated, init_from, saved.parent)
+    except UserError as error:
+        raise UserError(f"{error}, or {otherwise}") from None
+
+
+def _evaluated(run: ResolvedRun) -> Evaluated:
+    recipe, saved = run.recipe, run.checkpoint
+    if recipe.eval.checkpoint is not None:
+        return of_huggingface(Path(recipe.eval.checkpoint))
+    assert saved is not None and run.data is not None
+    location = folder_of_step(run.checkpoints, saved.step)
+    data = run.data_folder.absolute()
+    return of_run(recipe.model, location, saved.content_hash(), saved.step, data, run.data)
+
+
+def _evaluated_model(recipe: Recipe) -> ModelConfig:
+    return recipe.model if recipe.eval.checkpoint is None else of_huggingface(Path(recipe.eval.checkpoint)).model
+
+
+def _mask_token(recipe: Recipe) -> str | None:
+    """The mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask token."""
+    if recipe.eval.checkpoint is not None:
+        tokenizer, info = open_tokenizer(of_huggingface(Path(recipe.eval.checkpoint)).tokenizer_path)
+    elif recipe.tokenizer.path is not None:
+        content = adopt(recipe.tokenizer.path, recipe.tokenizer.lowercase)
+        tokenizer, info = parse(content), describe(content, "")
+    else:
+        return TRAINED[recipe.tokenizer.special_tokens].get("mask")
+    return tokenizer.id_to_token(info.special_ids["mask"]) if "mask" in info.special_ids else None

@@ -1,0 +1,82 @@
+"""One holder at a time, without a lock that a dead process keeps."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from s3_endpoint import S3
+
+from multihop.cluster.locks import InUseError
+from multihop.cluster.remote import lease
+from multihop.cluster.remote.lease import hold_lease
+from multihop.common.storage import open_folder
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenths of seconds instead of tens."""
+    monkeypatch.setattr(lease, "_BEAT_S", 0.1)
+    monkeypatch.setattr(lease, "_POLL_S", 0.05)
+    monkeypatch.setattr(lease, "_EXPIRY_S", 3.0)
+
+
+def refuse() -> None:
+    raise AssertionError("it was lost")
+
+
+def test_one_at_a_time_and_again_when_it_has_ended(place: str) -> None:
+    there = open_folder(f"{place}/lease")
+    in_use = pytest.raises(InUseError, match=r"is in use by process \d+ on .*; wait for that process to end")
+    with hold_lease(there, refuse), in_use, hold_lease(there, refuse):
+        raise AssertionError("two hold it")
+    for _ in range(12):
+        with hold_lease(there, refuse):
+            pass
+    assert len(there.names()) <= 6  # old ones are removed
+
+
+def test_of_many_at_once_one_gets_it(place: str) -> None:
+    there, got, refused = open_folder(f"{place}/lease"), list[int](), list[int]()
+    ready, done = threading.Barrier(4), threading.Event()
+
+    def attempt(number: int) -> None:
+        ready.wait()
+        try:
+            with hold_lease(there, refuse):
+                got.append(number)
+                done.wait(20)
+        except InUseError:
+            refused.append(number)
+        if len(refused) == 3:
+            done.set()
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refused)) == (1, 3)
+
+
+def test_a_silent_holder_loses_it_and_is_told(tmp_path: Path) -> None:
+    there, lost = open_folder(str(tmp_path)), threading.Event()
+    with hold_lease(there, refuse):
+        pass
+    there.create("00000002", b"{}", "dead")  # killed before it could prove anything
+    with hold_lease(there, lost.set):
+        assert "00000003" in there.names()
+        there.create("00000004", b"{}", "other")  # somebody else, after a minute in which the store was not reached
+        assert lost.wait(5)
+
+
+def test_a_store_that_is_unreachable_at_the_end_does_not_fail_the_work(bucket: str, s3: S3) -> None:
+    there = open_folder(f"{bucket}/lease")
+    s3.failure = "400 Bad Request"  # which is not tried again by the library
+    with hold_lease(there, refuse):
+        s3.failures = 1_000
+    s3.failures = 0
+    with hold_lease(there, refuse):  # after a silence
+        pass
+    with pytest.raises(RuntimeError, match="the block's own"), hold_lease(there, refuse):
+        s3.failures = 1_000
+        raise RuntimeError("the block's own")
