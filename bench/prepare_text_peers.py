@@ -29,9 +29,9 @@ def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
     """`prepare` as `multihop prep` runs it, with processes in place of Ray's: reading, cleaning, copies, shards."""
     from multiprocessing import get_context
 
-    from multihop.common.mapping import map_in_process
     from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
     from multihop.data_prep.pipeline.prepare import prepare
+    from multihop.data_prep.stages.runner import map_in_process
 
     data = DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.0)
     with get_context("spawn").Pool(workers) as pool:

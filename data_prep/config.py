@@ -11,8 +11,7 @@ from multihop.common.errors import UserError
 
 
 def _is_default(value: Any) -> bool:
-    """A key that is written down only where it is set: settings of data sets that were prepared before it existed have
-    the same hash as before."""
+    # Such a key is written only where it is set, so that older data sets, prepared without it, keep their hash.
     return value is None or value is False
 
 
@@ -36,7 +35,7 @@ class PairFields(Section):
 
     @property
     def are_columns(self) -> bool:
-        """Whether they are columns of .tsv files."""
+        """True if they are columns of .tsv files."""
         return isinstance(self.source, int)
 
 
@@ -73,7 +72,7 @@ class Source(Section):
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether it has pairs, not documents."""
+        """True if it has pairs, not documents."""
         return self.target_path is not None or self.pair_fields is not None
 
     @model_validator(mode="after")
@@ -122,7 +121,7 @@ class LanguageFilter(Section):
 
 
 def _nfc(word: str) -> str:
-    """The NFC form, in which filters see documents."""
+    """Return the NFC form, in which filters see documents."""
     return unicodedata.normalize("NFC", word)
 
 
@@ -313,7 +312,7 @@ class DataConfig(Section):
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether the sources have pairs, not documents."""
+        """True if the sources have pairs, not documents."""
         return self.sources[0].holds_pairs
 
     @model_validator(mode="after")

@@ -14,17 +14,16 @@ from rich.table import Table
 from multihop.cluster.console import plain, progress_line
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED
-from multihop.common.files import replacing
-from multihop.common.mapping import map_in_process, reporting
+from multihop.common.errors import DONE, FAILED, UserError
+from multihop.common.files import atomic_replace
 from multihop.common.redaction import shown
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
-from multihop.data_prep.dataset.statistics import QUANTILES, Statistics, gather
+from multihop.data_prep.dataset.statistics import QUANTILES, Statistics, compute_statistics
 from multihop.data_prep.dataset.verify import dataset_files, verify_files
 from multihop.data_prep.pipeline.forecast import forecast
 from multihop.data_prep.pipeline.identity import sources_key
 from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.stages.runner import map_in_process, with_progress
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -62,7 +61,9 @@ def show_verdict(place: str, runs: Path) -> int:
     manifest = read_data_manifest(folder)
     files = len(dataset_files(manifest))
     with progress_line("verify   ") as line:
-        map_items = partial(reporting(map_in_process, lambda stage, done, total: line.update(done, total)), "verify")
+        map_items = partial(
+            with_progress(map_in_process, lambda stage, done, total: line.update(done, total)), "verify"
+        )
         damages = verify_files(folder, manifest, map_items, full=True)
     for sentence in damages:
         print(shown(sentence))
@@ -76,7 +77,7 @@ def show_stats(place: str, runs: Path, picture: Path | None, as_json: bool) -> N
     Raises:
         UserError: there is no data set, or a file is missing or truncated.
     """
-    found = gather(data_set_at(place, runs))
+    found = compute_statistics(data_set_at(place, runs))
     if as_json:
         Console().print_json(data=_as_dict(found))
     else:
@@ -118,7 +119,7 @@ def show_forecast(recipe: Recipe, runs: Path) -> None:
         f"disk      about {decimal(found.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
         f"{decimal(found.data_bytes)} for the data set"
     )
-    print("status    prepared" if found.stands else "status    not prepared; run without --dry-run to prepare it")
+    print("status    prepared" if found.is_prepared else "status    not prepared; run without --dry-run to prepare it")
 
 
 def draw(found: Statistics, path: Path) -> None:
@@ -138,7 +139,7 @@ def draw(found: Statistics, path: Path) -> None:
     by_rank = np.sort(found.token_counts[found.token_counts > 0])[::-1]
     right.plot(np.arange(1, len(by_rank) + 1), by_rank)
     right.set(xscale="log", yscale="log", xlabel=f"{ids}, by frequency rank", ylabel="occurrences in train")
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     plt.close(figure)
 
@@ -163,7 +164,7 @@ def _tables(found: Statistics) -> list[Table]:
 
 def _documents(found: Statistics) -> Table:
     table = _by_length("tokens per document", "split", "source", "documents", "tokens")
-    for part in found.parts:
+    for part in found.groups:
         numbers = [part.source, part.documents, part.tokens, *part.lengths]
         table.add_row(part.split, *(f"{number:,}" for number in numbers))
     return table
@@ -174,7 +175,7 @@ def _pairs(found: Statistics) -> list[Table]:
     for name in ("split", "source", "pairs", "source tokens", "target tokens", "target per source"):
         pairs.add_column(name, justify="left" if name == "split" else "right")
     lengths = _by_length("tokens per side", "split", "source", "side", "mean")
-    for part in found.parts:
+    for part in found.groups:
         assert part.sides is not None
         tokens = [side.tokens for side in part.sides.values()]
         numbers = [f"{number:,}" for number in (part.source, part.documents, *tokens)]
@@ -196,7 +197,7 @@ def _as_dict(found: Statistics) -> dict[str, Any]:
     return {
         "fingerprint": found.manifest.fingerprint,
         "quantiles": QUANTILES,
-        "parts": [asdict(part) for part in found.parts],
+        "parts": [asdict(part) for part in found.groups],
         "counts": found.manifest.counts,
         "documents_by_length": found.length_counts,
         "vocabulary_size": len(found.token_counts),

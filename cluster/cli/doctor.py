@@ -11,8 +11,7 @@ from multihop.cluster.doctor.order import CheckRequest, order_of
 from multihop.cluster.jobs.head_script import HeadScriptFailed
 from multihop.cluster.ray.jobs import Jobs
 from multihop.cluster.runs.recipe import Recipe
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.errors import DONE, FAILED, UserError
 from multihop.common.redaction import shown
 
 

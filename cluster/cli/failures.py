@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import FAILED, USER_ERROR
+from multihop.common.errors import FAILED, USER_ERROR, UserError
 from multihop.common.files import DISK_FULL
 from multihop.common.redaction import shown
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 
 _ADVICE = {
     errno.EACCES: "get access from its owner",

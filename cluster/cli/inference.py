@@ -11,7 +11,7 @@ from typing import BinaryIO
 from multihop.cluster.console import progress_line
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
-from multihop.common.malloc import disable_malloc_trim
+from multihop.common.machine import disable_malloc_trim
 from multihop.common.redaction import shown
 from multihop.eval.config import Pooling
 from multihop.eval.inference.attention_map import attending

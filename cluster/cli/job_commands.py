@@ -30,7 +30,7 @@ def submit(
     from multihop.cluster.cli.jobs import submit_and_follow
     from multihop.cluster.jobs.paths import load_for_cluster
     from multihop.cluster.jobs.submit import JobRequest
-    from multihop.common.exit_codes import FAILED
+    from multihop.common.errors import FAILED
 
     loaded = load_for_cluster(recipe, overrides or [], runs)
     order = JobRequest(loaded, stage, runs.rstrip("/"), allow_change or ())

@@ -12,8 +12,7 @@ from multihop.cluster.jobs.head_scripts.pack_results import MARK
 from multihop.cluster.jobs.head_scripts.print_log import OFFSET_PREFIX
 from multihop.cluster.jobs.submit import JobRequest, submit
 from multihop.cluster.ray.jobs import COMMIT, JOB, RUNS, Job, Jobs
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DETACHED, FAILED
+from multihop.common.errors import DETACHED, FAILED, UserError
 from multihop.common.redaction import shown
 
 _FOLLOW_TIMEOUT_S = 600

@@ -29,8 +29,7 @@ from multihop.cluster.cli.options import (
     Verify,
 )
 from multihop.cluster.cli.recipe_commands import recipes_app
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import FAILED, STOPPED
+from multihop.common.errors import FAILED, STOPPED, UserError
 from multihop.common.redaction import shown
 
 _NAMED = 3
@@ -397,7 +396,7 @@ def _exit_with(work: Callable[[], int]) -> None:
 
 
 def main() -> None:
-    """The command `multihop`; it exits with one of multihop.common.exit_codes."""
+    """The command `multihop`; it exits with one of multihop.common.errors."""
     signal.signal(signal.SIGTERM, _interrupt)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with friendly_errors():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multihop.common import mirror
-from multihop.common.cache import cache_folder, make_room, prepared_copies, used
+from multihop.common.cache import cache_folder, evict_until_fits, evictable_folders, pin
 from multihop.common.files import make_folder, sha256_json, write_atomically
 from multihop.common.storage import open_folder
 from multihop.pretrain.run.files import GAVE_UP
@@ -91,13 +91,13 @@ def data_of(home: RunHome, training: bool = True) -> Iterator[Path]:
         training: with the shards for training, unless they are fetched while training goes on.
 
     Raises:
-        UserError: as `fetch` and `make_room`.
+        UserError: as `fetch` and `evict_until_fits`.
         OSError: as `fetch`.
     """
     data, there = node_folder(home.runs) / home.data, open_folder(f"{home.runs}/{home.data}")
-    with used(data):
+    with pin(data):
         wanted = _every if training and not home.streams else _all_but_training_shards
-        make_room(prepared_copies(), mirror.missing_bytes(there, data, wanted) if training else 0)
+        evict_until_fits(evictable_folders(), mirror.missing_bytes(there, data, wanted) if training else 0)
         mirror.fetch(there, data, wanted)
         yield data
 

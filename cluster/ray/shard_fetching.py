@@ -9,7 +9,7 @@ from filelock import FileLock
 
 from multihop.cluster.ray.node_cache import TRAINING_SHARDS, RunHome
 from multihop.common import mirror
-from multihop.common.cache import make_room, prepared_copies
+from multihop.common.cache import evict_until_fits, evictable_folders
 from multihop.common.storage import open_folder
 from multihop.pretrain.data.shard_requests import forget, requested
 
@@ -51,5 +51,5 @@ def _fetch(home: RunHome, data: Path, name: str, keep: list[str]) -> None:
         return
     there = open_folder(f"{home.runs}/{home.data}")
     others = [path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep]
-    make_room(prepared_copies(), mirror.missing_bytes(there, data, name.__eq__), others)
+    evict_until_fits(evictable_folders(), mirror.missing_bytes(there, data, name.__eq__), others)
     mirror.fetch(there, data, name.__eq__)

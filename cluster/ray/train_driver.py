@@ -28,8 +28,7 @@ from multihop.cluster.ray.scale_up import ScaleUpPolicy
 from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
 from multihop.cluster.ray.watch import NODE_ID, Watch, abandon_ranks, draining, ranks_by_node, unreachable, watched
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import USER_ERROR
+from multihop.common.errors import USER_ERROR, UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import RowFollower
 from multihop.pretrain.checkpoint.verify import newest_step

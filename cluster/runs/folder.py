@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from multihop.cluster.console import console
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.errors import UserError
-from multihop.common.files import check_own, make_folder, open_regular, read_json_object, write_atomically
+from multihop.common.files import check_not_link, make_folder, open_regular, read_json_object, write_atomically
 from multihop.common.json_lines import append_row
 from multihop.common.lease import HeldError
 from multihop.pretrain.run.changes import CHANGES, Difference, check_allowed, locked_changes
@@ -132,7 +132,7 @@ def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
     """Whether the lock was acquired. It is on the folder and on a file in it: removing the file releases nothing."""
-    check_own(folder / _LOCK)
+    check_not_link(folder / _LOCK)
     lock, descriptor = FileLock(folder / _LOCK), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield _acquired(descriptor, lock)
@@ -190,7 +190,7 @@ def _check_links(run_dir: Path) -> None:
             )
     for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
         for path in run_dir.glob(pattern):
-            check_own(path)
+            check_not_link(path)
 
 
 def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:

@@ -9,14 +9,14 @@ from multihop.cluster.ray.map import Resources, map_on_ray
 from multihop.cluster.runs.folder import wait_for_lock
 from multihop.cluster.runs.remote_run import RemoteRun
 from multihop.common.errors import UserError
-from multihop.common.mapping import ReportProgress
 from multihop.data_prep.config import DataConfig, TokenizerConfig
-from multihop.data_prep.dataset.find import find_whole
 from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.dataset.verify import read_if_intact
 from multihop.data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading.sources import InputFile
-from multihop.data_prep.stages.in_store import StoredStages
+from multihop.data_prep.stages.object_store import ObjectStoreStages
+from multihop.data_prep.stages.runner import ReportProgress
 
 
 def provide(
@@ -59,7 +59,7 @@ def provide(
         if inputs is None:
             with wait_for_lock(store):
                 inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
-        manifest = find_whole(place, inputs.identity, map_items, report, full)
+        manifest = read_if_intact(place, inputs.identity, map_items, report, full)
         if manifest is None:
             raise UserError(
                 f"{place} is a folder instead of a link to the prepared data, and it is damaged or was not made from "
@@ -68,7 +68,7 @@ def provide(
         return place, manifest
     if inputs is not None:
         folder = store / inputs.identity[:16]
-        manifest = find_whole(folder, inputs.identity, map_items, report, full)
+        manifest = read_if_intact(folder, inputs.identity, map_items, report, full)
         if manifest is not None:
             return folder, manifest
     with wait_for_lock(store):
@@ -77,10 +77,10 @@ def provide(
         if home is None:
             return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
         with home.preparing(store) as location:
-            manifest = find_whole(folder, inputs.identity, map_items, report) if home.fetch_data(folder) else None
+            manifest = read_if_intact(folder, inputs.identity, map_items, report) if home.fetch_data(folder) else None
             if manifest is None:
-                stored = StoredStages(location, [store], map_on_ray, map_items)
-                manifest = prepare(data, tokenizer, folder, map_items, report, work, inputs, stored)
+                stages = ObjectStoreStages(location, [store], map_on_ray, map_items)
+                manifest = prepare(data, tokenizer, folder, map_items, report, work, inputs, stages)
                 home.share_data(folder)
             return folder, manifest
 

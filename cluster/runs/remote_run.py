@@ -19,8 +19,8 @@ from multihop.cluster.console import console
 from multihop.cluster.ray.node_cache import RunHome, node_folder
 from multihop.cluster.runs.folder import when_free
 from multihop.cluster.runs.recipe import Recipe
-from multihop.common.cache import used
-from multihop.common.exit_codes import FAILED
+from multihop.common.cache import pin
+from multihop.common.errors import FAILED
 from multihop.common.files import make_folder, write_atomically
 from multihop.common.journal import JournalReader
 from multihop.common.lease import leased
@@ -61,7 +61,7 @@ class RemoteRun:
         if not is_pushed(there):
             return False
         console.print(f"data      fetched from {there.location}", markup=False)
-        self._used.enter_context(used(folder))
+        self._used.enter_context(pin(folder))
         fetch(there, folder)
         return True
 
@@ -88,7 +88,7 @@ class RemoteRun:
             OSError: the store cannot be written to.
         """
         data = data.resolve()
-        self._used.enter_context(used(data))
+        self._used.enter_context(pin(data))
         there = open_folder(self._location_of(data))
         if not is_pushed(there):
             push(data, there, without=(VERIFIED,))

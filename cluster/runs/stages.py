@@ -19,8 +19,7 @@ from multihop.cluster.runs.summary import environment, read_summary, write_summa
 from multihop.cluster.tracking.access import check_access
 from multihop.cluster.tracking.store import store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED, STOPPED
+from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from multihop.common.config import Count, PlainName, Record
+from multihop.common.config import Count, FileName, Record
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 MANIFEST = "manifest.json"
 TOKEN_COUNTS = "token_counts.npy"
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Limit for a manifest, reached at about 80 TB of data. Parsing a malicious file may take 24 times its size. A
 larger manifest is not written."""
 _NPY_HEADER = 128
@@ -26,7 +26,7 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Shard(Record):
     """An Arrow file of tokenized documents."""
 
-    file: PlainName
+    file: FileName
     split: Literal["train", "heldout"]
     documents: Count
     tokens: Count
@@ -39,7 +39,7 @@ class TokenCounts(Record):
     """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards; of pairs, of each id
     of `Manifest.output_tokenizer` on their target sides."""
 
-    file: PlainName = TOKEN_COUNTS
+    file: FileName = TOKEN_COUNTS
     sha256: _Hash
 
 
@@ -82,7 +82,7 @@ class Manifest(Record):
     """Paths of the sources; a row's `source` is an index into it."""
     # Left out of the file where they have their defaults: a manifest of documents has the same hash as before pairs.
     pairs: bool = Field(default=False, exclude_if=lambda pairs: not pairs)
-    """Whether a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
+    """True if a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
     target_tokenizer: TokenizerInfo | None = Field(default=None, exclude_if=lambda info: info is None)
     """Of the target sides' ids, if they are not of `tokenizer`."""
 
@@ -114,7 +114,7 @@ class Manifest(Record):
         return sum(number for reason, number in self.counts.get("read", {}).items() if reason != "kept")
 
     def of_split(self, split: str) -> list[Shard]:
-        """The shards of "train" or "heldout", in order."""
+        """Return the shards of "train" or "heldout", in order."""
         return [shard for shard in self.shards if shard.split == split]
 
 
@@ -125,7 +125,7 @@ def data_fingerprint(
     pairs: bool = False,
     target_tokenizer_sha256: str | None = None,
 ) -> str:
-    """SHA-256 of the content: tokenizers, shards in order, and format; not of paths, times or worker counts.
+    """Return the SHA-256 of the content: tokenizers, shards in order, and format; not of paths, times or worker counts.
 
     Special ids, word starts and vocab_size are covered by the tokenizer's hash, since `describe` derives them from it.
     """
@@ -140,7 +140,7 @@ def data_fingerprint(
 
 
 def read_data_manifest(folder: str | Path) -> Manifest:
-    """The manifest of the data set in `folder`.
+    """Return the manifest of the data set in `folder`.
 
     Raises UserError when it is missing, malformed or damaged.
     """
@@ -148,12 +148,12 @@ def read_data_manifest(folder: str | Path) -> Manifest:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(min(size, MOST_BYTES + 1))
+            data = file.read(min(size, MAX_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {again}") from None
-    content = json_object(data, path, advice=again, most_bytes=MOST_BYTES)
+    content = json_object(data, path, advice=again, max_bytes=MAX_BYTES)
     version = content.get("format_version")
     if version != 2:
         raise UserError(
@@ -191,22 +191,22 @@ def write_manifest(folder: str | Path, manifest: Manifest) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The content of the manifest's file.
+    """Return the content of the manifest's file.
 
     Raises:
         UserError: It is larger than `read_data_manifest` accepts.
     """
     spelled = _spelled(manifest.model_dump(mode="json"))
-    if len(spelled) > MOST_BYTES:
+    if len(spelled) > MAX_BYTES:
         raise UserError(
             f"{MANIFEST} would have {len(spelled):,} bytes for {len(manifest.shards):,} shards of "
-            f"{len(manifest.sources):,} sources, and the limit is {MOST_BYTES:,}; prepare several smaller data sets"
+            f"{len(manifest.sources):,} sources, and the limit is {MAX_BYTES:,}; prepare several smaller data sets"
         )
     return spelled
 
 
 def manifest_sha256(manifest: Manifest) -> str:
-    """The hash that the manifest's file holds of its own content, as 64 hex digits."""
+    """Return the hash that the manifest's file holds of its own content, as 64 hex digits."""
     return sha256_json(manifest.model_dump(mode="json"))
 
 
@@ -218,13 +218,13 @@ def _is_as_written(data: bytes, content: dict[str, Any]) -> bool:
 
 
 def _spelled(content: dict[str, Any]) -> bytes:
-    """The file's bytes: canonical JSON including the SHA-256 of the rest, so that any changed byte is detected."""
+    """Encode as canonical JSON with the SHA-256 of the rest, so that any changed byte is detected."""
     without = {key: value for key, value in content.items() if key != "sha256"}
     return canonical_json({**without, "sha256": sha256_json(without)})
 
 
 def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
-    """int64 (vocab_size,): see `TokenCounts`.
+    """Return int64 (vocab_size,): see `TokenCounts`.
 
     Raises UserError when the file is missing or damaged.
     """

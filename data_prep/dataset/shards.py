@@ -21,12 +21,12 @@ SHARD_BYTES = 256 * 2**20
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """uint16 if every id fits, else uint32."""
+    """Return uint16 if every id fits, else uint32."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def shard_schema(dtype: str) -> pa.Schema:
-    """A row per document; `tokens` holds no special tokens, `sentence_ends` are offsets into `tokens`."""
+    """Return a row per document; `tokens` holds no special tokens, `sentence_ends` are offsets into `tokens`."""
     return pa.schema(
         [
             pa.field("document", pa.uint64(), nullable=False),
@@ -42,7 +42,7 @@ def shard_schema(dtype: str) -> pa.Schema:
 
 
 def list_array(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    """A list column: row i is values[offsets[i]:offsets[i + 1]]."""
+    """Return a list column: row i is values[offsets[i]:offsets[i + 1]]."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, kind.value_type), type=kind)
 
 
@@ -55,7 +55,7 @@ def write_shard(path: Path, batches: list[pa.RecordBatch]) -> None:
 
 
 def count_tokens(shard: tuple[str, int]) -> np.ndarray:
-    """int64 (vocab_size,): the number of occurrences of each id in `shard`, (path, vocab_size)."""
+    """Return int64 (vocab_size,): the number of occurrences of each id in `shard`, (path, vocab_size)."""
     path, vocab_size = Path(shard[0]), shard[1]
     values = _MappedShard(path).tokens.values
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -156,7 +156,7 @@ class Documents:
         return len(self._rows)
 
     def of_source(self, source: int) -> tuple[int, "Documents"]:
-        """The index of a source's first document in this sequence, and its documents, which are contiguous."""
+        """Return the index of a source's first document in this sequence, and its documents, which are contiguous."""
         start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
         part = copy(self)
         for cached in ("lengths", "ids", "sources", "source_lengths"):
@@ -208,12 +208,12 @@ class Documents:
         return int(self._column(np.int64, [np.diff(shard.sentence_ends.offsets) for shard in self._shards]).sum())
 
     def tokens(self, i: int) -> np.ndarray:
-        """uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
+        """Return uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
         shard, row = self._find(i)
         return shard.tokens[row]
 
     def sentence_ends(self, i: int) -> np.ndarray:
-        """uint32 (sentences,): the end of each sentence of document i in its tokens; the last one is its length."""
+        """Return uint32 (sentences,): the end of each sentence of document i in its tokens; the last is its length."""
         shard, row = self._find(i)
         return shard.sentence_ends[row]
 

@@ -25,12 +25,11 @@ import pyarrow as pa
 from multihop.common.errors import UserError
 from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
 from multihop.data_prep.duplicates.shingles import ngrams, read_words
-from multihop.data_prep.duplicates.signed_splits import rows_left
+from multihop.data_prep.duplicates.signature_files import kept_rows
 from multihop.data_prep.rules import c4
 from multihop.data_prep.rules.clean import clean
-from multihop.data_prep.stages.content import content_hash
-from multihop.data_prep.stages.documents import SCHEMA, read_documents
-from multihop.data_prep.stages.outputs import Output, once, read_batches, write_batches
+from multihop.data_prep.stages.documents import SCHEMA, content_hash, read_documents
+from multihop.data_prep.stages.outputs import Output, read_batches, write_batches, write_once
 
 RULES = 2
 """Version of the rules, increased when they find other documents or leave other fragments: older data sets are then
@@ -100,7 +99,7 @@ class DecontaminateSplit:
 
 
 def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
-    """The evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
+    """Return the evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
 
     Raises UserError for a pattern without a file and for a file of an unknown kind.
     """
@@ -162,7 +161,7 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
         write_batches(path, _NGRAMS, iter([pa.RecordBatch.from_arrays(columns, schema=_NGRAMS)]), None)
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def find_overlaps(item: FindOverlaps) -> Output:
@@ -181,7 +180,7 @@ def find_overlaps(item: FindOverlaps) -> Output:
     def overlaps(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in read_documents(item.path, item.dropped):
-            rows = rows_left(item.dropped, seen, seen + batch.num_rows)
+            rows = kept_rows(item.dropped, seen, seen + batch.num_rows)
             seen += batch.num_rows
             found = [np.empty((4, 0), np.int64)]
             for words in read_words(batch.column("text"), carried=max(lookups, default=1) - 1):
@@ -202,7 +201,7 @@ def find_overlaps(item: FindOverlaps) -> Output:
         write_batches(path, _OVERLAPS, overlaps(facts), "lz4")
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def find_common(item: FindCommon) -> Output:
@@ -227,11 +226,11 @@ def find_common(item: FindCommon) -> Output:
             np.save(file, common, allow_pickle=False)
         return {"found": int((documents > 0).sum()), "common": len(common)}
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
 
 
 def contaminated_rows(overlaps: str, common: str) -> np.ndarray:
-    """int64, ascending: the rows of a split that contain an uncommon n-gram of an evaluation text."""
+    """Return int64, ascending: the rows of a split that contain an uncommon n-gram of an evaluation text."""
     return np.unique(_uncommon(overlaps, common)["row"]).astype(np.int64)
 
 
@@ -283,11 +282,11 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
         write_batches(path, SCHEMA, fragments(facts), "lz4")
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def cut(text: str, spans: np.ndarray) -> list[str]:
-    """The fragments of `text` that are kept, stripped.
+    """Return the fragments of `text` that are kept, stripped.
 
     `spans` has "start" and "stop" of the overlaps, in bytes of the text's UTF-8, sorted by start.
     """
@@ -326,7 +325,7 @@ class _Lookup:
         self.there[hashes >> self.shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The indices of those `hashes` that are present, and the first entry of each."""
+        """Return the indices of those `hashes` that are present, and the first entry of each."""
         at = np.flatnonzero(self.there[hashes >> self.shift])
         entries = np.searchsorted(self.hashes, hashes[at])
         same = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == hashes[at]
@@ -334,7 +333,7 @@ class _Lookup:
 
 
 def _lookups(path: str) -> dict[int, _Lookup]:
-    """The hashes of n-grams, by n."""
+    """Return the hashes of n-grams, by n."""
     table = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
     words, hashes = (table.column(name).to_numpy() for name in ("words", "hash"))
     lengths, starts = np.unique(words, return_index=True)
@@ -346,7 +345,7 @@ def _lookups(path: str) -> dict[int, _Lookup]:
 
 
 def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: np.ndarray) -> list[int]:
-    """The numbers of the sets that contain one of the entries; the entries of an n-gram are adjacent."""
+    """Return the numbers of the sets that contain one of the entries; the entries of an n-gram are adjacent."""
     found: set[int] = set()
     entries = np.unique(entries)
     while len(entries):
@@ -357,7 +356,7 @@ def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: n
 
 
 def _uncommon(overlaps: str, common: str) -> np.ndarray:
-    """Structured array of row, entry, start and stop: the overlaps with uncommon n-grams."""
+    """Read a structured array of row, entry, start and stop: the overlaps with uncommon n-grams."""
     ignored = np.load(common, allow_pickle=False)
     parts = [np.empty(0, _PLACE)]
     for batch in read_batches(overlaps):
@@ -374,7 +373,7 @@ def _forms(cleaning: CleanConfig, edits: C4 | None) -> Callable[[str], list[str]
     A document is cleaned and edited as a whole: whether the repair of mojibake or the removal of a line affects the
     text depends on its surroundings, so there is a form with and without each of them.
     """
-    edit = None if edits is None else c4.editor(edits)
+    edit = None if edits is None else c4.make_editor(edits)
 
     def forms(text: str) -> list[str]:
         text = text.encode(errors="replace").decode()  # JSON can contain a lone surrogate

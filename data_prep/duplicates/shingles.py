@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from multihop.common.malloc import raise_mmap_threshold
+from multihop.common.machine import raise_mmap_threshold
 
 CHUNK_BYTES = 2**18
 """Text processed at once: enough to amortise a call, with arrays (8 bytes per byte of text) that fit into caches."""
@@ -76,7 +76,7 @@ class Ngrams:
 
 
 def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
-    """The words of each text, in order.
+    """Yield the words of each text, in order.
 
     Documents longer than CHUNK_BYTES come in parts, each of which begins with the last `carried` words of the previous
     part: with n - 1 of them every n-gram is whole in a part. Memory besides the texts: about 50 bytes per byte of a
@@ -103,7 +103,7 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
 
 
 def ngrams(words: Words, n: int) -> Ngrams:
-    """All n-grams of `n` words within a document; for a shorter document with words, one of all its words.
+    """Return all n-grams of `n` words within a document; for a shorter document with words, one of all its words.
 
     An n-gram's hash is a random linear function of its words' hashes, mixed by `mix`.
     """
@@ -135,7 +135,7 @@ def ngrams(words: Words, n: int) -> Ngrams:
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """The finaliser of MurmurHash3's 128-bit variant (fmix64, Appleby 2011), in place: every bit affects all."""
+    """Apply fmix64, the finaliser of MurmurHash3's 128-bit variant (Appleby 2011), in place: every bit affects all."""
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -184,7 +184,7 @@ def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes in lower case, and the starts and stops of words."""
+    """Return the bytes in lower case, and the starts and stops of words."""
     upper = data - np.uint8(ord("A")) < 26
     lower = data + (upper.view(np.uint8) << np.uint8(5))
     inside = np.zeros(len(data) + 2, dtype=bool)  # with a separator before and after
@@ -229,7 +229,7 @@ def _find_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray,
 
 @cache
 def _characters() -> tuple[np.ndarray, np.ndarray]:
-    """uint8 and int64 (_HAN_PLANES + 1,): kind and lower case of each code point beyond ASCII."""
+    """Return uint8 and int64 (_HAN_PLANES + 1,): kind and lower case of each code point beyond ASCII."""
     kinds = np.full(_HAN_PLANES + 1, _SEPARATOR, np.uint8)
     lower = np.arange(_HAN_PLANES + 1)
     of_category = {"L": _LETTER, "N": _LETTER, "M": _MARK}
@@ -250,7 +250,7 @@ def _characters() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 (count + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
+    """Return uint64 (count + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
     base = 0xD1342543DE82EF95
     both = np.ones((2, count + 1), np.uint64)
     for powers, factor in zip(both, (base, pow(base, -1, 2**64)), strict=True):
@@ -261,5 +261,5 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _odd_numbers(count: int) -> np.ndarray:
-    """uint64 (count,): fixed odd multipliers that look random."""
+    """Return uint64 (count,): fixed odd multipliers that look random."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * _ODD) | np.uint64(1)

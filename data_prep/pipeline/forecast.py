@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.shards import token_dtype
-from multihop.data_prep.duplicates.signed_splits import bytes_of_signed
-from multihop.data_prep.pipeline.identity import recall_hashes, recall_inputs
+from multihop.data_prep.dataset.verify import read_if_verified
+from multihop.data_prep.duplicates.signature_files import signature_bytes
+from multihop.data_prep.pipeline.identity import known_identities, resolve_known_inputs
 from multihop.data_prep.pipeline.prepare import read_item
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_opened
-from multihop.data_prep.reading.sources import InputFile, Part, group_into_splits, with_targets
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_open_range
+from multihop.data_prep.reading.sources import FileRange, InputFile, group_into_splits, with_targets
 from multihop.data_prep.tokenizers.training import training_memory
 
 _LOOKED_AT = 32 * 2**20
@@ -29,7 +29,7 @@ _HASHES = 40
 
 
 @dataclass(frozen=True)
-class OfSource:
+class SourceForecast:
     """One source."""
 
     path: str
@@ -45,8 +45,8 @@ class OfSource:
 class Forecast:
     """The sources, and what preparing them takes."""
 
-    sources: list[OfSource]
-    stands: bool
+    sources: list[SourceForecast]
+    is_prepared: bool
     """The data set is prepared and verified: nothing would be done."""
     splits: int
     splits_read: int
@@ -78,21 +78,21 @@ def forecast(
         for number, source in enumerate(data.sources)
     ]
     check_tokenizer(data, tok)
-    known = recall_hashes(files, work)
-    resolved = recall_inputs(data, tok, files, work)
+    known = known_identities(files, work)
+    resolved = resolve_known_inputs(data, tok, files, work)
     splits = group_into_splits(
-        inputs.identified(files, {file.path: known.get(file.path, "") for file in with_targets(files)})
+        identities.with_identities(files, {file.path: known.get(file.path, "") for file in with_targets(files)})
     )
     entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
     sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
     tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
     is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
-    near = 0 if data.near_duplicates is None else bytes_of_signed(data.near_duplicates) * documents * (1 + is_cut)
+    near = 0 if data.near_duplicates is None else signature_bytes(data.near_duplicates) * documents * (1 + is_cut)
     return Forecast(
         sources=sources,
-        stands=resolved is not None
-        and any(find_verified(out_dir, resolved.identity) is not None for out_dir in out_dirs),
+        is_prepared=resolved is not None
+        and any(read_if_verified(out_dir, resolved.identity) is not None for out_dir in out_dirs),
         splits=len(splits),
         splits_read=sum(entry.exists() for entry in entries),
         sample_bytes=sample,
@@ -102,7 +102,7 @@ def forecast(
     )
 
 
-def _of_source(path: str, files: list[InputFile]) -> OfSource:
+def _of_source(path: str, files: list[InputFile]) -> SourceForecast:
     """Extrapolates texts and documents from the file of median size."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
@@ -111,23 +111,23 @@ def _of_source(path: str, files: list[InputFile]) -> OfSource:
         text_a_byte, documents_a_byte = _density(readable[len(readable) // 2])
         text, documents = text_a_byte * size, documents_a_byte * size
     bytes_on_disk = sum(file.bytes for file in files)
-    return OfSource(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
+    return SourceForecast(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
 
 
 def _density(file: InputFile) -> tuple[float, float]:
     """Bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
-    part = Part(file, 0, min(file.size, _LOOKED_AT) if file.can_be_cut else file.size)
+    part = FileRange(file, 0, min(file.size, _LOOKED_AT) if file.is_splittable else file.size)
     text = documents = 0
     try:
-        with OpenedFile(file) as opened:
-            for document in read_opened(part, opened):
-                if not isinstance(document, Bad):
+        with FileReader(file) as opened:
+            for document in read_open_range(part, opened):
+                if not isinstance(document, BadDocument):
                     sides = (document,) if isinstance(document, str) else document
                     text += sum(len(side.encode(errors="replace")) for side in sides)
                     documents += 1
                 if text > _LOOKED_AT:
                     break
-            read = part.stop if file.can_be_cut and text <= _LOOKED_AT else opened.furthest
+            read = part.stop if file.is_splittable and text <= _LOOKED_AT else opened.max_offset
     except UnreadableFileError:
         return 0.0, 0.0
     return text / max(read, 1), documents / max(read, 1)

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from multihop.common.errors import UserError
-from multihop.data_prep.reading.failures import ChangedError, ReadFailed
+from multihop.data_prep.reading.errors import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
 """The most consecutive requests without a new byte."""
@@ -52,11 +52,11 @@ class Description:
     version: str
     """The ETag, else the Last-Modified time; "": neither is reported."""
     ranges: bool
-    """Whether the server supports range requests."""
+    """True if the server supports range requests."""
 
 
 def is_http(location: str) -> bool:
-    """Whether it is an http:// or https:// URL."""
+    """Return whether it is an http:// or https:// URL."""
     return location.startswith(("http://", "https://"))
 
 
@@ -97,7 +97,7 @@ class HttpFile:
         """Open the file.
 
         Args:
-            identity: from `inputs.identity`; "" if it is unknown.
+            identity: from `identities.identity`; "" if it is unknown.
 
         Raises:
             FileNotFoundError, PermissionError, ReadFailed, ChangedError: As for `read_at`.
@@ -196,7 +196,7 @@ class HttpFile:
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
-    """The server's response, with retries while it is busy or unreachable.
+    """Return the server's response, with retries while it is busy or unreachable.
 
     Raises EOFError for a range beyond the end, and _HeadRefusedError.
     """
@@ -227,19 +227,20 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
 
 
 def _parse_identity(identity: str) -> dict[str, str]:
-    """The headers and the size in an identity, see `Description.version`; empty for a hash of the content."""
+    """Return the headers and the size in an identity, see `Description.version`; empty for a hash of the content."""
     kind, _, rest = identity.partition(" ")
     value, _, size = rest.rpartition(" ")
     return {_KINDS[kind]: value, "size": size} if kind in _KINDS else {}
 
 
 def _strong(etag: str) -> str:
-    """An ETag without its weakness marker, which may differ between responses."""
+    """Return an ETag without its weakness marker, which may differ between responses."""
     return etag.removeprefix("W/")
 
 
 def _content_range(answer: HTTPResponse) -> tuple[int | None, str | None]:
-    """The offset of the first byte in a response of status 206, and the file's size; None where they are missing."""
+    """Return the offset of the first byte in a response of status 206, and the file's size; None where they are
+    missing."""
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if found is None:
         return None, None
@@ -264,7 +265,7 @@ class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
 
 
 def _credentials(url: str) -> str | None:
-    """The Authorization header for the URL's host; None: there are no credentials for it.
+    """Return the Authorization header for the URL's host; None: there are no credentials for it.
 
     Raises UserError, which quotes nothing of the file, when the file cannot be used.
     """

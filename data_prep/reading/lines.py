@@ -7,7 +7,7 @@ Line = tuple[int, bytes | None]
 
 
 def lines(chunks: Iterable[bytes], start: int, stop: float, limit: int, past_stop: bool = False) -> Iterator[Line]:
-    """The lines whose first byte is in [start, stop) of a file; holds at most `limit` bytes and a chunk.
+    """Yield the lines whose first byte is in [start, stop) of a file; holds at most `limit` bytes and a chunk.
 
     Args:
         chunks: the file's bytes from max(0, start - 1) on: the byte before decides whether a line begins at `start`.
@@ -46,7 +46,7 @@ def lines(chunks: Iterable[bytes], start: int, stop: float, limit: int, past_sto
 def blocks(
     chunks: Iterable[bytes], start: int, stop: float, limit: int, read_at: Callable[[int, int], bytes]
 ) -> Iterator[Line]:
-    """The blocks of lines, separated by blank lines, whose first byte is in [start, stop); see `lines`.
+    """Yield the blocks of lines, separated by blank lines, whose first byte is in [start, stop); see `lines`.
 
     Args:
         read_at: (nbytes, offset) -> bytes of the file, to see whether the first line continues a block.
@@ -84,7 +84,7 @@ def blocks(
 
 
 def _follows_blank(at: int, read_at: Callable[[int, int], bytes], window: int = 4096) -> bool:
-    """Whether the line that ends just before `at` is blank or does not exist."""
+    """Return whether the line that ends just before `at` is blank or does not exist."""
     stop = at - 1
     while stop > 0:
         start = max(0, stop - window)

@@ -15,11 +15,11 @@ from pathlib import Path
 from pyarrow import fs
 
 from multihop.common.errors import UserError
-from multihop.common.s3 import reason_of
+from multihop.common.s3 import error_reason
 from multihop.data_prep.reading import http
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.http import is_http
-from multihop.data_prep.reading.locations import filesystem_of, is_remote
+from multihop.data_prep.reading.locations import filesystem_for, is_remote
 
 _MAGIC = re.compile(r"[*?[]")
 _Seen = tuple[tuple[int, int], ...]
@@ -38,18 +38,18 @@ class Entry:
     """Why it cannot be read."""
     version: str = ""
     """The version that the server reported in the listing, see `Description.version`; "" if none."""
-    in_order: bool = False
+    is_sequential: bool = False
     """One worker reads it from the beginning: the server has no range requests, or it reports no versions, so that the
     whole file must be hashed while it is read."""
 
     @property
     def is_hidden(self) -> bool:
-        """Whether its name begins with a dot; such entries are listed only if named."""
+        """True if its name begins with a dot; such entries are listed only if named."""
         return os.path.basename(self.path).startswith(".")
 
 
-def find(location: str, key: str, root: str = "") -> list[Entry]:
-    """The files of a location, and entries that cannot be read, sorted by path; empty if there are none.
+def list_location(location: str, key: str, root: str = "") -> list[Entry]:
+    """Return the files of a location, and entries that cannot be read, sorted by path; empty if there are none.
 
     Args:
         key: the recipe's key, for messages.
@@ -63,7 +63,7 @@ def find(location: str, key: str, root: str = "") -> list[Entry]:
         if isinstance(error, ReadFailed):
             raise UserError(f"{key}={error}") from None
         raise UserError(
-            f"{key}={location} cannot be listed ({reason_of(error)}); check the location and the credentials"
+            f"{key}={location} cannot be listed ({error_reason(error)}); check the location and the credentials"
         ) from None
     return sorted({entry.path: entry for entry in found}.values(), key=lambda entry: entry.path)
 
@@ -74,18 +74,18 @@ def _find(location: str, key: str, root: str) -> list[Entry]:
             about = http.describe(location)
         except FileNotFoundError:
             return []
-        in_order = not (about.ranges and about.version)
-        return [Entry(location, about.size, about.mtime_ns, version=about.version, in_order=in_order)]
+        is_sequential = not (about.ranges and about.version)
+        return [Entry(location, about.size, about.mtime_ns, version=about.version, is_sequential=is_sequential)]
     if not is_remote(location):
         anchor = os.path.join(root, "") if root else Path(location).anchor
         return _matches(_Local(), location, anchor, location)
     protocol = location.partition("://")[0]
-    filesystem, path = filesystem_of(location, key)
+    filesystem, path = filesystem_for(location, key)
     return _matches(_Remote(f"{protocol}://", filesystem), path, "", path)
 
 
 def _matches(tree: "_Local | _Remote", location: str, anchor: str, pattern: str) -> list[Entry]:
-    """A file of exactly this name takes precedence over the glob."""
+    """Return the matches of a pattern; a file of exactly this name takes precedence over the glob."""
     itself = tree.entry(location)
     if itself is not None:
         return list(tree.below(itself, ()))
@@ -120,7 +120,7 @@ class _Local:
     """The local file system. Links to directories are followed, except into a loop."""
 
     def entry(self, path: str) -> Entry | None:
-        """The entry at a path; None: there is none."""
+        """Return the entry at a path; None: there is none."""
         try:
             status = os.stat(path)
         except OSError as error:
@@ -137,7 +137,7 @@ class _Local:
         return Entry(path, status.st_size, status.st_mtime_ns)
 
     def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
-        """The entries of a directory, each with its parent directories."""
+        """Yield the entries of a directory, each with its parent directories."""
         try:
             status = os.stat(folder.path)
             if (status.st_dev, status.st_ino) in seen:
@@ -154,7 +154,7 @@ class _Local:
                 yield entry, above
 
     def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
-        """All files below a directory that are not hidden; a file yields itself."""
+        """Yield all files below a directory that are not hidden; a file yields itself."""
         if not entry.is_folder:
             yield entry
             return
@@ -173,12 +173,12 @@ class _Remote:
         self._filesystem = filesystem
 
     def entry(self, path: str) -> Entry | None:
-        """The entry at a path; None: there is none."""
+        """Return the entry at a path; None: there is none."""
         info = self._filesystem.get_file_info(path.removeprefix(self._prefix).strip("/"))
         return None if info.type == fs.FileType.NotFound else self._entry(info)
 
     def children(self, folder: Entry, seen: _Seen) -> Iterator[tuple[Entry, _Seen]]:
-        """The entries of a directory."""
+        """Yield the entries of a directory."""
         if not isinstance(self._filesystem, fs.GcsFileSystem):
             for info in self._list(folder, recursive=False):
                 yield self._entry(info), seen
@@ -193,7 +193,7 @@ class _Remote:
                 yield Entry(prefix + name, is_folder=True) if inner else entry, seen
 
     def below(self, entry: Entry, seen: _Seen) -> Iterator[Entry]:
-        """All files below a directory that are not hidden; a file yields itself."""
+        """Yield all files below a directory that are not hidden; a file yields itself."""
         if not entry.is_folder:
             yield entry
             return
@@ -211,4 +211,4 @@ class _Remote:
         path = self._prefix + info.path
         if info.type == fs.FileType.Directory:
             return Entry(path, is_folder=True)
-        return Entry(path, info.size or 0, info.mtime_ns or 0, in_order=not info.mtime_ns)
+        return Entry(path, info.size or 0, info.mtime_ns or 0, is_sequential=not info.mtime_ns)

@@ -13,14 +13,14 @@ from typing import Protocol
 from pyarrow import fs
 
 from multihop.common.errors import UserError
-from multihop.common.s3 import reason_of, s3_filesystem
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.common.s3 import error_reason, s3_filesystem
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.http import HttpFile, describe, is_http
 
 _GS_PATIENCE = timedelta(seconds=60)
 
 
-class Positional(Protocol):
+class RandomAccessFile(Protocol):
     """A file open for positional reads."""
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
@@ -31,7 +31,7 @@ class Positional(Protocol):
 
 
 def is_remote(location: str) -> bool:
-    """Whether it is a URL, not a local path."""
+    """Return whether it is a URL, not a local path."""
     return "://" in location
 
 
@@ -40,11 +40,11 @@ def block_bytes(location: str) -> int:
     return 8 * 2**20 if is_remote(location) else 2**20
 
 
-def open_location(location: str, identity: str = "") -> Positional:
+def open_location(location: str, identity: str = "") -> RandomAccessFile:
     """Open a file.
 
     Args:
-        identity: from `inputs.identity`; a file on a web server must be of this version. "" accepts any version.
+        identity: from `identities.identity`; a file on a web server must be of this version. "" accepts any version.
 
     Raises OSError for a local file; FileNotFoundError, PermissionError, ChangedError or ReadFailed for a remote one.
     """
@@ -52,13 +52,13 @@ def open_location(location: str, identity: str = "") -> Positional:
         return _LocalFile(location)
     if is_http(location):
         return HttpFile(location, identity)
-    filesystem, path = filesystem_of(location)
+    filesystem, path = filesystem_for(location)
     try:
         return filesystem.open_input_file(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refused(location, error) from None
+        raise access_error(location, error) from None
 
 
 def version_of(location: str) -> tuple[int, int, str]:
@@ -72,7 +72,7 @@ def version_of(location: str) -> tuple[int, int, str]:
     if not is_remote(location):
         status = os.stat(location)
         return status.st_size, status.st_mtime_ns, ""
-    filesystem, path = filesystem_of(location)
+    filesystem, path = filesystem_for(location)
     try:
         if isinstance(filesystem, fs.S3FileSystem | fs.GcsFileSystem):
             with filesystem.open_input_file(path) as file:
@@ -83,14 +83,14 @@ def version_of(location: str) -> tuple[int, int, str]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refused(location, error) from None
+        raise access_error(location, error) from None
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file or directory", location)
     return info.size, info.mtime_ns or 0, f"changed {info.mtime_ns}" if info.mtime_ns else ""
 
 
-def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
-    """The file system of a URL other than HTTP, and the path in it.
+def filesystem_for(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
+    """Return the file system of a URL other than HTTP, and the path in it.
 
     Raises UserError, naming the recipe's `key`, when the protocol is unknown or the bucket cannot be reached.
     """
@@ -124,12 +124,12 @@ def _fsspec_filesystem(protocol: str, key: str) -> fs.FileSystem:
         ) from None
 
 
-def refused(location: str, error: OSError) -> OSError:
-    """The PermissionError or ReadFailed for an error of a remote file system."""
+def access_error(location: str, error: OSError) -> OSError:
+    """Return the PermissionError or ReadFailed for an error of a remote file system."""
     text = str(error)
     if "ACCESS_DENIED" in text or "HTTP status 403" in text or "PERMISSION_DENIED" in text:
         return PermissionError(13, "access denied", location)
-    return ReadFailed(f"{location} cannot be read ({reason_of(error)}); check the network and start again")
+    return ReadFailed(f"{location} cannot be read ({error_reason(error)}); check the network and start again")
 
 
 class _LocalFile:

@@ -10,21 +10,21 @@ from typing import Any
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.http import is_http
-from multihop.data_prep.reading.listing import Entry, find
+from multihop.data_prep.reading.listing import Entry, list_location
 from multihop.data_prep.reading.locations import is_remote
 
 FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
 """Of documents."""
 _WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
-PACKINGS = ("gz", "zst", "bz2", "xz")
+COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 _READER_CHANGES = {"bz2": "empty streams"}
 """By compression, what its reader has learned since earlier versions: it is part of keys, so that such files are read
 again."""
 _PACKED_INSIDE = ("parquet", "arrow")
 _PACKAGE = "package:"
 
-LEAST_SPLIT = 4 * 2**20
-MOST_SPLIT = 256 * 2**20
+MIN_SPLIT_BYTES = 4 * 2**20
+MAX_SPLIT_BYTES = 256 * 2**20
 _SPLITS = 1024
 _MOST_FILE = 2**46
 _MOST_TOTAL = 2**50
@@ -48,21 +48,21 @@ class InputFile:
     field: str
     format: str
     """One of FORMATS; for pairs also tsv, and lines of two files; "" if there is a problem."""
-    packing: str
+    compression: str
     """One of PACKINGS, if the whole file is compressed and can only be read from its beginning; else ""."""
     size: int
     """Bytes when it was listed; what is appended later is not read."""
     mtime_ns: int
     documents: str = "file"
     """What a document of a .txt file is: file, line or block."""
-    in_order: bool = False
-    """It is read from the beginning by one worker, see `Entry.in_order`."""
+    is_sequential: bool = False
+    """It is read from the beginning by one worker, see `Entry.is_sequential`."""
     problem: str = ""
     """Why nothing of it can be used, as found by listing; "": no problem."""
     version: str = ""
     """The version from the listing, see `Entry.version`."""
     identity: str = ""
-    """Identifies the content, see `inputs.identity`; "" before it is known."""
+    """Identifies the content, see `identities.identity`; "" before it is known."""
     fields: tuple[str, str] | tuple[int, int] | None = None
     """Of pairs in one file: the fields, or the columns from 1, of source and target."""
     target: "InputFile | None" = None
@@ -70,7 +70,7 @@ class InputFile:
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether it has pairs, not documents."""
+        """True if it has pairs, not documents."""
         return self.fields is not None or self.target is not None
 
     @property
@@ -79,9 +79,9 @@ class InputFile:
         return self.size + (0 if self.target is None else self.target.size)
 
     @property
-    def can_be_cut(self) -> bool:
-        """Whether a worker can start in the middle of it."""
-        if self.packing or self.in_order:
+    def is_splittable(self) -> bool:
+        """True if a worker can start in the middle of it."""
+        if self.compression or self.is_sequential:
             return False
         return self.format in ("jsonl", "parquet", "arrow", "tsv") or (
             self.format == "txt" and self.documents != "file"
@@ -89,7 +89,7 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Part:
+class FileRange:
     """The lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file.
 
     Two line files are one part: where the lines of the one begin says nothing of the other's.
@@ -101,7 +101,7 @@ class Part:
 
 
 def list_files(sources: Sequence[Source]) -> list[InputFile]:
-    """The files of all sources, sorted by source and path.
+    """Return the files of all sources, sorted by source and path.
 
     Call it once per start and hand the list on: it may be long, and files may change meanwhile.
 
@@ -118,59 +118,68 @@ def list_files(sources: Sequence[Source]) -> list[InputFile]:
     return files
 
 
-def split_bytes_of(total: int) -> int:
+def split_bytes_for(total: int) -> int:
     """Bytes per split: about a thousandth of `total`, between 4 and 256 MiB.
 
     A power of two, so that adding or removing a file seldom changes the other splits and their outputs.
     """
-    size = LEAST_SPLIT
-    while size < MOST_SPLIT and size * _SPLITS < total:
+    size = MIN_SPLIT_BYTES
+    while size < MAX_SPLIT_BYTES and size * _SPLITS < total:
         size *= 2
     return size
 
 
-def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[Part]]:
+def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[FileRange]]:
     """Cut files into splits of about `split_bytes`: consecutive parts of one source.
 
     Depends on the files' order, formats and sizes only. A file that is cut has splits of its own, so that a change of
     it changes no other split.
     """
-    split_bytes = split_bytes or split_bytes_of(sum(file.bytes for file in files))
-    splits: list[list[Part]] = []
+    split_bytes = split_bytes or split_bytes_for(sum(file.bytes for file in files))
+    splits: list[list[FileRange]] = []
     room = 0
     for file in files:
-        if file.can_be_cut and file.size > split_bytes:
+        if file.is_splittable and file.size > split_bytes:
             cuts = range(0, file.size, split_bytes)
-            splits += [[Part(file, at, min(at + split_bytes, file.size))] for at in cuts]
+            splits += [[FileRange(file, at, min(at + split_bytes, file.size))] for at in cuts]
             room = 0
             continue
         if room <= 0 or splits[-1][0].file.source != file.source:
             splits.append([])
             room = split_bytes
-        splits[-1].append(Part(file, 0, file.size))
+        splits[-1].append(FileRange(file, 0, file.size))
         room -= max(file.bytes, split_bytes // _FILES_A_SPLIT)
     return splits
 
 
-def part_key(part: Part) -> list[Any]:
+def range_key(part: FileRange) -> list[Any]:
     """Everything that decides a part's documents, as JSON for a stage's key; the file's identity must be known."""
     file = part.file
-    what = [file.identity, file.size, file.source, file.field, file.format, file.packing, file.documents, file.problem]
+    what = [
+        file.identity,
+        file.size,
+        file.source,
+        file.field,
+        file.format,
+        file.compression,
+        file.documents,
+        file.problem,
+    ]
     if file.fields is not None:
         what.append(list(file.fields))
     if file.target is not None:
         other = file.target
-        what.append([other.identity, other.size, other.packing, other.problem, *reader_changes(other)])
-    return [*what, *reader_changes(file), part.start, part.stop]
+        what.append([other.identity, other.size, other.compression, other.problem, *reader_revisions(other)])
+    return [*what, *reader_revisions(file), part.start, part.stop]
 
 
-def reader_changes(file: InputFile) -> list[str]:
+def reader_revisions(file: InputFile) -> list[str]:
     """What changed in reading files of this compression, for keys of the file's documents; empty if nothing."""
-    return [_READER_CHANGES[file.packing]] if file.packing in _READER_CHANGES else []
+    return [_READER_CHANGES[file.compression]] if file.compression in _READER_CHANGES else []
 
 
 def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
-    """All files of a list, where two line files make one item of it."""
+    """Yield all files of a list, where two line files make one item of it."""
     for file in files:
         yield file
         if file.target is not None:
@@ -188,14 +197,14 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
     key, formats = f"data.sources[{index}].path", _formats(source)
     files = []
     for entry, name in _found(index, key, source.path):
-        kind, packing = _format(entry.path, formats)
+        kind, compression = _format(entry.path, formats)
         if kind or entry.problem:
-            files.append(_input_file(entry, name, index, source, kind, packing))
+            files.append(_input_file(entry, name, index, source, kind, compression))
     if files and all(file.problem for file in files):
         raise UserError(_cannot_be_read(key, source.path, files[0].problem))
     if not files:
         endings = ", ".join(f".{kind}" for kind in formats)
-        packings = ", ".join(f".{packing}" for packing in PACKINGS)
+        packings = ", ".join(f".{compression}" for compression in COMPRESSIONS)
         raise UserError(
             f"{key}={source.path} has no file ending in {endings} (text formats also with {packings}); "
             "convert the texts or correct the path"
@@ -204,7 +213,7 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
 
 
 def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
-    """The two files as one item: a file of source sides with its `target`."""
+    """Return the two files as one item: a file of source sides with its `target`."""
     pair = []
     for key, path in (("path", source.path), ("target_path", target_path)):
         key = f"data.sources[{index}].{key}"
@@ -235,7 +244,7 @@ def _found(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
         package, _, pattern = path.removeprefix(_PACKAGE).partition("/")
         root = _package_folder(package, index)
         location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
-    found = find(location, key, root)
+    found = list_location(location, key, root)
     if not found:
         raise UserError(f"{key}={path} does not exist; correct the path or put files there")
     return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in found]
@@ -252,7 +261,7 @@ def _formats(source: Source) -> tuple[str, ...]:
     return ("tsv",) if fields.are_columns else _WITH_FIELDS
 
 
-def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, packing: str) -> InputFile:
+def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, compression: str) -> InputFile:
     path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
     is_too_large = entry.size > _MOST_FILE
     fields: Any = source.pair_fields
@@ -262,11 +271,11 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         source=index,
         field=source.field,
         format=kind,
-        packing=packing,
+        compression=compression,
         size=0 if is_too_large else entry.size,
         mtime_ns=entry.mtime_ns,
         documents=source.documents,
-        in_order=entry.in_order,
+        is_sequential=entry.is_sequential,
         version=entry.version,
         problem=f"larger than {_MOST_FILE:,} bytes" if is_too_large else entry.problem,
         fields=None if fields is None else (fields.source, fields.target),
@@ -275,23 +284,26 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
 
 def _format(path: str, formats: Sequence[str]) -> tuple[str, str]:
     """Format, one of `formats`, and compression by the file's suffix, each "" if there is none."""
-    ending, packing = _suffix(path)
-    known = ending in formats and not (packing and ending in _PACKED_INSIDE)
-    return (ending, packing) if known else ("", "")
+    ending, compression = _suffix(path)
+    known = ending in formats and not (compression and ending in _PACKED_INSIDE)
+    return (ending, compression) if known else ("", "")
 
 
 def _suffix(path: str) -> tuple[str, str]:
-    """The last suffix without that of a compression, and that."""
+    """Return the last suffix without that of a compression, and that."""
     if is_http(path):
         path = path.partition("?")[0].partition("#")[0]
     stem, _, ending = os.path.basename(path).lower().rpartition(".")
-    if ending in PACKINGS:
+    if ending in COMPRESSIONS:
         return stem.rpartition(".")[2], ending
     return ending, ""
 
 
 def _package_folder(package: str, index: int) -> str:
-    """The directory of an installed package. Top-level only: looking up a subpackage would run its parent's code."""
+    """Return the directory of an installed package.
+
+    Top-level only: looking up a subpackage would run its parent's code.
+    """
     if not package.isidentifier():
         raise UserError(
             f"data.sources[{index}].path names the package {package!r}; write package:NAME/INNER/GLOB "

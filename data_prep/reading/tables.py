@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
-from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.sources import FileRange
 
 _ROWS = 1024
 _BATCH_BYTES = 2**20
@@ -30,8 +30,8 @@ Value = str | bytes | None
 """bytes: not UTF-8; None: null."""
 
 
-def parquet_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
-    """The values of the text columns `fields`, row by row, in the part's row groups.
+def parquet_values(part: FileRange, opened: FileReader, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+    """Yield the values of the text columns `fields`, row by row, in the part's row groups.
 
     Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
     """
@@ -48,7 +48,7 @@ def parquet_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterato
         raise UnreadableFileError("broken parquet") from None
 
 
-def arrow_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+def arrow_values(part: FileRange, opened: FileReader, fields: list[str]) -> Iterator[tuple[Value, ...]]:
     """`parquet_values` of the part's record batches; all of a stream belongs to the first part.
 
     Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
@@ -65,7 +65,7 @@ def arrow_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[
         raise UnreadableFileError("broken arrow") from None
 
 
-def _record_batches(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[pa.RecordBatch]:
+def _record_batches(part: FileRange, opened: FileReader, fields: list[str]) -> Iterator[pa.RecordBatch]:
     source = pa.PythonFile(opened.stream(), "r")
     if opened.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
         if part.start == 0:
@@ -98,8 +98,8 @@ def _io_thread_awaited() -> Iterator[None]:
         pa.set_io_thread_count(threads)
 
 
-def _numbers(part: Part, count: int) -> list[int]:
-    """The row groups or record batches of the part, assuming that they are of equal size.
+def _numbers(part: FileRange, count: int) -> list[int]:
+    """Return the row groups or record batches of the part, assuming that they are of equal size.
 
     pyarrow does not report where record batches begin, and its functions for row groups crash the process on a damaged
     footer (version 25).
@@ -135,7 +135,7 @@ def _values(column: pa.Array) -> Iterator[Value]:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """A binary view of the column."""
+    """Return a binary view of the column."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     for text, binary in _BINARY:

@@ -20,8 +20,8 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 """Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no spaces between words."""
 
 
-def editor(config: C4) -> Callable[[str], str]:
-    """A function that removes citation markers and then lines from a cleaned text, and cleans the rest.
+def make_editor(config: C4) -> Callable[[str], str]:
+    """Return a function that removes citation markers and then lines from a cleaned text, and cleans the rest.
 
     Empty lines are kept, since they separate paragraphs.
     """
@@ -47,13 +47,13 @@ def _stays(line: str, config: C4) -> bool:
 
 
 def ends_a_sentence(line: str) -> bool:
-    """Whether the line ends in a terminal punctuation mark that is not part of an ellipsis."""
+    """Return whether the line ends in a terminal punctuation mark that is not part of an ellipsis."""
     line = line.rstrip()
     return line.endswith(TERMINAL) and not line.endswith(ELLIPSES)
 
 
-def rules(config: C4) -> list[Rule]:
-    """The enabled rules that drop documents. Raises UserError when the list of bad words cannot be read."""
+def make_rules(config: C4) -> list[Rule]:
+    """Return the enabled rules that drop documents. Raises UserError when the list of bad words cannot be read."""
     found: list[Rule] = [("no line is left", lambda document: not document.text)]
     if config.lorem_ipsum:
         found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
@@ -63,7 +63,7 @@ def rules(config: C4) -> list[Rule]:
         reason = f"fewer than {config.min_sentences:,} sentences"
         found.append((reason, partial(_fewer_sentences, config.min_sentences)))
     if config.bad_words is not None:
-        found.append(("holds a bad word", bad_word_finder(_read_words(config.bad_words))))
+        found.append(("holds a bad word", make_bad_word_check(_read_words(config.bad_words))))
     return found
 
 
@@ -76,8 +76,8 @@ def _fewer_sentences(limit: int, document: Document) -> bool:
     return True
 
 
-def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
-    """A function that tells whether a document contains one of `words` as a whole word, ignoring case.
+def make_bad_word_check(words: list[str]) -> Callable[[Document], bool]:
+    """Return a function that tells whether a document contains one of `words` as a whole word, ignoring case.
 
     Words of scripts without spaces between words are found anywhere.
     """
@@ -100,7 +100,7 @@ def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
 
 
 def bad_words_hash(path: str) -> str:
-    """SHA-256 of the list, in hex. Raises UserError when it cannot be read."""
+    """Return the SHA-256 of the list, in hex. Raises UserError when it cannot be read."""
     return hashlib.sha256("\n".join(_read_words(path)).encode()).hexdigest()
 
 

@@ -52,13 +52,13 @@ def clean(text: str, fix_mojibake: bool = False) -> str:
     return text.strip()
 
 
-def depends_on(config: CleanConfig) -> dict[str, str]:
+def dependencies(config: CleanConfig) -> dict[str, str]:
     """What cleaning depends on besides `config` and Unicode's version. Raises UserError as `clean`."""
     return {"mojibake": f"ftfy {_ftfy().__version__}"} if config.fix_mojibake else {}
 
 
 def _composed(text: str) -> str:
-    """The text in NFC. Python sorts the marks on a letter in quadratic time, so long runs are sorted first."""
+    """Return the text in NFC. Python sorts the marks on a letter in quadratic time, so long runs are sorted first."""
     if any(map(unicodedata.combining, text[::_MANY_MARKS])):  # a run of that length covers one of these positions
         text = _runs_of_marks().sub(_sorted_marks, text)
     return unicodedata.normalize("NFC", text)
@@ -66,7 +66,7 @@ def _composed(text: str) -> str:
 
 @cache
 def _runs_of_marks() -> re.Pattern[str]:
-    """A pattern for long runs of the characters that canonical ordering (UAX 15) sorts, which are below U+20000."""
+    """Compile a pattern for long runs of the characters that canonical ordering (UAX 15) sorts, all below U+20000."""
     marks = "".join(character for character in map(chr, range(0x300, 0x20000)) if unicodedata.combining(character))
     return re.compile(f"[{marks}]{{{_MANY_MARKS},}}")
 

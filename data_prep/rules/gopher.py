@@ -16,7 +16,7 @@ _BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 
 
 def word_count(document: Document) -> int:
-    """Number of words."""
+    """Return the number of words."""
     return document.word_count
 
 
@@ -26,7 +26,7 @@ def mean_word_length(document: Document) -> float:
 
 
 def hashes(document: Document) -> float:
-    """Number signs per word."""
+    """Return the number signs per word."""
     return document.text.count("#") / max(document.word_count, 1)
 
 
@@ -55,7 +55,7 @@ def alphabetic_words(enough: float, document: Document) -> float:
 
 
 def stop_words(wanted: re.Pattern[str], enough: int, document: Document) -> int:
-    """Number of different words that `wanted` finds, up to `enough`."""
+    """Return the number of different words that `wanted` finds, up to `enough`."""
     found: set[str] = set()
     for match in wanted.finditer(document.text):
         found.add(match[0].casefold())
@@ -76,7 +76,7 @@ def duplicate_character_share(parts: list[str]) -> float:
 
 
 def quality_rules(config: GopherQuality) -> list[Rule]:
-    """The enabled rules of "Quality filtering", in the paper's order."""
+    """Return the enabled rules of "Quality filtering", in the paper's order."""
     wanted = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, config.stop_words))})(?!\w)", re.IGNORECASE)
     letters, enough = config.min_alphabetic_words, config.min_stop_words
     table: list[tuple[float | None, str, Callable[[Document], float], Callable[[float, float], bool]]] = [
@@ -99,7 +99,7 @@ def quality_rules(config: GopherQuality) -> list[Rule]:
 
 
 def repetition_rules(config: GopherRepetition) -> list[Rule]:
-    """The enabled rules of "Repetition removal", in the order of table A1."""
+    """Return the enabled rules of "Repetition removal", in the order of table A1."""
     of_parts: list[tuple[float | None, str, Callable[[Document], float]]] = [
         (config.max_duplicate_lines, "more than {:g} of the lines repeat others",
          lambda document: duplicate_share(document.lines)),

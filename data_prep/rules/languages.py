@@ -45,7 +45,7 @@ class _Model:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """The most probable language of the first CHARACTERS of `text`, and its probability between 0 and 1.
+    """Return the most probable language of the first CHARACTERS of `text`, and its probability between 0 and 1.
 
     ISO 639-1 code if there is one, else ISO 639-3; "zxx": no language. Deterministic across machines.
 
@@ -67,18 +67,18 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def labels() -> list[str]:
-    """The codes that `identify` can return. Raises UserError when py3langid is not installed."""
+    """Return the codes that `identify` can return. Raises UserError when py3langid is not installed."""
     return _model().labels
 
 
 def model_version() -> str:
-    """The model's name and version. Raises UserError when py3langid is not installed."""
+    """Return the model's name and version. Raises UserError when py3langid is not installed."""
     _model()
     return f"py3langid {version('py3langid')}"
 
 
 def _features(model: _Model, data: bytes) -> np.ndarray:
-    """int32 (n,): the n-grams in `data`.
+    """Return int32 (n,): the n-grams in `data`.
 
     The state after a byte depends on at most the last `context` bytes, so each walk starts that much earlier.
     """

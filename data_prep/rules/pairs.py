@@ -22,14 +22,14 @@ def join_sides(source: str, target: str) -> str:
     return source + _SEPARATOR + target
 
 
-def sides_of(text: str) -> tuple[str, str]:
+def split_sides(text: str) -> tuple[str, str]:
     """Source and target of what `join_sides` returned."""
     source, _, target = text.partition(_SEPARATOR)
     return source, target
 
 
 def make_pair_filter(config: PairFilters) -> PairFilter:
-    """A function that returns the first reason to drop a pair of cleaned sides.
+    """Return a function that returns the first reason to drop a pair of cleaned sides.
 
     Words are separated by spaces. Raises UserError for an unknown language, and when py3langid is needed and not
     installed.
@@ -57,7 +57,7 @@ def make_pair_filter(config: PairFilters) -> PairFilter:
     return apply
 
 
-def depends_on(config: PairFilters | None) -> dict[str, str]:
+def dependencies(config: PairFilters | None) -> dict[str, str]:
     """What the results depend on besides `config`: versions of packages. Raises UserError as `make_pair_filter`."""
     if config is None or config.languages is None:
         return {}

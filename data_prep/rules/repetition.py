@@ -26,7 +26,8 @@ class RepeatedNgrams:
         self._known = (0, 1.0)
 
     def top(self, n: int) -> float:
-        """The share of the words' characters in the most frequent n-gram; of equally frequent ones, in the longest.
+        """Return the share of the words' characters in the most frequent n-gram; of equally frequent ones, in the
+        longest.
 
         0 if none occurs twice. As in the paper, overlapping occurrences all count, so it may exceed 1.
         """
@@ -38,7 +39,7 @@ class RepeatedNgrams:
         return most * longest / self._characters
 
     def duplicated(self, n: int) -> float:
-        """The share of the words' characters in n-grams that occurred before, each character counted once."""
+        """Return the share of the words' characters in n-grams that occurred before, each character counted once."""
         covered = end = 0
         for start, first in self._level(n).items():
             if first != start:
@@ -47,7 +48,7 @@ class RepeatedNgrams:
         return covered / self._characters
 
     def duplicated_beyond(self, n: int, limit: float) -> bool:
-        """Whether `duplicated(n)` exceeds `limit`.
+        """Return whether `duplicated(n)` exceeds `limit`.
 
         Words in repeated n-grams are in repeated (n - 1)-grams: the share of a smaller n is an upper bound, and for
         most texts that of the smallest n decides all others.
@@ -92,7 +93,7 @@ def _repeated_pairs(words: list[str]) -> dict[int, int]:
 
 
 def _repeated(starts: Sequence[int], keys: Iterable[tuple[Any, Any]]) -> dict[int, int]:
-    """Those of `starts` (ascending) whose key occurs more than once, each with the first start of its key."""
+    """Return those of `starts` (ascending) whose key occurs more than once, each with the first start of its key."""
     first_of: dict[tuple[Any, Any], int] = {}
     firsts = list(map(first_of.setdefault, keys, starts))
     if len(first_of) == len(firsts):

@@ -7,7 +7,7 @@ from functools import cached_property
 from multihop.data_prep.rules.languages import identify
 from multihop.data_prep.rules.repetition import RepeatedNgrams
 
-MOST = 1_000_000
+MAX_ITEMS = 1_000_000
 """Most words, lines and paragraphs that are used, to bound memory; Gopher drops longer documents."""
 ELLIPSES = ("...", "…")
 
@@ -21,12 +21,12 @@ class Document:
     @cached_property
     def words(self) -> list[str]:
         """The first MOST words."""
-        return self.text.split(None, MOST)[:MOST]
+        return self.text.split(None, MAX_ITEMS)[:MAX_ITEMS]
 
     @cached_property
     def word_count(self) -> int:
         """Number of all words."""
-        return len(self.words) if len(self.words) < MOST else sum(1 for _ in re.finditer(r"\S+", self.text))
+        return len(self.words) if len(self.words) < MAX_ITEMS else sum(1 for _ in re.finditer(r"\S+", self.text))
 
     @cached_property
     def characters(self) -> int:
@@ -36,12 +36,12 @@ class Document:
     @cached_property
     def lines(self) -> list[str]:
         """The first MOST lines, without blank ones."""
-        return [line for line in self.text.split("\n", MOST)[:MOST] if line and not line.isspace()]
+        return [line for line in self.text.split("\n", MAX_ITEMS)[:MAX_ITEMS] if line and not line.isspace()]
 
     @cached_property
     def paragraphs(self) -> list[str]:
         """The first MOST paragraphs, without blank ones."""
-        return [part for part in self.text.split("\n\n", MOST)[:MOST] if part and not part.isspace()]
+        return [part for part in self.text.split("\n\n", MAX_ITEMS)[:MAX_ITEMS] if part and not part.isspace()]
 
     @cached_property
     def language(self) -> tuple[str, float]:

@@ -21,12 +21,13 @@ _ODD_BLANKS = re.compile("[\t\x0b\x0c\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u202
 
 
 def split_sentences(text: str, language: str = LANGUAGE) -> list[str]:
-    """The non-empty sentences of a cleaned document; ends of paragraphs end sentences, single line breaks do not."""
+    """Return the non-empty sentences of a cleaned document; ends of paragraphs end sentences, single line breaks do
+    not."""
     return [text[start:stop] for start, stop in sentence_spans(text, language)]
 
 
 def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]:
-    """Start and stop, in characters, of each sentence of a cleaned document, without surrounding whitespace.
+    """Return start and stop, in characters, of each sentence of a cleaned document, without surrounding whitespace.
 
     Spans are in order, do not overlap, and cover every non-whitespace character. `language` is an ISO 639 code; a
     language without rules in sentencex gets those of a close one, or of English.
@@ -54,13 +55,13 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
 
 
 def _left_out(text: str, start: int, stop: int) -> list[tuple[int, int]]:
-    """The span that sentencex left out, as a sentence, unless it is blank."""
+    """Return the span that sentencex left out, as a sentence, unless it is blank."""
     bare = text[start:stop].lstrip()
     return [(stop - len(bare), start + len(text[start:stop].rstrip()))] if bare else []
 
 
 def _chunks(text: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of the chunks of `text` that are given to sentencex."""
+    """Yield start and stop of the chunks of `text` that are given to sentencex."""
     start = 0
     for stop in _run_ends(text):
         while stop - start > CHUNK:

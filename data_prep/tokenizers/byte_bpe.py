@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
-from multihop.data_prep.tokenizers.library import encode_each, searched_tokens
+from multihop.data_prep.tokenizers.hf_tokenizers import encode_each, matched_added_tokens
 from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ByteBPE:
         self._tokens = tokens
         self._added = library.get_added_tokens_decoder()
         self._normalizes = library.normalizer is not None
-        self._may_be_in_added_token = _AddedTokenGuard(searched_tokens(library))
+        self._may_be_in_added_token = _AddedTokenGuard(matched_added_tokens(library))
         self._words = WordTable(partial(encode_each, library), cuts=_cut_table(self._may_be_in_added_token))
 
     @property
@@ -82,7 +82,7 @@ class ByteBPE:
         return self._bytes[i][:1] in {b"\t", b"\n", b"\v", b"\f", b"\r", b" "}
 
     def _changes(self, text: str) -> bool:
-        """Whether the tokenizer's normalization changes the text."""
+        """Return whether the tokenizer's normalization changes the text."""
         return self._normalizes and not unicodedata.is_normalized("NFC", text)
 
     @cached_property
@@ -97,7 +97,7 @@ class ByteBPE:
 
 
 def _letters() -> list[str]:
-    """The letter by which a vocabulary spells each byte: itself if it is printable, else one from U+0100 on."""
+    """Return the letter by which a vocabulary spells each byte: itself if it is printable, else one from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = iter(range(0x100, 0x200))
     return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
@@ -124,7 +124,7 @@ class _AddedTokenGuard:
 
 
 def _may_end(before: str, after: str) -> bool:
-    """Whether a sentence can end between two characters of a text without changing its words.
+    """Return whether a sentence can end between two characters of a text without changing its words.
 
     That is before whitespace, and between punctuation and a following letter or digit, except for the apostrophe, which
     may begin a contraction. What comes before such a place does not affect the words after it.
@@ -139,7 +139,7 @@ def _may_end(before: str, after: str) -> bool:
 
 
 def _cut_table(guard: _AddedTokenGuard) -> NDArray[np.bool_]:
-    """bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
+    """Return bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
 
     Cuts are before whitespace that follows something else, and between letters, digits and punctuation of ASCII.
     """
@@ -154,7 +154,7 @@ def _cut_table(guard: _AddedTokenGuard) -> NDArray[np.bool_]:
 
 
 def _is_boundary(before: str, after: str) -> bool:
-    """Whether one of GPT-2's words is certain to end between two ASCII characters."""
+    """Return whether one of GPT-2's words is certain to end between two ASCII characters."""
     if before in _SPACES or after in _SPACES:
         return before not in _SPACES
     return "'" not in (before, after) and _kind(before) != _kind(after)

@@ -18,8 +18,8 @@ _FORMS = (
 )
 
 
-def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
-    """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files give the same bytes.
+def import_tokenizer(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
+    """Return the tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files give the same bytes.
 
     Args:
         path: a .model, a vocab.txt (or another .txt with one token per line), a tokenizer.json, a directory with
@@ -42,10 +42,10 @@ def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> byte
 
 
 def has_matched_tokens(content: bytes) -> bool:
-    """Whether a tokenizer has added tokens that are matched in texts, which those that are not special are.
+    """Return whether a tokenizer has added tokens that are matched in texts, which those that are not special are.
 
     Args:
-        content: from `adopt`.
+        content: from `import_tokenizer`.
     """
     if not content.startswith(b"{"):
         return False
@@ -55,9 +55,9 @@ def has_matched_tokens(content: bytes) -> bool:
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
     """Raise UserError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
     if objective == "translation":
-        adopt(path, lowercase, pairs=True)
+        import_tokenizer(path, lowercase, pairs=True)
         return
-    special_ids = describe(adopt(path, lowercase), "").special_ids
+    special_ids = describe(import_tokenizer(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
         has = "a decoder" if "end" in special_ids else "a masked model"
         raise UserError(

@@ -76,7 +76,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
 
 
 def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
-    """The tokenizer of a data set's file as one of the library tokenizers."""
+    """Return the tokenizer of a data set's file as one of the library tokenizers."""
     from tokenizers import Tokenizer, processors
 
     if model.startswith(b"{"):
@@ -97,7 +97,7 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
 
 
 def _with_stripping_mask(tree: dict[str, Any], special_ids: dict[str, int]) -> dict[str, Any]:
-    """The mask token takes the space before it along, as RoBERTa's: a byte-level token of a word has that space."""
+    """Let the mask token take the space before it, as RoBERTa's does: a byte-level token of a word has that space."""
     for token in tree.get("added_tokens", []):
         token["lstrip"] |= token["id"] == special_ids.get("mask")
     return tree

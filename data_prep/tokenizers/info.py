@@ -5,7 +5,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from multihop.common.config import Count, PlainName, Record
+from multihop.common.config import Count, FileName, Record
 from multihop.common.errors import UserError
 
 TOKENIZER = "tokenizer.model"
@@ -17,7 +17,7 @@ TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
 class TokenizerInfo(Record):
     """Facts about a tokenizer that training needs without loading it."""
 
-    file: PlainName = TOKENIZER
+    file: FileName = TOKENIZER
     """tokenizer.model: a SentencePiece model; tokenizer.json: WordPiece or byte-bpe in tokenizers' format;
     target_tokenizer.model: a SentencePiece model for the target sides of pairs, where they have one of their own."""
     kind: TokenizerKind
@@ -40,11 +40,11 @@ class TokenizerInfo(Record):
 
 
 def word_start_flags(tokenizer: TokenizerInfo) -> np.ndarray:
-    """bool (vocab_size,): true for tokens that begin a word; false for special tokens."""
+    """Return bool (vocab_size,): true for tokens that begin a word; false for special tokens."""
     packed = np.frombuffer(bytes.fromhex(tokenizer.word_start), dtype=np.uint8)
     return np.unpackbits(packed, count=tokenizer.vocab_size).astype(bool)
 
 
 def pack_flags(flags: np.ndarray) -> str:
-    """bool (n,) as the hex string that `word_start_flags` reads."""
+    """Return bool (n,) as the hex string that `word_start_flags` reads."""
     return np.packbits(flags).tobytes().hex()

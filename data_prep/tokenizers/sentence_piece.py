@@ -17,7 +17,7 @@ import sentencepiece as spm
 
 from multihop.common.errors import UserError
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
-from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, concatenate
 
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()
@@ -62,7 +62,7 @@ class SentencePiece:
 
     @property
     def keeps_words(self) -> bool:
-        """Whether encoded words are cached; otherwise each sentence is encoded anew."""
+        """True if encoded words are cached; otherwise each sentence is encoded anew."""
         return self._most_chars > 0
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
@@ -71,7 +71,7 @@ class SentencePiece:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         if not self.keeps_words:
-            return flat(self._encode(list(texts)))
+            return concatenate(self._encode(list(texts)))
         spelled = [text.encode() for text in texts]
         chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
         # A character outside ASCII has at least two bytes and becomes at most `_growth` characters. A literal U+2581 is
@@ -109,7 +109,7 @@ class SentencePiece:
 
 
 def is_exact(scores: np.ndarray) -> bool:
-    """Whether scores, float32, are multiples of SCORE_STEP and <= 0, so that their sums are exact."""
+    """Return whether scores, float32, are multiples of SCORE_STEP and <= 0, so that their sums are exact."""
     return bool((scores <= 0).all() and (scores % SCORE_STEP == 0).all())
 
 
@@ -138,18 +138,18 @@ def _most_chars(proto: Any) -> int:
 
 
 def _table(charsmap: bytes) -> tuple[np.ndarray, bytes]:
-    """The rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
+    """Return the rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
     size = int.from_bytes(charsmap[:4], "little")
     return np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
 
 
 def _growth(charsmap: bytes) -> int:
-    """The largest number of characters that one character becomes."""
+    """Return the largest number of characters that one character becomes."""
     return max((len(text.decode()) for text in _table(charsmap)[1].split(b"\0")), default=1) if charsmap else 1
 
 
 def _blanks_stand_alone(charsmap: bytes) -> bool:
-    """Whether no rule matches a space, none a line break with something else, and none produces two spaces.
+    """Return whether no rule matches a space, none a line break with something else, and none produces two spaces.
 
     The rules are a double-array trie in the layout of darts-clone: a unit has its label in the low byte and an offset
     from bit 10 on; its index XOR the offset is the index of its child with label 0, and that XOR a label the index of

@@ -6,8 +6,8 @@ from typing import Any
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
-from multihop.data_prep.tokenizers.library import open_library
-from multihop.data_prep.tokenizers.special_tokens import find_special
+from multihop.data_prep.tokenizers.hf_tokenizers import load_hf_tokenizer
+from multihop.data_prep.tokenizers.special_tokens import find_special_ids
 from multihop.data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
 
 _MAX_WORD_CHARS = 200
@@ -26,17 +26,17 @@ a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
-    """The tokenizer in a tokenizer.json. Raises UserError when it is neither of BERT's nor of GPT-2's kind."""
+    """Return the tokenizer in a tokenizer.json. Raises UserError when it is neither of BERT's nor of GPT-2's kind."""
     try:
         tokenizer_class = _tokenizer_class(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise UserError(f"the tokenizer.json is malformed ({error!r}); give another") from None
-    library = open_library(content)
+    library = load_hf_tokenizer(content)
     return tokenizer_class(library, _in_order(library.get_vocab(with_added_tokens=True)))
 
 
 def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
-    """The class for a tokenizer.json.
+    """Return the class for a tokenizer.json.
 
     Raises:
         UserError: As for `parse_json`.
@@ -65,7 +65,7 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
 
 
 def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
-    """The tokenizer.json of a BERT vocabulary. Raises UserError when it is not one."""
+    """Return the tokenizer.json of a BERT vocabulary. Raises UserError when it is not one."""
     _check_wordpiece(tokens, _MAX_WORD_CHARS)
     return _json(
         tokens,
@@ -77,7 +77,7 @@ def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
 
 
 def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
-    """The tokenizer.json of GPT-2's vocabulary and merges. Raises UserError when they do not belong together."""
+    """Return the tokenizer.json of GPT-2's vocabulary and merges. Raises UserError when they do not belong together."""
     tokens = _in_order(vocab)
     _check_byte_bpe(tokens, merges)
     return _json(
@@ -90,14 +90,15 @@ def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
 
 
 def _agrees(part: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether a part of a tokenizer.json has these settings; null, false and empty are equal."""
+    """Return whether a part of a tokenizer.json has these settings; null, false and empty are equal."""
     return all((part.get(key) or None) == (value or None) for key, value in expected.items())
 
 
 def _json(tokens: list[str], **parts: Any) -> bytes:
-    """A tokenizer.json that declares the special tokens, as its readers expect; `parse_json` finds none in texts."""
+    """Return a tokenizer.json that declares the special tokens, as its readers expect; `parse_json` finds none in
+    texts."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = [{"id": i, "content": tokens[i], **flags} for i in sorted(find_special(tokens).values())]
+    special = [{"id": i, "content": tokens[i], **flags} for i in sorted(find_special_ids(tokens).values())]
     tree = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "post_processor": None, **parts
     }  # fmt: skip

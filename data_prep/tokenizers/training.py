@@ -9,10 +9,10 @@ import numpy as np
 import sentencepiece as spm
 
 from multihop.common.errors import UserError
+from multihop.common.machine import available_memory
 from multihop.data_prep.config import TokenizerConfig
-from multihop.data_prep.tokenizers.memory import available_memory
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP
-from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 
 # The trainer silently drops longer sentences, which text without full stops has, so they are cut.
 _MAX_SENTENCE_CHARS = 2**14
@@ -90,7 +90,7 @@ def _cut(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
-    tokens = TRAINED[config.special_tokens]
+    tokens = SPECIAL_TOKENS[config.special_tokens]
     if config.special_tokens == "gpt2":
         return {
             "eos_id": 0, "eos_piece": tokens["end"], "unk_id": 1, "unk_piece": tokens["unk"],

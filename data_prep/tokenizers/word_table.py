@@ -43,12 +43,12 @@ class WordTokens:
 
     def append(self, tokens: Iterable[Sequence[int]]) -> None:
         """Add words with the next numbers, given the tokens of each."""
-        ids, lengths = flat(tokens)
+        ids, lengths = concatenate(tokens)
         self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths)])
         self._ids = np.concatenate([self._ids, ids])
 
     def gather(self, words: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[Ids, Lengths]:
-        """The tokens of texts.
+        """Return the tokens of texts.
 
         Args:
             words: int64, the numbers of the texts' words, concatenated.
@@ -102,7 +102,7 @@ class WordTable:
         return len(self._tokens)
 
     def encode(self, texts: list[bytes], whole: Sequence[int] = ()) -> tuple[Ids, Lengths]:
-        """The tokens of texts in UTF-8, as `WordTokens.gather` returns them.
+        """Return the tokens of texts in UTF-8, as `WordTokens.gather` returns them.
 
         `whole` are the indices of texts that are one word each.
         """
@@ -127,7 +127,7 @@ class WordTable:
         return self._tokens.gather(words, np.concatenate([[0], np.searchsorted(ends, text_ends) + 1]))
 
     def _number(self, text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The words' numbers; new words are encoded."""
+        """Return the words' numbers; new words are encoded."""
         words = np.empty(len(starts), np.int64)
         short, long = np.flatnonzero(lengths <= _SHORT), np.flatnonzero(lengths > _SHORT)
         words[short], first = self._look_up(*_keys(text, starts.take(short), lengths.take(short)))
@@ -146,7 +146,7 @@ class WordTable:
         return words
 
     def _look_up(self, low: UInt64, high: UInt64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of keys, new ones from `len(self)` on; and for each new key an index into the keys."""
+        """Return the numbers of keys, new ones from `len(self)` on; and for each new key an index into the keys."""
         numbers, first = np.empty(len(low), np.int64), np.empty(0, np.int64)
         start = 0
         while start < len(low):
@@ -168,7 +168,7 @@ class WordTable:
         self._numbers[used] = numbers[order[self._numbers[used]]]
 
     def _probe(self, low: UInt64, high: UInt64, free: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of keys, after entering the new ones with those in `free`; and an index for each new key."""
+        """Return the numbers of keys, after adding the new ones with those in `free`; and an index for each new key."""
         numbers, new = np.empty(len(low), np.int64), np.empty(0, np.int64)
         mixed = (low * _ODD[0]) ^ (high * _ODD[1])
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _ODD[2]
@@ -193,7 +193,7 @@ class WordTable:
 
 
 def _keys(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[UInt64, UInt64]:
-    """The keys of words of at most 15 bytes: the bytes, padded with zeros, and the length + 1 in the last byte.
+    """Return the keys of words of at most 15 bytes: the bytes, padded with zeros, and the length + 1 in the last byte.
 
     Returns two uint64 (words,), the halves of the keys.
     """
@@ -203,7 +203,7 @@ def _keys(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) ->
     return low, high | _LENGTH_BYTES.take(lengths)
 
 
-def flat(tokens: Iterable[Sequence[int]]) -> tuple[Ids, Lengths]:
+def concatenate(tokens: Iterable[Sequence[int]]) -> tuple[Ids, Lengths]:
     """Tokens of several texts, concatenated, int32; and the number of tokens of each, int64."""
     tokens = list(tokens)
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
-from multihop.data_prep.tokenizers.library import encode_each, searched_tokens
+from multihop.data_prep.tokenizers.hf_tokenizers import encode_each, matched_added_tokens
 from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class WordPiece:
     def __init__(self, library: "Tokenizer", tokens: list[str]) -> None:
         """`tokens` in the order of their ids; they include [UNK]."""
         self._tokens = tokens
-        added = [token.content for token in searched_tokens(library)]
+        added = [token.content for token in matched_added_tokens(library)]
         spelled = [*added, *map(library.normalizer.normalize_str, added)]
         # An added token with whitespace in it spans several words: texts are then encoded whole.
         by_words = not any(map(str.isspace, "".join(spelled)))

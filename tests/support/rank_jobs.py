@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder

@@ -13,7 +13,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import read_data_manifest, write_manifest
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.dataset.statistics import QUANTILES, gather
+from multihop.data_prep.dataset.statistics import QUANTILES, compute_statistics
 from multihop.data_prep.pipeline.prepare import prepare
 
 
@@ -31,7 +31,7 @@ def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_statistics_are_those_of_the_documents(folder: Path) -> None:
-    found, dataset = gather(folder / "data"), open_dataset(folder / "data")
+    found, dataset = compute_statistics(folder / "data"), open_dataset(folder / "data")
     assert [(part.split, part.source) for part in found.parts] == [
         (split, source) for split in ("train", "heldout") for source in (0, 1)
     ]

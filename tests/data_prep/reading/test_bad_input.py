@@ -22,9 +22,9 @@ from prepared_data import already_prepared
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import list_files
 
 
@@ -47,15 +47,15 @@ def test_a_compressed_file_is_read_whole_or_not_at_all(tmp_path: Path, packing: 
     packed = PACK[packing](data)
     path.write_bytes(packed)
     texts = [json.loads(line)["text"] for line in data.splitlines()]
-    assert list(read_part(one_part(path))) == texts
+    assert list(read_range(one_part(path))) == texts
     path.write_bytes(packed + PACK[packing](data[:100]) + PACK[packing](data[100:]))
-    assert list(read_part(one_part(path))) == texts * 2, "files joined of several are usual"
+    assert list(read_range(one_part(path))) == texts * 2, "files joined of several are usual"
     pack, (start, end) = PACK[packing], (data[:100], data[100:])
     for joined in ([b"", start, end], [start, b"", b"", end], [start, end, b""]):
         path.write_bytes(b"".join(map(pack, joined)))
-        assert list(read_part(one_part(path))) == texts, "a log that is closed empty is packed too"
+        assert list(read_range(one_part(path))) == texts, "a log that is closed empty is packed too"
     path.write_bytes(b"")
-    assert list(read_part(one_part(path))) == []
+    assert list(read_range(one_part(path))) == []
     damaged = bytearray(packed)
     damaged[len(packed) // 2 if packing != "zst" else 0] ^= 1  # a frame of zstd may have no checksum
     for broken in (packed[:-1], packed[: len(packed) // 2], packed[:3], packed + b"more", bytes(damaged), data):
@@ -75,7 +75,7 @@ def test_what_takes_too_much_memory_to_unpack_says_so(tmp_path: Path) -> None:
 def test_xz_may_be_padded_between_its_streams(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"text": "one"}\n') + bytes(8) + lzma.compress(b'{"text": "two"}\n') + bytes(4))
-    assert list(read_part(one_part(path))) == ["one", "two"]
+    assert list(read_range(one_part(path))) == ["one", "two"]
 
 
 @pytest.mark.parametrize("packing", ["gz", "zst", "xz"])
@@ -84,7 +84,7 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
     assert len(bomb) < 200_000
     path = tmp_path / f"a.jsonl.{packing}"
     path.write_bytes(bomb)
-    assert list(read_part(one_part(path))) == [Bad(1, "longer than 64 MiB"), "one"]
+    assert list(read_range(one_part(path))) == [BadDocument(1, "longer than 64 MiB"), "one"]
     path = path.rename(tmp_path / f"a.txt.{packing}")
     assert fails(one_part(path)) == "longer than 64 MiB"
 
@@ -138,7 +138,7 @@ DAMAGES = """
 import random, sys
 from pathlib import Path
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.errors import UnreadableFileError
 from multihop.data_prep.reading.readers import read_part
 from multihop.data_prep.reading.sources import Part, list_files
 
@@ -175,8 +175,8 @@ def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> Non
 ENDS_AT_ONCE = """
 import io, sys, time
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import OpenedFile
 from multihop.data_prep.reading.readers import read_part
 from multihop.data_prep.reading.sources import Part, list_files
 
@@ -301,8 +301,8 @@ def test_names_that_do_not_print_are_one_line_of_utf8_and_lead_back_to_the_file(
 
 def test_identities_of_names_that_do_not_print_are_remembered(tmp_path: Path, odd: Path) -> None:
     files = list_files([Source(path=str(odd))])
-    inputs.remember(tmp_path / "inputs.json", files, inputs.hash_files(files))
-    again = inputs.recall(tmp_path / "inputs.json", files)
+    identities.save_identities(tmp_path / "inputs.json", files, identities.hash_files(files))
+    again = identities.load_identities(tmp_path / "inputs.json", files)
     assert {file.path for file in files} == again.keys()
 
 
@@ -325,9 +325,9 @@ def test_what_may_not_be_read_is_set_aside_until_it_may(readable: Path) -> None:
     (readable / "closed").chmod(0)
     program = """
 import os, sys
-from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading import identities
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.errors import UnreadableFileError
 from multihop.data_prep.reading.readers import read_part
 from multihop.data_prep.reading.sources import group_into_splits, list_files
 if os.geteuid() == 0:  # root may read everything
@@ -336,13 +336,13 @@ if os.geteuid() == 0:  # root may read everything
     os.setegid(65534)
     os.seteuid(65534)
 files = list_files([Source(path=sys.argv[1])])
-files = inputs.identified(files, inputs.hash_files(files))
+files = identities.with_identities(files, identities.hash_files(files))
 for split in group_into_splits(files):
     for part in split:
         try:
             print(part.file.name.removeprefix(sys.argv[1]), list(read_part(part)))
         except UnreadableFileError as error:
-            print(part.file.name.removeprefix(sys.argv[1]), error, error.for_now)
+            print(part.file.name.removeprefix(sys.argv[1]), error, error.transient)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", program, str(readable)]

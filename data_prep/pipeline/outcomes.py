@@ -5,8 +5,8 @@ from collections import Counter
 
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import SetAside
-from multihop.data_prep.pipeline.choose import FRAGMENTS
-from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.pipeline.select_documents import FRAGMENTS
+from multihop.data_prep.reading.sources import FileRange
 from multihop.data_prep.stages.outputs import Output
 
 NAMED_PER_FILE = 20
@@ -24,8 +24,8 @@ _ADVICE = {
 _NOT_DROPPED = ("kept", FRAGMENTS)
 
 
-def account(
-    splits: list[list[Part]], read: list[Output], max_bad_fraction: float
+def count_outcomes(
+    splits: list[list[FileRange]], read: list[Output], max_bad_fraction: float
 ) -> tuple[dict[str, dict[str, int]], list[SetAside]]:
     """Counts by stage and outcome ("kept" or a reason), and the bad files and documents.
 
@@ -92,14 +92,14 @@ def account(
 
 
 def _most_frequent(counts: Counter[str]) -> dict[str, int]:
-    """The counts of the `_REASONS` most frequent reasons, and the sum of all others."""
+    """Return the counts of the `_REASONS` most frequent reasons, and the sum of all others."""
     few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
     others = counts.total() - sum(few.values())
     return {**few, **({"other reasons": others} if others else {})}
 
 
-def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
-    """A sentence that says which rules dropped all documents or pairs, and what to do."""
+def explain_nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
+    """Return a sentence that says which rules dropped all documents or pairs, and what to do."""
     dropped = [
         (number, stage, reason)
         for stage in _ADVICE
@@ -114,7 +114,7 @@ def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
     return f"all {what}s of data.sources were dropped ({reasons}); {_ADVICE[most[0][1]]}, or add text"
 
 
-def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:
+def mark_broken_files(splits: list[list[FileRange]], read: list[Output]) -> list[list[FileRange]]:
     """Mark all parts of a file as unreadable if one part is.
 
     Nothing of a broken file is used, even if its other parts were read. The file may be readable for another source,
@@ -127,7 +127,7 @@ def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Pa
         if facts["unreadable"] and part.stop - part.start < part.file.size
     }
 
-    def marked(part: Part) -> Part:
+    def marked(part: FileRange) -> FileRange:
         problem = broken.get((part.file.source, part.file.path))
         return (
             part if problem is None else dataclasses.replace(part, file=dataclasses.replace(part.file, problem=problem))

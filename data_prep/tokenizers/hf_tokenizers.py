@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 
-def open_library(content: bytes) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json, set to match no special tokens in texts, without padding and truncation.
+def load_hf_tokenizer(content: bytes) -> "Tokenizer":
+    """Return the tokenizer in a tokenizer.json, set to match no special tokens in texts, without padding and
+    truncation.
 
     Raises:
         UserError: The library cannot read it.
@@ -32,12 +33,12 @@ def open_library(content: bytes) -> "Tokenizer":
 
 
 def encode_each(library: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]:
-    """The ids of each text, without special tokens around it."""
+    """Yield the ids of each text, without special tokens around it."""
     return (library.encode(text, add_special_tokens=False).ids for text in texts)
 
 
-def searched_tokens(library: "Tokenizer") -> "list[AddedToken]":
-    """The added tokens that the library looks for in texts; none if all are special.
+def matched_added_tokens(library: "Tokenizer") -> "list[AddedToken]":
+    """Return the added tokens that the library looks for in texts; none if all are special.
 
     Special tokens are included: they are not matched, but neither is another token within their text.
     """

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from multihop.data_prep.reading.failures import ChangedError, ReadFailed, UnreadableFileError
-from multihop.data_prep.reading.inputs import UNREADABLE, has_changed, is_identified_by_content
-from multihop.data_prep.reading.locations import block_bytes, is_remote, open_location, refused
+from multihop.data_prep.reading.errors import ChangedError, ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.identities import UNREADABLE, has_changed, is_identified_by_content
+from multihop.data_prep.reading.locations import access_error, block_bytes, is_remote, open_location
 from multihop.data_prep.reading.sources import InputFile
 
 
-class OpenedFile:
+class FileReader:
     """The first `file.size` bytes of a file: by position, in blocks, or as a stream."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
         self._failure: Exception | None = None
-        self.furthest = 0
+        self.max_offset = 0
         """Offset after the last byte that was read."""
         self._digest = hashlib.sha256() if is_identified_by_content(file) else None
         """SHA-256 of the first `_hashed` bytes; `_hashed` is -1 if they were not read in order."""
@@ -35,15 +35,15 @@ class OpenedFile:
             raise _changed() from None
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise UnreadableFileError(f"cannot be opened ({reason})", for_now=True) from None
+            raise UnreadableFileError(f"cannot be opened ({reason})", transient=True) from None
 
-    def __enter__(self) -> "OpenedFile":
+    def __enter__(self) -> "FileReader":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A recorded error of access takes precedence over what a library made of it."""
+        """Close the file; a recorded error of access takes precedence over what a library made of it."""
         self._place.close()
         if self._failure is not None and not isinstance(error, GeneratorExit):
             raise self._failure from None
@@ -67,19 +67,19 @@ class OpenedFile:
         if not data:
             self._failure = _changed()
             raise self._failure
-        self.furthest = max(self.furthest, offset + len(data))
+        self.max_offset = max(self.max_offset, offset + len(data))
         if self._digest is not None:
             self._hash(data, offset)
         return data
 
     def blocks(self, start: int) -> Iterator[bytes]:
-        """The bytes from `start` on, in blocks of the location's block size."""
+        """Yield the bytes from `start` on, in blocks of the location's block size."""
         while block := self.read_at(block_bytes(self._file.path), start):
             start += len(block)
             yield block
 
     def stream(self) -> io.BufferedReader:
-        """A seekable stream, for libraries."""
+        """Return a seekable stream, for libraries."""
         return io.BufferedReader(_Stream(self, self._file.size), block_bytes(self._file.path))
 
     def check_unchanged(self) -> None:
@@ -104,7 +104,7 @@ class OpenedFile:
 class _Stream(io.RawIOBase):
     """Closing it does not close the file."""
 
-    def __init__(self, opened: OpenedFile, size: int) -> None:
+    def __init__(self, opened: FileReader, size: int) -> None:
         self._opened = opened
         self._size = size
         self._at = 0
@@ -130,13 +130,13 @@ class _Stream(io.RawIOBase):
 
 
 def _changed() -> UnreadableFileError:
-    return UnreadableFileError("changed while being read", for_now=True)
+    return UnreadableFileError("changed while being read", transient=True)
 
 
 def _failure(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError | ChangedError):
         return _changed()
-    found = refused(path, error) if is_remote(path) else error
+    found = access_error(path, error) if is_remote(path) else error
     if isinstance(found, ReadFailed):
         return found
-    return UnreadableFileError(f"cannot be read ({found.strerror})", for_now=True)
+    return UnreadableFileError(f"cannot be read ({found.strerror})", transient=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.common.files import canonical_json, read_json_object, write_atomically
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
 from multihop.data_prep.reading.sources import InputFile, group_into_splits, with_targets
 
@@ -20,21 +20,24 @@ _REQUESTS = 16
 """Concurrent requests."""
 
 
-def groups(files: Sequence[InputFile]) -> list[list[InputFile]]:
+def group_files(files: Sequence[InputFile]) -> list[list[InputFile]]:
     """`files` in groups of about a split's size, one for each task."""
     found = [[part.file for part in split if part.start == 0] for split in group_into_splits(files)]
     return [group for group in found if group]
 
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
-    """Identities by path, UNREADABLE for files that cannot be opened. Raises ReadFailed as `identity`."""
+    """Return identities by path, UNREADABLE for files that cannot be opened.
+
+    Raises ReadFailed as `content_identity`.
+    """
     if not any(is_remote(file.path) for file in files):
-        return {file.path: identity(file) for file in files}
+        return {file.path: content_identity(file) for file in files}
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        return dict(zip([file.path for file in files], pool.map(identity, files), strict=True))
+        return dict(zip([file.path for file in files], pool.map(content_identity, files), strict=True))
 
 
-def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
+def with_identities(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
     """`files`, each with its identity."""
 
     def with_identity(file: InputFile) -> InputFile:
@@ -44,8 +47,8 @@ def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[Input
     return [with_identity(file) for file in files]
 
 
-def identity(file: InputFile) -> str:
-    """The identity of a file's content: the SHA-256 of the bytes that were listed, or a server's version.
+def content_identity(file: InputFile) -> str:
+    """Return the identity of a file's content: the SHA-256 of the bytes that were listed, or a server's version.
 
     A missing file and one without read permission are UNREADABLE. Raises ReadFailed when a server does not answer.
     """
@@ -64,12 +67,12 @@ def identity(file: InputFile) -> str:
 
 
 def is_identified_by_content(file: InputFile) -> bool:
-    """Whether the file is remote and its server reports no version: only a hash shows whether it has changed."""
+    """Return whether the file is remote and its server reports no version: only a hash shows whether it has changed."""
     return is_remote(file.path) and _SHA256.fullmatch(file.identity) is not None
 
 
 def has_changed(file: InputFile) -> bool:
-    """Whether the first `size` bytes, of when the file was listed, differ now or are gone.
+    """Return whether the first `size` bytes, of when the file was listed, differ now or are gone.
 
     Raises ReadFailed when a server does not answer.
     """
@@ -83,17 +86,17 @@ def has_changed(file: InputFile) -> bool:
         return file.identity != f"{version} {size}"
     if (size, mtime_ns) == (file.size, file.mtime_ns) and not is_identified_by_content(file):
         return False
-    return size < file.size or (bool(file.identity) and identity(file) != file.identity)
+    return size < file.size or (bool(file.identity) and content_identity(file) != file.identity)
 
 
-def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
-    """The known identities of `files`, by path: those with a listed version, or with a remembered size and modification
-    time.
+def load_identities(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
+    """Return the known identities of `files`, by path: those with a listed version, or with a remembered size and
+    modification time.
 
     The identity of a file that cannot be read is the problem that listing found.
     """
     try:
-        known = read_json_object(memory, most_bytes=memory.stat().st_size)
+        known = read_json_object(memory, max_bytes=memory.stat().st_size)
     except (OSError, ValueError):
         known = {}
     found = {file.path: file.problem for file in files if file.problem}
@@ -107,8 +110,9 @@ def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
     return found
 
 
-def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
-    """Write `hashes` for `recall`, without unreadable files: a change of permissions changes no modification time."""
+def save_identities(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
+    """Write `hashes` for `load_identities`, without unreadable files: a change of permissions changes no modification
+    time."""
     known: dict[str, Any] = {
         _as_json(file.path): [file.size, file.mtime_ns, hashes[file.path]]
         for file in with_targets(files)
@@ -118,7 +122,7 @@ def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -
 
 
 def _as_json(path: str) -> str:
-    """A path with any bytes as a string for JSON, injectively."""
+    """Return a path with any bytes as a string for JSON, injectively."""
     return path.encode("unicode_escape").decode()
 
 

@@ -9,9 +9,9 @@ notice a file that was left out because of a bad network.
 class UnreadableFileError(Exception):
     """Nothing of the file is used; the message is the reason."""
 
-    def __init__(self, reason: str, for_now: bool = False) -> None:
+    def __init__(self, reason: str, transient: bool = False) -> None:
         super().__init__(reason)
-        self.for_now = for_now
+        self.transient = transient
         """Not caused by the file's content: it may be readable another time."""
 
 

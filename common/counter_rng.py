@@ -26,10 +26,10 @@ def mix(values: UInt64) -> UInt64:
 
 
 def random_bits(key: int | UInt64, counters: UInt64) -> UInt64:
-    """uint64 of `counters`' shape (broadcast with `key`): the random numbers of `key` at these counters."""
+    """Return uint64 of `counters`' shape (broadcast with `key`): the random numbers of `key` at these counters."""
     return mix(mix(counters + np.uint64(0x9E3779B97F4A7C15)) ^ np.asarray(key, np.uint64))
 
 
 def uniform(bits: UInt64) -> NDArray[np.float64]:
-    """Float64 in [0, 1) from the upper 53 of 64 random bits."""
+    """Return float64 in [0, 1) from the upper 53 of 64 random bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
