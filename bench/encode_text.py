@@ -161,7 +161,7 @@ def measure(way: str, path: str, texts: str) -> dict[str, Any]:
 
 
 def _batches(documents: list[str]) -> Iterator[list[str]]:
-    """Batches of about a megabyte each."""
+    """Yield batches of about a megabyte each."""
     batch: list[str] = []
     for document in documents:
         batch.append(document)

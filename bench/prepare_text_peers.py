@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 
 def _import_all(number: int) -> None:
-    """What the work needs; pyarrow brings pandas in with the first array."""
+    """Import what the work needs; pyarrow imports pandas with the first array."""
     import pyarrow as pa
 
     import multihop.data_prep.pipeline

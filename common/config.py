@@ -57,7 +57,7 @@ class Effect(Flag):
     ZERO_SHOT = auto()
     """The result of a trial without training."""
     LOGGING = auto()
-    """What is logged, displayed or kept."""
+    """Anything that is only logged, displayed or kept."""
 
 
 DATA, ORDER, COMPATIBILITY, UPDATES, LOCATION = (

@@ -1,7 +1,7 @@
-"""Stateless random numbers: each is a hash of a key and a counter, so any of them can be computed at any time.
+"""Counter-based random numbers: each is a hash of a key and a counter, so any of them can be computed at any time.
 
-Used for the order of samples, masks, initial weights and dropout. Nothing here may ever change: a run resumed with a
-newer version must draw the same numbers.
+Used for the order of samples, masks, initial weights and dropout. These functions may never change: a run resumed with
+a newer version must draw the same numbers.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ UInt64 = NDArray[np.uint64]
 
 
 def key_of(*parts: int | str) -> int:
-    """64-bit key of `parts`; different parts give different keys."""
+    """Hash `parts` to a 64-bit key; different parts give different keys."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def mix(values: UInt64) -> UInt64:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 15): a bijection of uint64 that mixes its bits."""
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 15), a bijection that mixes the bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -47,7 +47,8 @@ def open_regular(path: str | Path) -> BufferedReader:
 def sha256_file(path: str | Path) -> str:
     """Return the SHA-256 of a regular file's bytes, as 64 hex digits; reads it in blocks.
 
-    Raises OSError as `open_regular`.
+    Raises:
+        OSError: as `open_regular`.
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -199,12 +200,13 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`: synced and renamed to it at the end of the block, or removed if that raises.
+    """Yield a temporary path, which is synced and renamed to `path` after the block, or removed if the block raises.
 
     Readers of `path` see the old file or the whole new one, also after a power cut. A link at `path` is replaced; its
     target is not touched.
 
-    Raises OSError with the path if the disk is full; Arrow's own errors lack it.
+    Raises:
+        OSError: the disk is full; the error has the path, which Arrow's errors lack.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -290,9 +292,9 @@ def last_line_end(file: BinaryIO) -> int:
         length = min(_BLOCK, start)
         start -= length
         file.seek(start)
-        found = file.read(length).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = file.read(length).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Append-only files of JSON rows: metrics, results, starts, changes.
+"""Reads and appends to files of JSON rows: metrics, results, launches, changes.
 
 All readers handle lines that are not rows in the same way. An incomplete last line, which a crash leaves, is ignored,
 and removed before the next row is appended. A complete line that is not a JSON object is damage: it is skipped, with a

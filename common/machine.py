@@ -1,4 +1,4 @@
-"""What a process runs on: its processor and GPU, the memory that it can still allocate, and glibc's malloc."""
+"""The machine of a process: processor and GPU, the memory that it can still allocate, and glibc's malloc."""
 
 import ctypes
 import platform

@@ -97,8 +97,8 @@ class Folder:
         It takes one listing without a `stat` per entry, in a bucket one request per 1,000 entries.
         """
         if self.is_local:
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as found:
-                return dict(sorted((entry.name, _kind(entry)) for entry in found))
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as scan:
+                return dict(sorted((entry.name, _kind(entry)) for entry in scan))
             return {}
         infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         kinds: dict[bool, Kind] = {True: "folder", False: "file"}
@@ -179,7 +179,7 @@ class Folder:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # NFS retries a request whose response was lost, and then finds its own link (open(2), O_EXCL).
+                # NFS retries a request whose response was lost, and then finds the link that it made (open(2), O_EXCL).
                 if os.stat(temporary).st_nlink == 1:
                     raise
             except OSError as error:
@@ -195,8 +195,8 @@ class Folder:
 
     def files(self) -> list[str]:
         """List the files in it and in its folders, as sorted relative paths; in a bucket one request per 1,000."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=True))
-        return sorted(info.path[len(self.path) + 1 :] for info in found if info.type == fs.FileType.File)
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=True))
+        return sorted(info.path[len(self.path) + 1 :] for info in infos if info.type == fs.FileType.File)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""

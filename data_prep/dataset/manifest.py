@@ -24,34 +24,36 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Shard(Record):
-    """An Arrow file of tokenized documents."""
+    """Describes an Arrow file of tokenized documents."""
 
     file: FileName
     split: Literal["train", "heldout"]
     documents: Count
     tokens: Count
     bytes: Count
-    """File size."""
+    """Size of the file."""
     sha256: _Hash
 
 
 class TokenCounts(Record):
-    """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards; of pairs, of each id
-    of `Manifest.output_tokenizer` on their target sides."""
+    """Describes a .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards.
+
+    For pairs it counts the ids of `Manifest.output_tokenizer` on the target sides.
+    """
 
     file: FileName = TOKEN_COUNTS
     sha256: _Hash
 
 
 class SetAside(Record):
-    """A file or a place in a file that was not used."""
+    """Names a file, or a document in a file, that was not used, with the reason."""
 
     path: str
     reason: str
 
 
 class Totals(Record):
-    """Sums over the shards of one split."""
+    """Holds sums over the shards of one split."""
 
     documents: Count
     sentences: Count
@@ -61,7 +63,7 @@ class Totals(Record):
 
 
 class Manifest(Record):
-    """Written last: a directory without it holds no data set."""
+    """The content of `manifest.json`, which is written last: a directory without it holds no data set."""
 
     format_version: Literal[2] = 2
     fingerprint: _Hash
@@ -75,7 +77,7 @@ class Manifest(Record):
     settings: dict[str, Any]
     """The recipe's `data` and `tokenizer` sections."""
     counts: dict[str, dict[str, Count]] = Field(default_factory=dict)
-    """By stage and outcome ("kept" or a reason): number of files or documents."""
+    """Number of files or documents, by stage and outcome ("kept" or a reason)."""
     set_aside: list[SetAside] = Field(default_factory=list)
     """A sample of the bad files and documents: `counts` has the totals."""
     sources: list[str]
@@ -84,21 +86,21 @@ class Manifest(Record):
     pairs: bool = Field(default=False, exclude_if=lambda pairs: not pairs)
     """True if a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
     target_tokenizer: TokenizerInfo | None = Field(default=None, exclude_if=lambda info: info is None)
-    """Of the target sides' ids, if they are not of `tokenizer`."""
+    """The tokenizer of the target sides, if it is not `tokenizer`."""
 
     @property
     def output_tokenizer(self) -> TokenizerInfo:
-        """The tokenizer of what a model predicts: of the target sides of pairs."""
+        """The tokenizer of what a model predicts; for pairs, that of the target sides."""
         return self.target_tokenizer or self.tokenizer
 
     @property
     def source_vocab_size(self) -> int | None:
-        """Of the source sides of pairs, if they have a vocabulary of their own."""
+        """Size of the source sides' vocabulary, if the target sides have another; else None."""
         return None if self.target_tokenizer is None else self.tokenizer.vocab_size
 
     @property
     def tokenizers_sha256(self) -> str:
-        """The tokenizer's hash; of both if there are two."""
+        """The SHA-256 of the tokenizer, or of the hashes of both."""
         if self.target_tokenizer is None:
             return self.tokenizer.sha256
         return sha256_json([self.tokenizer.sha256, self.target_tokenizer.sha256])
@@ -140,9 +142,10 @@ def data_fingerprint(
 
 
 def read_data_manifest(folder: str | Path) -> Manifest:
-    """Return the manifest of the data set in `folder`.
+    """Read the manifest of the data set in `folder`.
 
-    Raises UserError when it is missing, malformed or damaged.
+    Raises:
+        UserError: it is missing, malformed or damaged.
     """
     path, again = Path(folder) / MANIFEST, "run `multihop prep` again"
     try:
@@ -159,7 +162,7 @@ def read_data_manifest(folder: str | Path) -> Manifest:
         raise UserError(
             f"{path} has format version {version}, expected 2; read it with the multihop that wrote it, or {again}"
         )
-    if not _is_as_written(data, content):
+    if not _has_right_hash(data, content):
         raise UserError(f"{path} is damaged (its own hash does not match); {again}")
     del content["sha256"]
     try:
@@ -182,7 +185,7 @@ def read_data_manifest(folder: str | Path) -> Manifest:
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
-    """Commit the data set in `folder`; all files that the manifest names must be there.
+    """Commit the data set in `folder`, which must have all files that the manifest names.
 
     Raises:
         UserError: As for `encode_manifest`.
@@ -191,18 +194,18 @@ def write_manifest(folder: str | Path, manifest: Manifest) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of the manifest's file.
+    """Encode the manifest as the bytes of its file.
 
     Raises:
         UserError: It is larger than `read_data_manifest` accepts.
     """
-    spelled = _spelled(manifest.model_dump(mode="json"))
-    if len(spelled) > MAX_BYTES:
+    content = _to_bytes(manifest.model_dump(mode="json"))
+    if len(content) > MAX_BYTES:
         raise UserError(
-            f"{MANIFEST} would have {len(spelled):,} bytes for {len(manifest.shards):,} shards of "
+            f"{MANIFEST} would have {len(content):,} bytes for {len(manifest.shards):,} shards of "
             f"{len(manifest.sources):,} sources, and the limit is {MAX_BYTES:,}; prepare several smaller data sets"
         )
-    return spelled
+    return content
 
 
 def manifest_sha256(manifest: Manifest) -> str:
@@ -210,23 +213,24 @@ def manifest_sha256(manifest: Manifest) -> str:
     return sha256_json(manifest.model_dump(mode="json"))
 
 
-def _is_as_written(data: bytes, content: dict[str, Any]) -> bool:
+def _has_right_hash(data: bytes, content: dict[str, Any]) -> bool:
     try:
-        return data == _spelled(content)
+        return data == _to_bytes(content)
     except ValueError:  # NaN or half of a surrogate pair, which we never write
         return False
 
 
-def _spelled(content: dict[str, Any]) -> bytes:
+def _to_bytes(content: dict[str, Any]) -> bytes:
     """Encode as canonical JSON with the SHA-256 of the rest, so that any changed byte is detected."""
     without = {key: value for key, value in content.items() if key != "sha256"}
     return canonical_json({**without, "sha256": sha256_json(without)})
 
 
 def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
-    """Return int64 (vocab_size,): see `TokenCounts`.
+    """Read int64 (vocab_size,), see `TokenCounts`.
 
-    Raises UserError when the file is missing or damaged.
+    Raises:
+        UserError: the file is missing or damaged.
     """
     path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.output_tokenizer.vocab_size
     try:

@@ -1,6 +1,6 @@
 """Checks the files of a data set against its manifest: hashes them once, then trusts them by size and time.
 
-`verified.json`, beside the manifest, lists the files that were hashed and found good, each with the size and the
+`verified.json`, beside the manifest, lists the files that were hashed and are good, each with the size and the
 modification time that it had then. It is a cache, not a part of the data set: it may be missing, damaged or of
 another manifest, and then the files are hashed again.
 """

@@ -25,11 +25,11 @@ _HALF = np.uint64(32)
 _WORTH_COPYING = 0.5
 """Elements are dropped from further rounds when at most this share of the documents still needs them."""
 _FEW_ROUNDS = 8
-"""Rounds done chunk by chunk; the further rounds that short documents need are done for many documents at once."""
+"""Number of rounds per chunk; further ones, which short documents need, are done for many documents at once."""
 
 
 def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> tuple[np.ndarray, np.ndarray]:
-    """Signatures of documents.
+    """Compute the signatures of documents.
 
     A document's shingles are the set of its n-grams of `shingle_words` words (see shingles.py); its signature depends
     on that set only. Memory: 20 MB, plus 20 bytes per permutation and document.
@@ -44,12 +44,12 @@ def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> 
 def signatures_of_words(
     parts: Iterable[Words], documents: int, shingle_words: int, permutations: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`signatures`, given the documents' words; each part carries over `shingle_words - 1` words."""
+    """Compute `signatures` from the documents' words; each part carries over `shingle_words - 1` words."""
     sketch = np.full((documents, permutations), _EMPTY)
     later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
     for words in parts:
-        found = ngrams(words, shingle_words)
-        later.append(_throw(sketch, found.hashes, found.documents + words.first_document, range(_FEW_ROUNDS)))
+        grams = ngrams(words, shingle_words)
+        later.append(_throw(sketch, grams.hashes, grams.documents + words.first_document, range(_FEW_ROUNDS)))
     hashes, of_documents = (np.concatenate(each) for each in zip(*later, strict=True))
     _throw(sketch, hashes, of_documents, range(_FEW_ROUNDS, 2 * permutations))
     return (sketch & _LOW).astype(np.uint32), (sketch != _EMPTY).all(axis=1)

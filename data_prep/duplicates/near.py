@@ -24,7 +24,7 @@ from multihop.data_prep.stages.outputs import Output, write_batches, write_once
 RANGE_DOCUMENTS = 2**23
 """Documents whose hashes of a band `candidate_pairs` sorts at once: about 60 bytes each, 500 MB in total."""
 ALL_PAIRS_DOCUMENTS = 64
-"""In a larger group with one hash, documents are compared with leaders only: a million copies cost a million
+"""Documents of a larger group with one hash are compared with leaders only: a million copies cost a million
 comparisons per leader, not half of a million squared."""
 MAX_LEADERS = 64
 """A document similar to none of so many leaders has no pair in this band; it may have one in other bands."""
@@ -69,8 +69,8 @@ CLUSTERS = pa.schema(
         pa.field("similarity", pa.float32(), nullable=False),
     ]
 )
-"""A row per dropped document, sorted by split and row: its place in the read splits, the document that is kept instead,
-and the estimated Jaccard similarity of the two."""
+"""A row per dropped document, sorted by split and row: its position in the read splits, the document that is kept
+instead, and the estimated Jaccard similarity of the two."""
 
 
 def plan_comparisons(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]:
@@ -87,7 +87,7 @@ def plan_comparisons(documents: int, bands: int) -> list[tuple[tuple[int, ...], 
 def candidate_pairs(item: CandidatePairs) -> Output:
     """Find pairs of documents that agree in a band and have similar signatures.
 
-    The output is uint64 (pairs, 2), each document as split << 32 | place among the split's signed documents. Connected
+    The output is uint64 (pairs, 2), each document as split << 32 | index among the split's signed documents. Connected
     documents are paired with one of them (a star). Facts: "candidates", documents that agree with another, and "pairs".
     """
     folder = Path(item.folder)
@@ -96,7 +96,7 @@ def candidate_pairs(item: CandidatePairs) -> Output:
         signed = Signatures(item.signed)
         candidates, stars = 0, [np.empty((0, 2), np.uint64)]
         for band in item.bands:
-            hashes, codes = _grouped(signed, *_range_of(signed, band, item))
+            hashes, codes = _select_groups(signed, *_hashes_in_range(signed, band, item))
             candidates += len(codes)
             for group in _groups(hashes):
                 stars += _stars(signed, hashes[group], codes[group], item.threshold)
@@ -146,7 +146,7 @@ def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
         return [row[start:stop].astype(np.int64) for start, stop in pairwise(bounds.tolist())]
 
 
-def _range_of(signed: Signatures, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
+def _hashes_in_range(signed: Signatures, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of the range and their documents, of all runs of all splits."""
     low, high = (2**64 * bound // item.ranges for bound in (item.range, item.range + 1))
     hashes, codes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
@@ -155,14 +155,14 @@ def _range_of(signed: Signatures, band: int, item: CandidatePairs) -> tuple[np.n
             sorted_hashes = column_of(run, f"hash {band}")
             start = np.searchsorted(sorted_hashes, np.uint64(low))
             stop = np.searchsorted(sorted_hashes, np.uint64(high)) if high < 2**64 else len(sorted_hashes)
-            places = column_of(run, f"place {band}")[start:stop]
+            indices = column_of(run, f"place {band}")[start:stop]
             hashes.append(sorted_hashes[start:stop])
-            codes.append(places + np.uint64((split << 32) + number * RUN_DOCUMENTS))
+            codes.append(indices + np.uint64((split << 32) + number * RUN_DOCUMENTS))
     return np.concatenate(hashes), np.concatenate(codes)
 
 
-def _grouped(signed: Signatures, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes that occur more than once and their documents, group by group; in a group by preference."""
+def _select_groups(signed: Signatures, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Select hashes that occur more than once, with their documents, group by group; in a group by preference."""
     order = np.argsort(hashes)
     hashes, codes = hashes[order], codes[order]
     equal = hashes[1:] == hashes[:-1]
@@ -175,12 +175,12 @@ def _grouped(signed: Signatures, hashes: np.ndarray, codes: np.ndarray) -> tuple
 
 
 def _preference(signed: Signatures, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys for `lexsort`, the last one first: long documents before short ones, then small ids."""
+    """Return keys for `lexsort`, the last one first: long documents before short ones, then small ids."""
     return codes, signed.take(codes, "document"), -signed.take(codes, "bytes").astype(np.int64)
 
 
 def _groups(hashes: np.ndarray) -> Iterator[slice]:
-    """Slices of whole groups of equal hashes, of about _CHUNK documents or of one larger group."""
+    """Yield slices of whole groups of equal hashes, of about _CHUNK documents or of one larger group."""
     ends = np.append(np.flatnonzero(np.diff(hashes)) + 1, len(hashes))
     start = 0
     while start < len(hashes):
@@ -192,13 +192,13 @@ def _groups(hashes: np.ndarray) -> Iterator[slice]:
 
 
 def _stars(signed: Signatures, hashes: np.ndarray, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Pairs (n, 2) that connect similar documents within groups of equal hashes, each in the order of preference."""
+    """Find pairs (n, 2) that connect similar documents in groups of equal hashes, each in the order of preference."""
     starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
     sizes = np.diff(starts, append=len(hashes))
     large = sizes > ALL_PAIRS_DOCUMENTS
     stars = []
     for start, size in zip(starts[large].tolist(), sizes[large].tolist(), strict=True):
-        stars += _lead(signed, codes[start : start + size], threshold)
+        stars += _compare_with_leaders(signed, codes[start : start + size], threshold)
     small = ~np.repeat(large, sizes)
     hashes, codes = hashes[small], codes[small]
     if len(codes):
@@ -215,8 +215,8 @@ def _stars(signed: Signatures, hashes: np.ndarray, codes: np.ndarray, threshold:
     return stars
 
 
-def _lead(signed: Signatures, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Leader clustering (Hartigan 1975, chapter 3): each document joins the first leader that it is similar to."""
+def _compare_with_leaders(signed: Signatures, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
+    """Cluster by leaders (Hartigan 1975, chapter 3): each document joins the first leader that it is similar to."""
     stars = []
     leaders: list[tuple[np.uint64, np.ndarray]] = []
     for start in range(0, len(codes), _CHUNK):
@@ -236,7 +236,7 @@ def _lead(signed: Signatures, codes: np.ndarray, threshold: float) -> list[np.nd
 
 
 def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """Pairs with the same connected components as `pairs`, int64 (n, 2) below `nodes`: each node and the smallest."""
+    """Reduce `pairs`, int64 (n, 2) below `nodes`, to the pairs of each node and the smallest of its component."""
     root = np.arange(nodes)
     while len(pairs):
         ends = root[pairs]
@@ -256,8 +256,8 @@ def _components(all_pairs: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray
     waiting: list[np.ndarray] = []
 
     def joined() -> np.ndarray:
-        nodes, places = np.unique(np.concatenate([forest, *waiting]), return_inverse=True)
-        return nodes[_star(places.reshape(-1, 2), len(nodes))]
+        nodes, indices = np.unique(np.concatenate([forest, *waiting]), return_inverse=True)
+        return nodes[_star(indices.reshape(-1, 2), len(nodes))]
 
     for pairs in all_pairs:
         waiting.append(pairs)

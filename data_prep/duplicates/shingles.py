@@ -40,17 +40,17 @@ _WITHOUT_SPACES = (
     (0x1AFF0, 0x1B16F),
 )
 _HAN_PLANES = 0x20000
-"""Every character from here on counts as Han."""
+"""The first code point from which every character counts as Han."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a few whole documents, or of a part of one that is longer than CHUNK_BYTES."""
+    """Holds the words of a few whole documents, or of a part of one that is longer than CHUNK_BYTES."""
 
     hashes: np.ndarray
     """uint64 (words,)."""
     starts: np.ndarray
-    """int64 (words,): where each word begins, in bytes; see `origins`."""
+    """int64 (words,): offset of each word in bytes; see `origins`."""
     stops: np.ndarray
     bounds: np.ndarray
     """int64 (documents + 1,): the words of document i are bounds[i] to bounds[i + 1]."""
@@ -64,7 +64,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of `Words`: words first[i] to last[i] (exclusive) of documents[i]."""
+    """Holds the n-grams of `Words`: words first[i] to last[i] (exclusive) of documents[i]."""
 
     hashes: np.ndarray
     """uint64 (n-grams,)."""
@@ -124,8 +124,8 @@ def ngrams(words: Words, n: int) -> Ngrams:
         return Ngrams(mix(hashes), documents, first, first + n)
     of_short = np.zeros(len(short), np.uint64)
     for position, weight in enumerate(weights[:-1]):
-        there = position < lengths[short]
-        of_short[there] += words.hashes[words.bounds[short[there]] + position] * weight
+        long_enough = position < lengths[short]
+        of_short[long_enough] += words.hashes[words.bounds[short[long_enough]] + position] * weight
     return Ngrams(
         mix(np.concatenate([hashes, of_short])),
         np.concatenate([documents, short]),
@@ -155,8 +155,8 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
         if stop < len(document) and len(stops) and stops[-1] == stop - begin:  # the word may continue in the next part
             start = begin + int(starts[-1])
             hashes, starts, stops = hashes[:-1], starts[:-1], stops[:-1]
-        found = (hashes, starts + begin, stops + begin)
-        hashes, starts, stops = (np.concatenate(pair) for pair in zip(before, found, strict=True))
+        chunk = (hashes, starts + begin, stops + begin)
+        hashes, starts, stops = (np.concatenate(pair) for pair in zip(before, chunk, strict=True))
         ends = start == len(document)
         yield Words(hashes, starts, stops, np.array([0, len(hashes)]), np.zeros(1, np.int64), number, whole and ends)
         keep = max(len(hashes) - carried, 0)
@@ -165,8 +165,8 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
 
 
 def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes, starts and stops of the words in `data`, UTF-8 of documents that begin and end at `edges`."""
-    lower, starts, stops = _find(data, edges)
+    """Hash the words in `data`, UTF-8 of documents that begin and end at `edges`; returns hashes, starts and stops."""
+    lower, starts, stops = _word_boundaries(data, edges)
     lengths = stops - starts
     if len(lengths) and lengths.max() > MAX_WORD_BYTES:
         parts = -(-lengths // MAX_WORD_BYTES)
@@ -183,7 +183,7 @@ def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return hashes, starts, stops
 
 
-def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _word_boundaries(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bytes in lower case, and the starts and stops of words."""
     upper = data - np.uint8(ord("A")) < 26
     lower = data + (upper.view(np.uint8) << np.uint8(5))
@@ -193,13 +193,13 @@ def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     is_word |= lower - np.uint8(ord("0")) < 10
     is_word |= lower >= 0x80
     parted = np.zeros(len(data) + 1, dtype=bool)
-    _find_beyond_ascii(data, lower, is_word, parted)
+    _mark_beyond_ascii(data, lower, is_word, parted)
     parted[edges] = True
     parted |= inside[1:] != inside[:-1]
     return lower, np.flatnonzero(parted & inside[1:]), np.flatnonzero(parted & inside[:-1])
 
 
-def _find_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray, parted: np.ndarray) -> None:
+def _mark_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray, parted: np.ndarray) -> None:
     leads = np.flatnonzero(data >= 0xC0)
     if not len(leads):
         return

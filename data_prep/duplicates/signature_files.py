@@ -1,9 +1,9 @@
-"""Signed splits: the signatures and band hashes of a split's documents, in files that are read in slices.
+"""Writes and reads the signatures and band hashes of a split's documents, in files that are read in slices.
 
 A file consists of sorted runs, record batches of at most RUN_DOCUMENTS documents:
 
     row, bytes, document, signature     of each document with words, in the order of the split
-    hash B, place B                     the hashes of band B, ascending, and the place in the run of each one's document
+    hash B, place B                     the hashes of band B, ascending, and the index in the run of each one's document
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def band_count(config: NearDuplicatesConfig) -> int:
 
 
 def signature_bytes(config: NearDuplicatesConfig) -> int:
-    """Bytes on disk per signed document: row, bytes, document, signature, and for each band a hash and a place."""
+    """Bytes on disk per signed document: row, bytes, document, signature, and for each band a hash and an index."""
     return 4 + 4 + 8 + config.permutations + (8 + 4) * band_count(config)
 
 
@@ -67,7 +67,7 @@ def kept_rows(dropped: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 class Signatures:
-    """The signed splits, memory-mapped; a document's code is split << 32 | place."""
+    """Maps the files of all splits; a document's code is split << 32 | index among the split's signed documents."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.runs: list[list[pa.RecordBatch]] = []

@@ -18,7 +18,7 @@ from multihop.data_prep.reading.readers import read_open_range
 from multihop.data_prep.reading.sources import FileRange, InputFile, group_into_splits, with_targets
 from multihop.data_prep.tokenizers.training import training_memory
 
-_LOOKED_AT = 32 * 2**20
+_SAMPLED_BYTES = 32 * 2**20
 """Bytes of text to read of each source."""
 _BYTES_A_TOKEN = 4.0
 """English has 4 to 5 bytes per token with vocabularies of 8,000 to 32,000 tokens."""
@@ -30,7 +30,7 @@ _HASHES = 40
 
 @dataclass(frozen=True)
 class SourceForecast:
-    """One source."""
+    """Describes one source."""
 
     path: str
     files: int
@@ -43,22 +43,22 @@ class SourceForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The sources, and what preparing them takes."""
+    """Describes the sources, and what preparing them takes."""
 
     sources: list[SourceForecast]
     is_prepared: bool
-    """The data set is prepared and verified: nothing would be done."""
+    """True if the data set is prepared and verified, so that nothing would be done."""
     splits: int
     splits_read: int
-    """How many of them an earlier preparation has read."""
+    """Number of splits that an earlier preparation has read."""
     sample_bytes: int
-    """Text to train the tokenizer on; 0: an existing one is used."""
+    """Bytes of text to train the tokenizer on; 0: an existing one is used."""
     training_bytes: int
-    """Memory for training the tokenizer."""
+    """Bytes of memory for training the tokenizer."""
     work_bytes: int
-    """Disk for the stages' outputs."""
+    """Bytes on disk for the stages' outputs."""
     data_bytes: int
-    """Disk for the data set."""
+    """Bytes on disk for the data set."""
 
 
 def forecast(
@@ -71,10 +71,12 @@ def forecast(
         out_dirs: the existing data sets of these sources.
         work: the directory of the stages' outputs.
 
-    Raises ReadFailed when a server does not answer, and UserError as `resolve_inputs`.
+    Raises:
+        ReadFailed: a server does not answer.
+        UserError: as `resolve_inputs`.
     """
     sources = [
-        _of_source(source.path, [file for file in files if file.source == number])
+        _forecast_source(source.path, [file for file in files if file.source == number])
         for number, source in enumerate(data.sources)
     ]
     check_tokenizer(data, tok)
@@ -102,8 +104,8 @@ def forecast(
     )
 
 
-def _of_source(path: str, files: list[InputFile]) -> SourceForecast:
-    """Extrapolates texts and documents from the file of median size."""
+def _forecast_source(path: str, files: list[InputFile]) -> SourceForecast:
+    """Extrapolate texts and documents from the file of median size."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
     text = documents = 0.0
@@ -115,19 +117,19 @@ def _of_source(path: str, files: list[InputFile]) -> SourceForecast:
 
 
 def _density(file: InputFile) -> tuple[float, float]:
-    """Bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
-    part = FileRange(file, 0, min(file.size, _LOOKED_AT) if file.is_splittable else file.size)
+    """Return bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
+    file_range = FileRange(file, 0, min(file.size, _SAMPLED_BYTES) if file.is_splittable else file.size)
     text = documents = 0
     try:
-        with FileReader(file) as opened:
-            for document in read_open_range(part, opened):
+        with FileReader(file) as reader:
+            for document in read_open_range(file_range, reader):
                 if not isinstance(document, BadDocument):
                     sides = (document,) if isinstance(document, str) else document
                     text += sum(len(side.encode(errors="replace")) for side in sides)
                     documents += 1
-                if text > _LOOKED_AT:
+                if text > _SAMPLED_BYTES:
                     break
-            read = part.stop if file.is_splittable and text <= _LOOKED_AT else opened.max_offset
+            read = file_range.stop if file.is_splittable and text <= _SAMPLED_BYTES else reader.max_offset
     except UnreadableFileError:
         return 0.0, 0.0
     return text / max(read, 1), documents / max(read, 1)

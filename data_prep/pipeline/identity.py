@@ -17,15 +17,15 @@ from multihop.data_prep.stages.runner import MapItems, ReportProgress, map_in_pr
 from multihop.data_prep.tokenizers.existing import has_matched_tokens, import_tokenizer
 
 _HASHES = "inputs.json"
-"""In the stages' directory: identities of the input files, with sizes and modification times."""
+"""File in the stages' directory with the identities of the input files, their sizes and modification times."""
 
 
 @dataclass(frozen=True)
 class ResolvedInputs:
-    """A data set's input, listed and identified once per start and then handed on."""
+    """Holds a data set's input, which is listed and identified once per start and then handed on."""
 
     files: tuple[InputFile, ...]
-    """Each with the identity of its content."""
+    """The files, each with the identity of its content."""
     identity: str
     """64 hex digits: SHA-256 over the settings and the names and contents of the input; `Manifest.inputs`."""
 
@@ -43,34 +43,38 @@ def resolve_inputs(
     Files whose size or modification time changed since the last time are hashed by `map_items` as the stage "hash";
     `work` remembers the result. Only one caller at a time may.
 
-    Raises UserError as `make_filter`, `evaluation_sets`, `import_tokenizer` and `check_tokenizer`; ReadFailed when a
+    Raises:
+        UserError: as `make_filter`, `evaluation_sets`, `import_tokenizer` and `check_tokenizer`; ReadFailed when a
     server does not answer.
     """
     check_tokenizer(data, tok)
     make_work_folder(work)
     hashes = identities.load_identities(work / _HASHES, files)
     unknown = identities.group_files([file for file in with_targets(files) if file.path not in hashes])
-    for found in with_progress(map_items, report)("hash", identities.hash_files, unknown):
-        hashes |= found
+    for group_hashes in with_progress(map_items, report)("hash", identities.hash_files, unknown):
+        hashes |= group_hashes
     identities.save_identities(work / _HASHES, files, hashes)
-    return _resolved(data, tok, files, hashes)
+    return _resolve(data, tok, files, hashes)
 
 
 def resolve_known_inputs(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], work: Path
 ) -> ResolvedInputs | None:
-    """What `resolve_inputs` would return, if `work` remembers all files as they are now; None otherwise.
+    """Resolve the inputs as `resolve_inputs`, but only if `work` remembers all files as they are now; else return None.
 
-    No input file is read and nothing is written. Raises UserError as `resolve_inputs`.
+    No input file is read and nothing is written.
+
+    Raises:
+        UserError: as `resolve_inputs`.
     """
     check_tokenizer(data, tok)
     hashes = known_identities(files, work)
     known = all(file.path in hashes for file in with_targets(files))
-    return _resolved(data, tok, files, hashes) if known else None
+    return _resolve(data, tok, files, hashes) if known else None
 
 
 def known_identities(files: Sequence[InputFile], work: Path) -> dict[str, str]:
-    """By path, the identities of those files that `work` remembers as they are now."""
+    """Load the identities, by path, of those files that `work` remembers as they are now."""
     return identities.load_identities(work / _HASHES, files)
 
 
@@ -88,25 +92,25 @@ def dataset_settings(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
 
 
 def sources_key(data: DataConfig) -> str:
-    """16 hex digits for the sources; preparations of the same sources share stage outputs."""
+    """Return 16 hex digits for the sources; preparations of the same sources share stage outputs."""
     return sha256_json(dataset_settings(data, TokenizerConfig())["data"]["sources"])[:16]
 
 
 def rule_dependencies(data: DataConfig) -> dict[str, str]:
-    """What cleaning and filters depend on besides the settings: versions, and hashes of files."""
+    """Return the versions and hashes of files on which cleaning and filters depend besides the settings."""
     return {**clean.dependencies(data.clean), **filters.dependencies(data.filters)}
 
 
-def _resolved(
+def _resolve(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], hashes: dict[str, str]
 ) -> ResolvedInputs:
-    named = [[file.source, file.name, hashes[file.path], *reader_revisions(file)] for file in with_targets(files)]
+    contents = [[file.source, file.name, hashes[file.path], *reader_revisions(file)] for file in with_targets(files)]
     depends_on = [
         dataset_settings(data, tok),
         rule_dependencies(data),
         _evaluation_texts(data),
         existing_tokenizer_sha256(data, tok),
-        named,
+        contents,
     ]
     if len({file.path for file in files}) < len(files):
         # Earlier versions left a file out of all sources if one of them could not read it.
@@ -126,7 +130,11 @@ def _evaluation_texts(data: DataConfig) -> dict[str, Any]:
 
 
 def existing_tokenizer_sha256(data: DataConfig, tok: TokenizerConfig) -> str | None:
-    """Return the SHA-256 of the existing tokenizer; None: one is trained. Raises UserError as `import_tokenizer`."""
+    """Return the SHA-256 of the existing tokenizer; None if one is trained.
+
+    Raises:
+        UserError: as `import_tokenizer`.
+    """
     if tok.path is None:
         return None
     return hashlib.sha256(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)).hexdigest()

@@ -17,33 +17,34 @@ from multihop.data_prep.reading.file_reader import FileReader
 CHUNK = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _XZ_MEMORY = 256 * 2**20
-"""Limit for the dictionary; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
+"""Limit for the dictionary in bytes; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
 _DECOMPRESSORS: dict[str, Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]] = {
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
     "bz2": bz2.BZ2Decompressor,
 }
 
 
-def chunks(opened: FileReader, compression: str, start: int) -> Iterator[bytes]:
+def chunks(reader: FileReader, compression: str, start: int) -> Iterator[bytes]:
     """Yield the bytes from `start` on, or all bytes of a compressed file, in chunks of at most CHUNK bytes or a block.
 
-    Raises UnreadableFileError, possibly after some chunks, when the file is truncated or damaged.
+    Raises:
+        UnreadableFileError: the file is truncated or damaged; possibly after some chunks.
     """
     if compression in _DECOMPRESSORS:
-        yield from _streams(opened.stream(), compression)
+        yield from _streams(reader.stream(), compression)
     elif compression:
-        yield from _arrow(opened.stream(), compression)
+        yield from _arrow(reader.stream(), compression)
     else:
-        yield from opened.blocks(start)
+        yield from reader.blocks(start)
 
 
 def _arrow(stream: io.BufferedReader, compression: str) -> Iterator[bytes]:
     import pyarrow as pa
 
-    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[compression])
+    decompressed = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[compression])
     while True:
         try:
-            chunk = unpacked.read(CHUNK)
+            chunk = decompressed.read(CHUNK)
         except (OSError, pa.ArrowException) as error:
             raise _broken(compression, error) from None
         if not chunk:
@@ -56,20 +57,20 @@ def _streams(stream: io.BufferedReader, compression: str) -> Iterator[bytes]:
     padding = b"\0" if compression == "xz" else b""
     packed = stream.read(CHUNK)
     while packed:
-        unpacker = _DECOMPRESSORS[compression]()
-        while not unpacker.eof:
+        decompressor = _DECOMPRESSORS[compression]()
+        while not decompressor.eof:
             fed = b""
-            if unpacker.needs_input:
+            if decompressor.needs_input:
                 fed, packed = packed or stream.read(CHUNK), b""
                 if not fed:
                     raise _broken(compression)
             try:
-                chunk = unpacker.decompress(fed, CHUNK)
+                chunk = decompressor.decompress(fed, CHUNK)
             except (OSError, lzma.LZMAError) as error:
                 raise _broken(compression, error) from None
             if chunk:
                 yield chunk
-        packed = unpacker.unused_data
+        packed = decompressor.unused_data
         while not (packed := packed.lstrip(padding)) and (packed := stream.read(CHUNK)):
             pass
 

@@ -1,4 +1,4 @@
-"""Identities of the input files' contents, cached by size and modification time."""
+"""Identifies the contents of the input files; caches the identities by size and modification time."""
 
 import dataclasses
 import hashlib
@@ -21,15 +21,16 @@ _REQUESTS = 16
 
 
 def group_files(files: Sequence[InputFile]) -> list[list[InputFile]]:
-    """`files` in groups of about a split's size, one for each task."""
-    found = [[part.file for part in split if part.start == 0] for split in group_into_splits(files)]
-    return [group for group in found if group]
+    """Group files to about a split's size, one group for each task."""
+    groups = [[each.file for each in ranges if each.start == 0] for ranges in group_into_splits(files)]
+    return [group for group in groups if group]
 
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
     """Return identities by path, UNREADABLE for files that cannot be opened.
 
-    Raises ReadFailed as `content_identity`.
+    Raises:
+        ReadFailed: as `content_identity`.
     """
     if not any(is_remote(file.path) for file in files):
         return {file.path: content_identity(file) for file in files}
@@ -38,7 +39,7 @@ def hash_files(files: list[InputFile]) -> dict[str, str]:
 
 
 def with_identities(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
-    """`files`, each with its identity."""
+    """Add its identity to each file."""
 
     def with_identity(file: InputFile) -> InputFile:
         target = None if file.target is None else with_identity(file.target)
@@ -74,7 +75,8 @@ def is_identified_by_content(file: InputFile) -> bool:
 def has_changed(file: InputFile) -> bool:
     """Return whether the first `size` bytes, of when the file was listed, differ now or are gone.
 
-    Raises ReadFailed when a server does not answer.
+    Raises:
+        ReadFailed: a server does not answer.
     """
     try:
         size, mtime_ns, version = version_of(file.path)
@@ -89,28 +91,28 @@ def has_changed(file: InputFile) -> bool:
     return size < file.size or (bool(file.identity) and content_identity(file) != file.identity)
 
 
-def load_identities(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
-    """Return the known identities of `files`, by path: those with a listed version, or with a remembered size and
+def load_identities(cache: Path, files: Sequence[InputFile]) -> dict[str, str]:
+    """Return the known identities of `files`, by path: those with a listed version, or with a cached size and
     modification time.
 
-    The identity of a file that cannot be read is the problem that listing found.
+    The identity of a file that cannot be read is the problem that listing reported.
     """
     try:
-        known = read_json_object(memory, max_bytes=memory.stat().st_size)
+        known = read_json_object(cache, max_bytes=cache.stat().st_size)
     except (OSError, ValueError):
         known = {}
-    found = {file.path: file.problem for file in files if file.problem}
+    hashes = {file.path: file.problem for file in files if file.problem}
     for file in with_targets(files):
         if file.version and not file.problem:
-            found[file.path] = f"{file.version} {file.size}"
+            hashes[file.path] = f"{file.version} {file.size}"
             continue
         match known.get(_as_json(file.path)):
-            case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
-                found[file.path] = remembered
-    return found
+            case [file.size, file.mtime_ns, str(cached)] if not file.problem:
+                hashes[file.path] = cached
+    return hashes
 
 
-def save_identities(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
+def save_identities(cache: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
     """Write `hashes` for `load_identities`, without unreadable files: a change of permissions changes no modification
     time."""
     known: dict[str, Any] = {
@@ -118,7 +120,7 @@ def save_identities(memory: Path, files: Sequence[InputFile], hashes: dict[str, 
         for file in with_targets(files)
         if hashes[file.path] != UNREADABLE and not file.problem and not file.version and file.mtime_ns
     }
-    write_atomically(memory, canonical_json(known))
+    write_atomically(cache, canonical_json(known))
 
 
 def _as_json(path: str) -> str:
@@ -128,15 +130,15 @@ def _as_json(path: str) -> str:
 
 def _sha256(file: InputFile) -> str:
     digest = hashlib.sha256()
-    place, block = open_location(file.path), block_bytes(file.path)
+    handle, block = open_location(file.path), block_bytes(file.path)
     try:
         at = 0
         while at < file.size:
-            data = place.read_at(min(block, file.size - at), at)
+            data = handle.read_at(min(block, file.size - at), at)
             if not data:
                 return UNREADABLE  # the file became shorter
             digest.update(data)
             at += len(data)
     finally:
-        place.close()
+        handle.close()
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Lines and blocks of a part of a text file; the too long ones are skipped without holding them."""
+"""Splits a range of a text file into lines or blocks, and skips too long ones without holding them."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -52,7 +52,7 @@ def blocks(
         read_at: (nbytes, offset) -> bytes of the file, to see whether the first line continues a block.
     """
     begins = -1
-    """Offset of the current block; -1: there is none, or it belongs to another part."""
+    # Offset of the current block; -1: there is none, or it belongs to another range.
     after_blank: bool | None = None
     held: list[bytes] = []
     size = 0

@@ -17,14 +17,14 @@ from multihop.common.s3 import error_reason, s3_filesystem
 from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.http import HttpFile, describe, is_http
 
-_GS_PATIENCE = timedelta(seconds=60)
+_GS_RETRY_TIME = timedelta(seconds=60)
 
 
 class RandomAccessFile(Protocol):
-    """A file open for positional reads."""
+    """Reads an open file by position."""
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
-        """Up to `nbytes` bytes from `offset` on; fewer at the end of the file."""
+        """Read up to `nbytes` bytes from `offset` on; fewer at the end of the file."""
 
     def close(self) -> None:
         """Close the file."""
@@ -36,7 +36,7 @@ def is_remote(location: str) -> bool:
 
 
 def block_bytes(location: str) -> int:
-    """Bytes to read at once: a remote block is a request, with its latency."""
+    """Return the number of bytes to read at once: a remote block is a request, with its latency."""
     return 8 * 2**20 if is_remote(location) else 2**20
 
 
@@ -46,7 +46,9 @@ def open_location(location: str, identity: str = "") -> RandomAccessFile:
     Args:
         identity: from `identities.identity`; a file on a web server must be of this version. "" accepts any version.
 
-    Raises OSError for a local file; FileNotFoundError, PermissionError, ChangedError or ReadFailed for a remote one.
+    Raises:
+        OSError: a local file cannot be opened.
+        FileNotFoundError, PermissionError, ChangedError, ReadFailed: a remote file cannot be opened.
     """
     if not is_remote(location):
         return _LocalFile(location)
@@ -62,9 +64,10 @@ def open_location(location: str, identity: str = "") -> RandomAccessFile:
 
 
 def version_of(location: str) -> tuple[int, int, str]:
-    """Size, modification time in ns (0: unknown), and the version of a remote file ("": unknown).
+    """Return size, modification time in ns (0: unknown), and the version of a remote file ("": unknown).
 
-    Raises as `open_location`.
+    Raises:
+        OSError: as `open_location`.
     """
     if is_http(location):
         about = describe(location)
@@ -92,7 +95,8 @@ def version_of(location: str) -> tuple[int, int, str]:
 def filesystem_for(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
     """Return the file system of a URL other than HTTP, and the path in it.
 
-    Raises UserError, naming the recipe's `key`, when the protocol is unknown or the bucket cannot be reached.
+    Raises:
+        UserError: the protocol is unknown or the bucket cannot be reached; the message names the recipe's `key`.
     """
     protocol, _, rest = location.partition("://")
     path = "/".join(part for part in rest.split("/") if part)
@@ -106,9 +110,9 @@ def filesystem_for(location: str, key: str = "the location") -> tuple[fs.FileSys
 @lru_cache
 def _gs_filesystem(emulator: str | None) -> fs.GcsFileSystem:
     if emulator is None:
-        return fs.GcsFileSystem(retry_time_limit=_GS_PATIENCE)
+        return fs.GcsFileSystem(retry_time_limit=_GS_RETRY_TIME)
     host = emulator.removeprefix("http://").rstrip("/")
-    return fs.GcsFileSystem(anonymous=True, scheme="http", endpoint_override=host, retry_time_limit=_GS_PATIENCE)
+    return fs.GcsFileSystem(anonymous=True, scheme="http", endpoint_override=host, retry_time_limit=_GS_RETRY_TIME)
 
 
 @lru_cache

@@ -20,16 +20,17 @@ from multihop.data_prep.reading.raw import (
 from multihop.data_prep.reading.sources import FileRange, InputFile
 
 
-def read_line_files(part: FileRange, opened: FileReader) -> Iterator[RawPair | BadDocument]:
-    """Yield the pairs of two line files, of which `opened` is the one of the source sides.
+def read_line_files(file_range: FileRange, reader: FileReader) -> Iterator[RawPair | BadDocument]:
+    """Yield the pairs of two line files, of which `reader` reads the one of the source sides.
 
-    Raises UnreadableFileError, possibly after some pairs, when one of them is damaged or they have different numbers of
-    lines: then it is not known which lines belong together.
+    Raises:
+        UnreadableFileError: one of them is damaged, or they have different numbers of lines, so that it is not known
+            which lines belong together; possibly after some pairs.
     """
-    file = part.file
-    assert file.target is not None and part.start == 0
+    file = file_range.file
+    assert file.target is not None and file_range.start == 0
     sources = targets = 0
-    both = zip_longest(_lines(file, opened), _lines_of_second(file.target))
+    both = zip_longest(_lines(file, reader), _target_lines(file.target))
     for position, (source, target) in enumerate(both, start=1):
         sources += source is not None
         targets += target is not None
@@ -39,19 +40,22 @@ def read_line_files(part: FileRange, opened: FileReader) -> Iterator[RawPair | B
         raise UnreadableFileError(f"{file.name} has {sources:,} lines and {file.target.name} {targets:,}")
 
 
-def read_tsv(part: FileRange, opened: FileReader) -> Iterator[RawPair | BadDocument]:
-    """Yield the pairs of a part of a .tsv file: UTF-8, without quoting, each line with as many columns as the first.
+def read_tsv(file_range: FileRange, reader: FileReader) -> Iterator[RawPair | BadDocument]:
+    """Yield the pairs of a range of a .tsv file: UTF-8, without quoting, each line with as many columns as the first.
 
-    Raises UnreadableFileError when the first line lacks a column.
+    Raises:
+        UnreadableFileError: the first line lacks a column.
     """
-    columns = part.file.fields
+    columns = file_range.file.fields
     assert columns is not None
-    expected = _columns(part.file, opened)
+    expected = _count_columns(file_range.file, reader)
     if 0 < expected < max(int(column) for column in columns):
         raise UnreadableFileError(f"no column {max(columns)}; its first line has {expected}")
     source, target = (int(column) - 1 for column in columns)
-    found = lines(range_bytes(part, opened), part.start, range_stop(part), MAX_DOCUMENT_BYTES)
-    for position, (at, line) in enumerate(found, start=1):
+    numbered_lines = lines(
+        range_bytes(file_range, reader), file_range.start, range_stop(file_range), MAX_DOCUMENT_BYTES
+    )
+    for position, (at, line) in enumerate(numbered_lines, start=1):
         text = decode_line(line, at, position)
         if isinstance(text, BadDocument):
             yield text
@@ -63,21 +67,21 @@ def read_tsv(part: FileRange, opened: FileReader) -> Iterator[RawPair | BadDocum
             yield cells[source], cells[target]
 
 
-def _lines(file: InputFile, opened: FileReader) -> Iterator[Line]:
-    return lines(chunks(opened, file.compression, 0), 0, inf, MAX_DOCUMENT_BYTES)
+def _lines(file: InputFile, reader: FileReader) -> Iterator[Line]:
+    return lines(chunks(reader, file.compression, 0), 0, inf, MAX_DOCUMENT_BYTES)
 
 
-def _lines_of_second(file: InputFile) -> Iterator[Line]:
-    """Yield the lines of the second file, whose problems are told with its name."""
+def _target_lines(file: InputFile) -> Iterator[Line]:
+    """Yield the lines of the second file; its name precedes the reason of its problems."""
     try:
-        with FileReader(file) as opened:
-            yield from _lines(file, opened)
-            opened.check_unchanged()
+        with FileReader(file) as reader:
+            yield from _lines(file, reader)
+            reader.check_unchanged()
     except UnreadableFileError as error:
         raise UnreadableFileError(f"{file.name}: {error}", error.transient) from None
 
 
-def _columns(file: InputFile, opened: FileReader) -> int:
-    """Columns of the file's first line; 0: it has no line, or one that is too long."""
-    _, line = next(_lines(file, opened), (0, None))
+def _count_columns(file: InputFile, reader: FileReader) -> int:
+    """Return the number of columns of the first line; 0 if the file has no line or a too long one."""
+    _, line = next(_lines(file, reader), (0, None))
     return 0 if line is None else line.count(b"\t") + 1

@@ -1,4 +1,4 @@
-"""What readers yield: raw documents, raw pairs, and bad ones; and how they take texts from lines."""
+"""Types that readers yield, raw documents, raw pairs and bad ones, and the decoding of lines."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,42 +13,42 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 TOO_LONG = "longer than 64 MiB"
 NOT_UTF8 = "not UTF-8"
 NUL = "NUL bytes"
-"""Text has none; UTF-16 that happens to be valid UTF-8 does."""
+"""The reason for bytes that text does not have, but UTF-16 that happens to be valid UTF-8 does."""
 
 RawPair = tuple[str, str]
-"""Source and target."""
+"""The source and the target side."""
 RawDocument = str | RawPair
 """A document or a pair."""
 
 
 @dataclass(frozen=True)
 class BadDocument:
-    """A document or pair that cannot be read."""
+    """Reports a document or pair that cannot be read."""
 
     position: int
     """Line (.jsonl, .tsv, two line files), item (.json), row (.parquet, .arrow) or document (.txt), counted from 1 in
-    the part."""
+    the range."""
     reason: str
 
 
-def range_bytes(part: FileRange, opened: FileReader) -> Iterator[bytes]:
-    """Yield the bytes from the one before the part on, which decides whether a line begins at the part's start."""
-    return chunks(opened, part.file.compression, max(0, part.start - 1))
+def range_bytes(file_range: FileRange, reader: FileReader) -> Iterator[bytes]:
+    """Yield the bytes from the one before the range on, which decides whether a line begins at the range's start."""
+    return chunks(reader, file_range.file.compression, max(0, file_range.start - 1))
 
 
-def range_stop(part: FileRange) -> float:
-    """Where the lines of a part must have begun, in bytes of the unpacked file."""
-    return inf if part.file.compression else part.stop
+def range_stop(file_range: FileRange) -> float:
+    """Return the offset in the decompressed file before which the lines of a range must begin."""
+    return inf if file_range.file.compression else file_range.stop
 
 
-def decode_line(line: bytes | None, at: int, position: int) -> str | BadDocument:
-    """Return the text of a line at byte `at` of the unpacked file; None: it is too long."""
+def decode_line(line: bytes | None, offset: int, position: int) -> str | BadDocument:
+    """Decode a line at byte `offset` of the decompressed file; None is a line that is too long."""
     if line is None:
         return BadDocument(position, TOO_LONG)
     if b"\0" in line:
         return BadDocument(position, NUL)
     try:
-        return line.decode("utf-8" if at else "utf-8-sig")
+        return line.decode("utf-8" if offset else "utf-8-sig")
     except UnicodeDecodeError:
         return BadDocument(position, NOT_UTF8)
 

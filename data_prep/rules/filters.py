@@ -12,7 +12,7 @@ from multihop.data_prep.rules.rule import Document, Rule
 
 @dataclass(frozen=True)
 class DroppedDocument:
-    """A document that a rule drops."""
+    """Reports a document that a rule drops."""
 
     reason: str
 
@@ -21,14 +21,15 @@ Filter = Callable[[str], str | DroppedDocument]
 
 
 def make_filter(config: FilterConfig) -> Filter:
-    """Return a function that returns a cleaned text, as edited by C4's rules, or why it is dropped.
+    """Make a function that returns a cleaned text, as edited by C4's rules, or why it is dropped.
 
     Loads what the rules need. The function's result depends on the text and `config` only; it is thread-safe. Edits
     come first, then C4's other rules, the language, Gopher's quality and Gopher's repetition; the first rule that drops
     a document is the reason.
 
-    Raises UserError when py3langid is needed and not installed, a language is unknown, or the list of bad words cannot
-    be read.
+    Raises:
+        UserError: py3langid is needed and not installed, a language is unknown, or the list of bad words cannot be
+            read.
     """
     edit = c4.make_editor(config.c4) if config.c4 else None
     rules = _rules(config)
@@ -48,24 +49,26 @@ def make_filter(config: FilterConfig) -> Filter:
 def drop_reasons(config: FilterConfig) -> list[str]:
     """Return all reasons that `make_filter(config)` can return, in the order of its rules.
 
-    Raises UserError as it does.
+    Raises:
+        UserError: as it does.
     """
     return [reason for reason, _ in _rules(config)]
 
 
 def dependencies(config: FilterConfig) -> dict[str, str]:
-    """What the results depend on besides `config`: the SHA-256 of the list of bad words, and versions of packages.
+    """Return what the results depend on besides `config`: the hash of the list of bad words, and versions of packages.
 
-    Raises UserError as `make_filter`.
+    Raises:
+        UserError: as `make_filter`.
     """
-    found = {}
+    versions = {}
     if config.c4 and config.c4.bad_words is not None:
-        found["bad_words"] = c4.bad_words_hash(config.c4.bad_words)
+        versions["bad_words"] = c4.bad_words_hash(config.c4.bad_words)
     if config.c4 and config.c4.min_sentences is not None:
-        found["sentences"] = f"sentencex {version('sentencex')}"
+        versions["sentences"] = f"sentencex {version('sentencex')}"
     if config.language:
-        found["languages"] = languages.model_version()
-    return found | pairs.dependencies(config.pairs)
+        versions["languages"] = languages.model_version()
+    return versions | pairs.dependencies(config.pairs)
 
 
 def _rules(config: FilterConfig) -> list[Rule]:

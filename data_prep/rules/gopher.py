@@ -21,7 +21,7 @@ def word_count(document: Document) -> int:
 
 
 def mean_word_length(document: Document) -> float:
-    """Characters per word."""
+    """Return the mean number of characters per word."""
     return document.characters / max(len(document.words), 1)
 
 
@@ -31,22 +31,23 @@ def hashes(document: Document) -> float:
 
 
 def ellipses(document: Document) -> float:
-    """Ellipses per word."""
+    """Return the ellipses per word."""
     return sum(map(document.text.count, ELLIPSES)) / max(document.word_count, 1)
 
 
 def bullet_lines(document: Document) -> float:
-    """Share of the lines that start with a bullet point."""
+    """Return the share of the lines that start with a bullet point."""
     return sum(map(bool, map(_BULLET.match, document.lines))) / max(len(document.lines), 1)
 
 
 def ellipsis_lines(document: Document) -> float:
-    """Share of the lines that end with an ellipsis."""
+    """Return the share of the lines that end with an ellipsis."""
     return sum(line.rstrip().endswith(ELLIPSES) for line in document.lines) / max(len(document.lines), 1)
 
 
 def alphabetic_words(enough: float, document: Document) -> float:
-    """Share of the words with an alphabetic character; of purely alphabetic words, if that is at least `enough`."""
+    """Return the share of the words with an alphabetic character; of purely alphabetic words, if that is at least
+    `enough`."""
     words = document.words
     of_letters = sum(map(str.isalpha, words))
     if of_letters < enough * len(words):
@@ -56,23 +57,23 @@ def alphabetic_words(enough: float, document: Document) -> float:
 
 def stop_words(wanted: re.Pattern[str], enough: int, document: Document) -> int:
     """Return the number of different words that `wanted` finds, up to `enough`."""
-    found: set[str] = set()
+    words: set[str] = set()
     for match in wanted.finditer(document.text):
-        found.add(match[0].casefold())
-        if len(found) >= enough:
+        words.add(match[0].casefold())
+        if len(words) >= enough:
             break
-    return len(found)
+    return len(words)
 
 
-def duplicate_share(parts: list[str]) -> float:
-    """Share of `parts` that equal an earlier one."""
-    return (len(parts) - len(set(parts))) / max(len(parts), 1)
+def duplicate_share(items: list[str]) -> float:
+    """Return the share of `items` that equal an earlier one."""
+    return (len(items) - len(set(items))) / max(len(items), 1)
 
 
-def duplicate_character_share(parts: list[str]) -> float:
-    """Share of the characters of `parts` in those that equal an earlier one."""
-    characters = sum(map(len, parts))
-    return (characters - sum(map(len, set(parts)))) / max(characters, 1)
+def duplicate_character_share(items: list[str]) -> float:
+    """Return the share of the characters of `items` in those that equal an earlier one."""
+    characters = sum(map(len, items))
+    return (characters - sum(map(len, set(items)))) / max(characters, 1)
 
 
 def quality_rules(config: GopherQuality) -> list[Rule]:
@@ -100,7 +101,7 @@ def quality_rules(config: GopherQuality) -> list[Rule]:
 
 def repetition_rules(config: GopherRepetition) -> list[Rule]:
     """Return the enabled rules of "Repetition removal", in the order of table A1."""
-    of_parts: list[tuple[float | None, str, Callable[[Document], float]]] = [
+    duplicate_rules: list[tuple[float | None, str, Callable[[Document], float]]] = [
         (config.max_duplicate_lines, "more than {:g} of the lines repeat others",
          lambda document: duplicate_share(document.lines)),
         (config.max_duplicate_paragraphs, "more than {:g} of the paragraphs repeat others",
@@ -112,7 +113,7 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
     ]  # fmt: skip
     rules: list[Rule] = [
         (reason.format(limit), partial(_beyond, measure, gt, limit))
-        for limit, reason, measure in of_parts
+        for limit, reason, measure in duplicate_rules
         if limit is not None
     ]
     for n in (2, 3, 4):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 SORT_FROM = 1_000
-"""From so many words on, pairs are found by sorting integers, which is twice as fast in long texts."""
+"""Number of words from which pairs are found by sorting integers, which is twice as fast in long texts."""
 
 
 class RepeatedNgrams:
-    """The n-grams that occur more than once among `words`.
+    """Finds the n-grams that occur more than once among `words`.
 
     An (n + 1)-gram repeats only where the n-grams at its start and one word later do, so each n only checks what the
     previous one left, which in most texts is little. Words are compared, not hashes: the shares are exact. Query n in

@@ -1,4 +1,4 @@
-"""A filter's rule: a reason, and a predicate on documents."""
+"""Defines a filter's rule, a reason and a predicate on documents, and the document that it sees."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ ELLIPSES = ("...", "…")
 
 
 class Document:
-    """A text and derived values, computed once for all rules."""
+    """Holds a text and derived values, which are computed once for all rules."""
 
     def __init__(self, text: str) -> None:
         self.text = text

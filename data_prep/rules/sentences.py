@@ -7,12 +7,12 @@ import sentencex
 
 LANGUAGE = "en"
 CHUNK = 65_536
-"""Most characters given to sentencex at once."""
+"""Maximum characters to pass to sentencex at once."""
 RUN = 500
-"""Most characters without whitespace given to sentencex at once."""
+"""Maximum characters without whitespace to pass to sentencex at once."""
 
 _SEPARATORS = ("\n\n", ".\n", "\n", ". ", " ")
-"""Where a long text is cut, in order of preference: only the first is certainly the end of a sentence."""
+"""Separators after which a long text is cut, in order of preference; only the first certainly ends a sentence."""
 _PARAGRAPH_END = re.compile(r"\n(?<=[^\n]{100}[.!?:。！？]\n)(?!\n)")  # noqa: RUF001
 """A line this long that ends with a full stop is a paragraph, even if no empty line follows: sentencex joins a list
 item and the text below it, up to the next empty line, to one sentence."""
@@ -33,8 +33,8 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
     language without rules in sentencex gets those of a close one, or of English.
 
     sentencex takes quadratic time where full stops have no spaces around them, where quotation marks are not closed,
-    and in lists. So paragraphs of more than CHUNK characters are given in chunks, and RUN characters without whitespace
-    are cut at a full stop. Other paragraphs are split exactly as by sentencex.
+    and in lists. So paragraphs of more than CHUNK characters are passed in chunks, and RUN characters without
+    whitespace are cut at a full stop. Other paragraphs are split exactly as by sentencex.
     """
     if "\r" in text or not text.isascii():
         # sentencex 1.0 panics at whitespace of several bytes before a full stop, and loses offsets at "\n\r\n".
@@ -61,7 +61,7 @@ def _left_out(text: str, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _chunks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of the chunks of `text` that are given to sentencex."""
+    """Yield start and stop of the chunks of `text` that are passed to sentencex."""
     start = 0
     for stop in _run_ends(text):
         while stop - start > CHUNK:
@@ -81,7 +81,7 @@ def _cut_after(text: str, start: int) -> int:
 
 
 def _run_ends(text: str) -> Iterator[int]:
-    """Where runs without whitespace are cut, and the end of the text."""
+    """Yield the offsets at which runs without whitespace are cut, and the end of the text."""
     start = 0
     while len(text) - start > RUN:
         blank = max(text.rfind(" ", start, start + RUN), text.rfind("\n", start, start + RUN))

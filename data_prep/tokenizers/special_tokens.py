@@ -1,4 +1,4 @@
-"""Special tokens: how vocabularies spell them, and which of them an objective needs."""
+"""Spellings of special tokens in vocabularies, and the ones that each kind of model needs."""
 
 from collections.abc import Container, Sequence
 
@@ -25,14 +25,14 @@ _PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("
 
 
 def suits_objective(tokens: Container[str], causal: bool, translates: bool) -> bool:
-    """Return whether special tokens of these names are those of a model of pairs, of a causal or of a masked one."""
+    """Return whether special tokens of these names suit a translation model, a causal or a masked one."""
     if translates:
         return "pad" in tokens and "end" in tokens
     return "pad" not in tokens if causal else "mask" in tokens
 
 
 def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
-    """Return ids by name: pad, unk, cls, sep and mask if it has those of a masked model, else end and unk of a decoder.
+    """Find ids by name: pad, unk, cls, sep and mask of a masked model if it has all, else end and unk of a decoder.
 
     unk may be missing, since a byte-level tokenizer has none.
 

@@ -15,7 +15,10 @@ from multihop.data_prep.tokenizers.word_table import Ids, Lengths
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Text is never parsed for special tokens: `[SEP]` in it is brackets and letters."""
+    """Converts text to token ids and back.
+
+    Text is never parsed for special tokens: `[SEP]` in it is brackets and letters.
+    """
 
     @property
     def kind(self) -> TokenizerKind: ...
@@ -24,16 +27,17 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """Return the parts of a document to encode: its sentences; for byte-bpe with everything between them.
+        """Split a document into the texts to encode: its sentences; for byte-bpe with everything between them.
 
-        `language` is the ISO 639 code of the rules for ends of sentences.
+        Args:
+            language: the ISO 639 code of the rules for ends of sentences.
         """
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        """Token ids of all texts, concatenated, int32; and the number of tokens of each text, int64 (texts,)."""
+        """Return the token ids of all texts, concatenated, int32; and the number of tokens of each, int64 (texts,)."""
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Token ids of a text after a special token: it continues a word unless it begins with whitespace."""
+        """Encode a text after a special token: it continues a word unless it begins with whitespace."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, as far as the tokens preserve it."""
@@ -49,7 +53,11 @@ class Tokenizer(Protocol):
 
 
 def load(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a data set. Raises UserError when the file is not a tokenizer."""
+    """Load the tokenizer of a data set.
+
+    Raises:
+        UserError: the file is not a tokenizer.
+    """
     try:
         with open_regular(path) as file:
             return parse(file.read())
@@ -58,7 +66,7 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Return the tokenizer in a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
+    """Load the tokenizer in a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
 
     Raises UserError for anything else.
     """

@@ -1,4 +1,4 @@
-"""What ranks do with tensors as large as those of models that people train. Each job runs on every rank at once."""
+"""Jobs of ranks on tensors as large as those of real models. Each job runs on every rank at once."""
 
 import hashlib
 from typing import Any

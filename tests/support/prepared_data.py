@@ -1,4 +1,4 @@
-"""What tests ask of a prepared data set."""
+"""Reads prepared data sets for tests."""
 
 from pathlib import Path
 

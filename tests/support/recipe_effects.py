@@ -1,4 +1,4 @@
-"""What the code does with a recipe, without a run: its batches, its model's outputs, its optimizer, its trials."""
+"""Computes the effects of a recipe without a run: its batches, its model's outputs, its optimizer, its trials."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ from multihop.pretrain.run.reference_losses import unigram_log_probabilities
 
 @dataclass(frozen=True)
 class RecipeEffects:
-    """What the code does with a recipe, computed when it is asked for."""
+    """Computes the effects of a recipe, each when it is asked for."""
 
     recipe: Recipe
     data: Path
@@ -143,7 +143,7 @@ class RecipeEffects:
         return model
 
     def _fill(self) -> Callable[[str, torch.Tensor], None]:
-        """As a new run's."""
+        """Return the function that sets the initial weights of a new run."""
         data, model = open_dataset(self.data), self.recipe.model
         unigram = unigram_log_probabilities(read_token_counts(self.data, data.manifest))
         vectors = None

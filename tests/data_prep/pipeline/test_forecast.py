@@ -38,7 +38,7 @@ def test_it_writes_nothing_and_tells_what_is_done(tmp_path, data, tok):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, document, monkeypatch, packed):
-    monkeypatch.setattr("multihop.data_prep.pipeline.forecast._LOOKED_AT", 20_000)
+    monkeypatch.setattr("multihop.data_prep.pipeline.forecast._SAMPLED_BYTES", 20_000)
     rows = [{"id": number, "text": document(number)} for number in range(1_000)]
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")

@@ -92,10 +92,10 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
 def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.MIN_SPLIT_BYTES", 4_000)
     table = pa.table({"text": [document(number) for number in range(1_000, 1_200)]})
     pq.write_table(table, corpus / "c.parquet", row_group_size=20, compression="none", use_dictionary=False)
-    monkeypatch.setattr("multihop.data_prep.reading.sources._SPLITS", 10**6)
+    monkeypatch.setattr("multihop.data_prep.reading.sources._TARGET_SPLITS", 10**6)
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
     assert prepare(data, tok, tmp_path / "whole").counts["read"] == {"kept": 320}
     damaged = bytearray((corpus / "c.parquet").read_bytes())
@@ -111,7 +111,7 @@ def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
 def test_a_file_that_is_unreadable_for_one_source_is_read_for_another(
     tmp_path: Path, tok: TokenizerConfig, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.MIN_SPLIT_BYTES", 4_000)
     for name, columns in (("a", {"text": 1_000}), ("b", {"text": 2_000, "summary": 3_000})):
         table = pa.table({each: [document(first + n) for n in range(200)] for each, first in columns.items()})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20, compression="none", use_dictionary=False)
@@ -139,8 +139,8 @@ import random, sys
 from pathlib import Path
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.errors import UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, list_files
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, list_files
 
 path, rng, broken = Path(sys.argv[1]), random.Random(0), 0
 good = path.read_bytes()
@@ -150,7 +150,7 @@ for _ in range(250):
     path.write_bytes(damaged[: rng.randrange(len(good))] if rng.random() < 0.1 else damaged)
     (file,) = list_files([Source(path=str(path))])
     try:
-        list(read_part(Part(file, 0, file.size)))
+        list(read_range(FileRange(file, 0, file.size)))
     except UnreadableFileError:
         broken += 1
 print(broken)
@@ -176,9 +176,9 @@ ENDS_AT_ONCE = """
 import io, sys, time
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.errors import UnreadableFileError
-from multihop.data_prep.reading.file_reader import OpenedFile
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, list_files
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, list_files
 
 class LetGoSlowly(bytearray):
     def __del__(self):
@@ -188,11 +188,11 @@ class Stream(io.BufferedReader):
     def read(self, size=-1):
         return LetGoSlowly(super().read(size))
 
-stream = OpenedFile.stream
-OpenedFile.stream = lambda opened: Stream(stream(opened).detach())
+stream = FileReader.stream
+FileReader.stream = lambda opened: Stream(stream(opened).detach())
 (file,) = list_files([Source(path=sys.argv[1])])
 try:
-    list(read_part(Part(file, 0, file.size)))
+    list(read_range(FileRange(file, 0, file.size)))
 except UnreadableFileError:
     print("broken")
 """
@@ -328,7 +328,7 @@ import os, sys
 from multihop.data_prep.reading import identities
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.errors import UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import group_into_splits, list_files
 if os.geteuid() == 0:  # root may read everything
     "".encode("utf-8-sig")  # the codec is imported by who may
@@ -340,7 +340,7 @@ files = identities.with_identities(files, identities.hash_files(files))
 for split in group_into_splits(files):
     for part in split:
         try:
-            print(part.file.name.removeprefix(sys.argv[1]), list(read_part(part)))
+            print(part.file.name.removeprefix(sys.argv[1]), list(read_range(part)))
         except UnreadableFileError as error:
             print(part.file.name.removeprefix(sys.argv[1]), error, error.transient)
 """

@@ -37,7 +37,7 @@ def write(folder: Path, texts: list[str]) -> None:
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     write(tmp_path, TEXTS)
     with serving(tmp_path, monkeypatch) as url:
         monkeypatch.setattr(Web, "ranges", True)

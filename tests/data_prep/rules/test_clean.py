@@ -100,12 +100,12 @@ def test_what_repairing_depends_on_is_told():
 
 
 @given(st.text("\u0301\u0323\u0345\u0334\u0344\u05b0\u302a\U0001d165ae\u00e9\u1e69 ", max_size=60))
-def test_long_runs_of_marks_are_sorted_like_short_ones(text: str) -> None:
+def test_long_mark_run_pattern_are_sorted_like_short_ones(text: str) -> None:
     with pytest.MonkeyPatch.context() as few:
-        few.setattr(clean_module, "_MANY_MARKS", 2)
-        clean_module._runs_of_marks.cache_clear()
+        few.setattr(clean_module, "_LONG_RUN", 2)
+        clean_module._mark_run_pattern.cache_clear()
         sorted_before = clean(text)
-    clean_module._runs_of_marks.cache_clear()
+    clean_module._mark_run_pattern.cache_clear()
     assert sorted_before == clean(text)
 
 

@@ -150,7 +150,7 @@ def test_tiny_texts_are_asked_every_question(text):
 
 
 def test_of_a_very_long_text_the_beginning_is_looked_at_but_all_words_are_counted(monkeypatch):
-    monkeypatch.setattr(rules, "MOST", 20)
+    monkeypatch.setattr(rules, "MAX_ITEMS", 20)
     document = Document("\n".join(["a b c d"] * 10))
     assert (len(document.words), document.word_count, document.characters) == (20, 40, 20)
     assert (len(document.lines), len(document.paragraphs)) == (10, 1)

@@ -208,7 +208,7 @@ def test_rounded_scores_are_close(document: Callable[[int], str], monkeypatch: p
 
     texts, config = [document(n) for n in range(200)], TokenizerConfig(vocab_size=200, threads=1)
     rounded = SentencePieceProcessor(model_proto=train(texts, config))
-    monkeypatch.setattr(tokenizer_training, "_rounded", lambda model: model)
+    monkeypatch.setattr(tokenizer_training, "_round_scores", lambda model: model)
     raw = SentencePieceProcessor(model_proto=train(texts, config))
     for i in range(200):
         assert raw.id_to_piece(i) == rounded.id_to_piece(i)

@@ -175,7 +175,7 @@ def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
 ) -> None:
     monkeypatch.setattr("multihop.common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
-    monkeypatch.setattr("multihop.data_prep.reading.opening.block_bytes", lambda path: 1_000)
+    monkeypatch.setattr("multihop.data_prep.reading.file_reader.block_bytes", lambda path: 1_000)
     ((part,),) = group_into_splits(list_files([Source(path=f"{s3_places}/{name}")]))
     reading = read_range(part)
     assert next(reading) == TEXTS[0]
@@ -212,7 +212,7 @@ def test_a_wrong_place_is_one_sentence(s3: Any, bucket: str, path: str, sentence
 
 
 def test_nobody_listens_is_one_sentence(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -233,7 +233,7 @@ def test_other_file_systems_of_fsspec_are_read_too(folder: Path) -> None:
 
 @pytest.fixture
 def web(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     with serving(folder, monkeypatch) as url:
         yield url
 
