@@ -255,15 +255,15 @@ def _components(all_pairs: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray
     forest = np.empty((0, 2), np.uint64)
     waiting: list[np.ndarray] = []
 
-    def joined() -> np.ndarray:
+    def join_waiting() -> np.ndarray:
         nodes, indices = np.unique(np.concatenate([forest, *waiting]), return_inverse=True)
         return nodes[_star(indices.reshape(-1, 2), len(nodes))]
 
     for pairs in all_pairs:
         waiting.append(pairs)
         if sum(map(len, waiting)) > len(forest) + 2**20:  # often enough for the memory, seldom enough for the time
-            forest, waiting = joined(), []
-    forest = joined()
+            forest, waiting = join_waiting(), []
+    forest = join_waiting()
     roots = np.unique(forest[:, 1])
     codes, of = np.concatenate([forest[:, 0], roots]), np.concatenate([forest[:, 1], roots])
     order = np.argsort(codes)

@@ -32,7 +32,7 @@ class FileReader:
         except ReadFailed:
             raise
         except ChangedError:
-            raise _changed() from None
+            raise _changed_error() from None
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise UnreadableFileError(f"cannot be opened ({reason})", transient=True) from None
@@ -67,7 +67,7 @@ class FileReader:
             self._failure = _classify(self._file.path, error)
             raise self._failure from None
         if not data:
-            self._failure = _changed()
+            self._failure = _changed_error()
             raise self._failure
         self.max_offset = max(self.max_offset, offset + len(data))
         if self._digest is not None:
@@ -95,7 +95,7 @@ class FileReader:
         else:
             is_changed = self._file.identity == UNREADABLE or has_changed(self._file)
         if is_changed:
-            raise _changed()
+            raise _changed_error()
 
     def _hash(self, data: bytes, offset: int) -> None:
         if offset == 0:
@@ -135,13 +135,13 @@ class _Stream(io.RawIOBase):
         return True
 
 
-def _changed() -> UnreadableFileError:
+def _changed_error() -> UnreadableFileError:
     return UnreadableFileError("changed while being read", transient=True)
 
 
 def _classify(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError | ChangedError):
-        return _changed()
+        return _changed_error()
     cause = access_error(path, error) if is_remote(path) else error
     if isinstance(cause, ReadFailed):
         return cause

@@ -93,7 +93,7 @@ def quality_rules(config: GopherQuality) -> list[Rule]:
         (enough, "fewer than {:,} of the stop words", partial(stop_words, wanted, enough or 0), lt),
     ]
     return [
-        (reason.format(limit), partial(_beyond, measure, compare, limit))
+        (reason.format(limit), partial(_exceeds, measure, compare, limit))
         for limit, reason, measure, compare in table
         if limit is not None
     ]
@@ -112,30 +112,30 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
          lambda document: duplicate_character_share(document.paragraphs)),
     ]  # fmt: skip
     rules: list[Rule] = [
-        (reason.format(limit), partial(_beyond, measure, gt, limit))
+        (reason.format(limit), partial(_exceeds, measure, gt, limit))
         for limit, reason, measure in duplicate_rules
         if limit is not None
     ]
     for n in (2, 3, 4):
         if (limit := getattr(config, f"max_top_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in the most frequent {n} words"
-            rules.append((reason, partial(_top_beyond, n, limit)))
+            rules.append((reason, partial(_top_share_exceeds, n, limit)))
     for n in range(5, 11):
         if (limit := getattr(config, f"max_duplicate_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in {n} words that stood before"
-            rules.append((reason, partial(_duplicated_beyond, n, limit)))
+            rules.append((reason, partial(_duplicate_share_exceeds, n, limit)))
     return rules
 
 
-def _beyond(
+def _exceeds(
     measure: Callable[[Document], float], compare: Callable[[float, float], bool], limit: float, document: Document
 ) -> bool:
     return compare(measure(document), limit)
 
 
-def _top_beyond(n: int, limit: float, document: Document) -> bool:
-    return document.repeated.top(n) > limit
+def _top_share_exceeds(n: int, limit: float, document: Document) -> bool:
+    return document.repeated_ngrams.top_share(n) > limit
 
 
-def _duplicated_beyond(n: int, limit: float, document: Document) -> bool:
-    return document.repeated.duplicated_beyond(n, limit)
+def _duplicate_share_exceeds(n: int, limit: float, document: Document) -> bool:
+    return document.repeated_ngrams.duplicate_share_exceeds(n, limit)

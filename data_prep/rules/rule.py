@@ -49,7 +49,7 @@ class Document:
         return identify(self.text)
 
     @cached_property
-    def repeated(self) -> RepeatedNgrams:
+    def repeated_ngrams(self) -> RepeatedNgrams:
         return RepeatedNgrams(self.words)
 
 
