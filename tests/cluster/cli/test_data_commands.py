@@ -32,10 +32,10 @@ def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_statistics_are_those_of_the_documents(folder: Path) -> None:
     found, dataset = compute_statistics(folder / "data"), open_dataset(folder / "data")
-    assert [(part.split, part.source) for part in found.parts] == [
+    assert [(part.split, part.source) for part in found.groups] == [
         (split, source) for split in ("train", "heldout") for source in (0, 1)
     ]
-    for part in found.parts:
+    for part in found.groups:
         documents = getattr(dataset, part.split)
         of_source = [i for i in range(len(documents)) if documents.source(i) == part.source]
         lengths = sorted(len(documents.tokens(i)) for i in of_source)

@@ -78,7 +78,7 @@ def test_a_row_has_the_tokens_of_both_sides_and_their_ends(tmp_path: Path, data:
     totals = manifest.totals["train"]
     assert (totals.documents, totals.sentences, totals.tokens) == (len(train), 2 * len(train), train.lengths.sum())
     statistics = compute_statistics(tmp_path / "out")
-    part = next(part for part in statistics.parts if part.split == "train")
+    part = next(part for part in statistics.groups if part.split == "train")
     assert part.sides is not None and part.sides["source"].tokens + part.sides["target"].tokens == part.tokens
     assert part.sides["target"].tokens == counts.sum() and part.sides["source"].mean == train.source_lengths.mean()
 
