@@ -134,11 +134,11 @@ def run(root: Path, way: str, tokenizer: str, texts: Path) -> dict[str, Any]:
 def measure(way: str, path: str, texts: str) -> dict[str, Any]:
     """Processor seconds and memory of encoding the documents of a file; runs in a process of its own."""
     from multihop.data_prep.rules.clean import clean
-    from multihop.data_prep.tokenizers.existing import adopt
+    from multihop.data_prep.tokenizers.existing import import_tokenizer
     from multihop.data_prep.tokenizers.tokenizer import parse
 
     documents = list(map(clean, json.loads(Path(texts).read_text())))
-    content = adopt(path)
+    content = import_tokenizer(path)
     digest, tokens, seconds = hashlib.sha256(), 0, 0.0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
@@ -161,7 +161,7 @@ def measure(way: str, path: str, texts: str) -> dict[str, Any]:
 
 
 def _batches(documents: list[str]) -> Iterator[list[str]]:
-    """Batches of about a megabyte each."""
+    """Yield batches of about a megabyte each."""
     batch: list[str] = []
     for document in documents:
         batch.append(document)

@@ -24,7 +24,7 @@ from fine_tune_peers import PEERS
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Of each peer, a dictionary of seconds and score for each seed."""
+    """Return a dictionary of seconds and score for each seed, by peer."""
     case = {
         "model": str(arguments.model.absolute()),
         "data_dir": str(arguments.data_dir.absolute()),

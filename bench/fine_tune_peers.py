@@ -30,7 +30,7 @@ def ours(case: Case) -> FineTune:
     from pathlib import Path
 
     import multihop.eval.supervised  # imported before the first trial, as the other's libraries are  # noqa: F401
-    from multihop.common.malloc import disable_malloc_trim
+    from multihop.common.machine import disable_malloc_trim
     from multihop.eval.evaluated import of_huggingface
     from multihop.eval.plan import plan_trials
     from multihop.eval.run_trial import run_trial

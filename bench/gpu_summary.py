@@ -25,7 +25,7 @@ def head_of(folder: Path) -> str:
 
 
 def version(name: str) -> str:
-    """Of an installed package."""
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What LAMB costs over AdamW: torchrun --nproc-per-node 2 bench/lamb.py
+"""Measures the cost of LAMB over AdamW: torchrun --nproc-per-node 2 bench/lamb.py
 
 One engine per optimizer in the same processes, stepped in turn on the same batches. It prints the time of a whole
 optimizer step (forward, backward, reduction, clipping, update, gathering of weights) and, within it, the time in the

@@ -1,4 +1,4 @@
-"""What a layer costs against sequence length n and width d, next to table 1 of Vaswani et al. 2017.
+"""Measures the cost of a layer against sequence length n and width d, next to table 1 of Vaswani et al. 2017.
 
     python bench/layer_costs.py --picture docs/layer-costs.png
 
@@ -85,7 +85,7 @@ def seconds(layer: Layer, n: int, d: int, repeats: int) -> float:
 
 
 def kept_bytes(layer: Layer, n: int, d: int) -> int:
-    """What is kept for the backward pass besides the input and the weights, each storage once."""
+    """Return the bytes kept for the backward pass besides the input and the weights, each storage once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _weights(layer: Layer) -> list[Tensor]:
 
 
 def layers_to_connect(kind: Kind, n: int, d: int = 8) -> int:
-    """How many such layers it takes until the last position depends on the first."""
+    """Return the number of such layers until the last position depends on the first."""
     layer, count = kind.make(d), 0
     x = first = torch.randn(n, d, requires_grad=True)
     while True:

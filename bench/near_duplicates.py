@@ -88,7 +88,7 @@ def take_texts(folder: Path, size: int, target: Path) -> tuple[int, int]:
 
 
 def run(python: str, name: str, texts: Path) -> dict[str, Any]:
-    """What a peer prints: seconds of its parts, what it found, its versions."""
+    """Run a peer; returns what it prints: seconds of its parts, its results, its versions."""
     script = Path(__file__).with_name("near_duplicates_peers.py")
     root = str(script.parents[1] / "src")
     one_core = {key: "1" for key in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

@@ -32,10 +32,15 @@ def ours(texts: list[str], folder: Path) -> Measured:
 
     from multihop.data_prep.config import NearDuplicatesConfig
     from multihop.data_prep.duplicates.minhash import signatures
-    from multihop.data_prep.duplicates.near import CandidatePairs, FindClusters, candidate_pairs, divide, find_clusters
-    from multihop.data_prep.duplicates.signed_splits import SignSplit, bands_of, sign_split
-    from multihop.data_prep.stages.content import content_hash
-    from multihop.data_prep.stages.documents import SCHEMA
+    from multihop.data_prep.duplicates.near import (
+        CandidatePairs,
+        FindClusters,
+        candidate_pairs,
+        find_clusters,
+        plan_comparisons,
+    )
+    from multihop.data_prep.duplicates.signature_files import SignSplit, band_count, sign_split
+    from multihop.data_prep.stages.documents import SCHEMA, content_hash
     from multihop.data_prep.stages.outputs import write_batches
 
     config = NearDuplicatesConfig(shingle_words=SHINGLE_WORDS, permutations=PERMUTATIONS, threshold=THRESHOLD)
@@ -59,7 +64,7 @@ def ours(texts: list[str], folder: Path) -> Measured:
     signed = [sign_split(split).path]
     pairs = [
         candidate_pairs(CandidatePairs(f"{number}", str(folder / "pairs"), signed, *which, THRESHOLD)).path
-        for number, which in enumerate(divide(len(texts), bands_of(config)))
+        for number, which in enumerate(plan_comparisons(len(texts), band_count(config)))
     ]
     clusters = find_clusters(FindClusters("clusters", str(folder), signed, pairs))
     whole.lap("whole")

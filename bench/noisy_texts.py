@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 
 _UNSEEN = 0.01
 _WITH_COPIES = 0.2

@@ -97,7 +97,7 @@ def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path
 
 
 def run(python: str, name: str, texts: Path, tokenizer: Path, out: Path, workers: int) -> dict[str, Any]:
-    """What one way printed, and the peak of its memory in bytes."""
+    """Run one way; returns what it prints, and its peak memory in bytes."""
     out.mkdir()
     script = Path(__file__).with_name("prepare_text_peers.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 
 def _import_all(number: int) -> None:
-    """What the work needs; pyarrow brings pandas in with the first array."""
+    """Import what the work needs; pyarrow imports pandas with the first array."""
     import pyarrow as pa
 
     import multihop.data_prep.pipeline
@@ -29,9 +29,9 @@ def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
     """`prepare` as `multihop prep` runs it, with processes in place of Ray's: reading, cleaning, copies, shards."""
     from multiprocessing import get_context
 
-    from multihop.common.mapping import map_in_process
     from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
     from multihop.data_prep.pipeline.prepare import prepare
+    from multihop.data_prep.stages.runner import map_in_process
 
     data = DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.0)
     with get_context("spawn").Pool(workers) as pool:

@@ -55,7 +55,7 @@ class Kind:
     name: str
     attention: Attention
     theory: str
-    """What grows fastest with n."""
+    """The term that grows fastest with n."""
     longest: int
     """Longer sequences would take too much memory."""
 
@@ -81,7 +81,7 @@ def clipped(n: int) -> Tensor:
 
 
 def peak_bytes(attention: Attention, n: int) -> int:
-    """Of a forward and backward pass."""
+    """Return the peak memory of a forward and backward pass in bytes."""
     shapes = [(n, HEADS, WIDTH)] * 3 + [(2 * MAX_DISTANCE + 1, WIDTH)]
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:

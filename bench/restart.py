@@ -1,4 +1,4 @@
-"""What a rank opens and reads to resume from a checkpoint of many ranks: `python bench/restart.py`.
+"""Measures what a rank opens and reads to resume from a checkpoint of many ranks: `python bench/restart.py`.
 
 The checkpoint is that of a GPT-2 1.5B as ZeRO-1 ranks write it: true names, slices and files; only the numbers of
 elements are divided (--scale), so that it fits anywhere. It is read in two ways: as it is, and with a manifest of
@@ -93,7 +93,7 @@ def parameters_of(preset: str, vocab_size: int) -> dict[str, int]:
 
 
 def zero_1_slices(numels: dict[str, int], ranks: int) -> list[list[Slice]]:
-    """What each rank owns: an equal part of each of two flat buffers, that of the matrices and that of all else."""
+    """Return the slices of each rank: an equal part of two flat buffers, that of the matrices and that of all else."""
     parts: list[list[Slice]] = [[] for _ in range(ranks)]
     for wanted in (True, False):
         group = {name: numel for name, numel in numels.items() if uses_weight_decay(name) == wanted}

@@ -1,4 +1,4 @@
-"""How far runs drift apart that differ only in the order of sums: python bench/rounding.py --picture docs/rounding.png
+"""Measures how runs diverge that differ in the order of sums: python bench/rounding.py --picture docs/rounding.png
 
 A recipe is trained on one rank with twice its micro-batch size, on two ranks with its own, and on one rank with half of
 it, each from step 0: the samples of a step are the same, and the sums over them differ only in their order and thus in
@@ -122,7 +122,7 @@ def steps_of(run_dir: Path) -> dict[int, Row]:
 
 
 def differences(report: dict[str, Any]) -> dict[str, dict[int, float]]:
-    """For each run but the first: the relative difference of its loss from the first run's, by step."""
+    """Return the relative difference of each later run's loss from the first run's, by step."""
     first = report["loss"][report["first"]]
     return {
         name: {step: abs(loss / first[step] - 1) for step, loss in curve.items()}

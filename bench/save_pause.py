@@ -1,4 +1,4 @@
-"""How long an asynchronous save stops training, beside a synchronous one: `python bench/save_pause.py`.
+"""Measures how long an asynchronous save stops training, beside a synchronous one: `python bench/save_pause.py`.
 
 An asynchronous save costs its copy; a synchronous one is the same call, followed by waiting for the commit. Both are
 measured in turn on a state of BERT-base's size (weights and two moments in fp32), and beside them the limits: copying

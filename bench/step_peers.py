@@ -58,7 +58,7 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     """Our engine as a training worker uses it: model section, vocabulary, and the batch of the case."""
     import torch
 
-    from multihop.common.malloc import disable_malloc_trim
+    from multihop.common.machine import disable_malloc_trim
     from multihop.pretrain.config import TrainingConfig
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import join

@@ -24,7 +24,7 @@ from step import case_of, start_peer
 from multihop.cluster.tracking.tracker import open_run
 
 METRICS = ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "samples", "tokens", "skipped", "tokens_per_s", "mfu")
-"""As many numbers as a row of a run has."""
+"""Number of metrics in a row of a run."""
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def ours(case: Case) -> Decoder:
     """Our search."""
     import torch
 
-    from multihop.common.malloc import disable_malloc_trim
+    from multihop.common.machine import disable_malloc_trim
     from multihop.eval.inference.beam_search import Search, beam_search
     from multihop.eval.inference.packed_weights import PackedWeights
 

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from multihop.cluster.console import console
 from multihop.common.errors import UserError
-from multihop.common.files import check_own, make_folder, open_regular, write_atomically
+from multihop.common.files import check_not_link, make_folder, open_regular, write_atomically
 
 _Result = TypeVar("_Result")
 LOCK, HOLDER = ".lock", ".holder"
@@ -87,7 +87,7 @@ def is_locked(folder: Path) -> bool:
 @contextmanager
 def _try_lock(folder: Path) -> Iterator[bool]:
     """Whether the lock was acquired. It is on the folder and on a file in it: removing the file releases nothing."""
-    check_own(folder / LOCK)
+    check_not_link(folder / LOCK)
     lock, descriptor = FileLock(folder / LOCK), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield _acquire(descriptor, lock)

@@ -1,1 +1,1 @@
-"""Shared by all packages: files, JSON lines, config sections, storage, exit codes, mapping, keyed random numbers."""
+"""Shared by all packages: files, JSON lines, config sections, storage, errors and exit codes, counter-based RNG."""

@@ -1,5 +1,7 @@
-"""This node's cache: `$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`. What lies there may be deleted at any time that
-nothing runs."""
+"""Manages this node's cache: `$XDG_CACHE_HOME/multihop` or `~/.cache/multihop`.
+
+Anything in it may be deleted while nothing runs.
+"""
 
 import fcntl
 import os
@@ -11,24 +13,24 @@ from pathlib import Path
 from multihop.common.errors import UserError
 
 LIMIT = "MULTIHOP_CACHE_GB"
-"""Environment variable of a node: 10^9 bytes that prepared data may take in its cache; not set: no limit."""
-_USED = ".in-use"
-_COPIES = ("homes/*/.prepared/*/*/.fetched.json", f"stages/*/*/*/{_USED}")
+"""Environment variable with the size of the prepared data in a node's cache, in 10^9 bytes; not set: no limit."""
+_PINNED_FILE = ".in-use"
+_COPIES = ("homes/*/.prepared/*/*/.fetched.json", f"stages/*/*/*/{_PINNED_FILE}")
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder of the cache, which may not exist."""
+    """Return a folder of the cache, which may not exist."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache").joinpath("multihop", *parts)
 
 
 @contextmanager
-def used(folder: Path) -> Iterator[None]:
-    """Keep `make_room` of all processes of this machine from removing a folder for a block; it is made if need be."""
+def pin(folder: Path) -> Iterator[None]:
+    """Create a folder if need be, and protect it from `evict_until_fits` of all processes of this machine."""
     lock = None
     while lock is None:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock_shared(folder / _USED)
+        lock = _lock_shared(folder / _PINNED_FILE)
     try:
         yield
     finally:
@@ -36,7 +38,7 @@ def used(folder: Path) -> Iterator[None]:
 
 
 def _lock_shared(path: Path) -> int | None:
-    """The descriptor of the locked file; None: its folder was removed meanwhile."""
+    """Return the descriptor of the locked file; None if its folder was removed meanwhile."""
     with suppress(FileNotFoundError):
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -48,36 +50,36 @@ def _lock_shared(path: Path) -> int | None:
     return None
 
 
-def prepared_copies() -> set[Path]:
-    """Folders of this node's cache with data sets that were fetched, and with outputs of stages."""
+def evictable_folders() -> set[Path]:
+    """Return the folders of this node's cache with fetched data sets and with outputs of stages."""
     return {path.parent for pattern in _COPIES for path in cache_folder().glob(pattern)}
 
 
-def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) -> None:
-    """Remove folders of the cache, the one that was not used for longest first, until MULTIHOP_CACHE_GB is kept.
+def evict_until_fits(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) -> None:
+    """Remove folders of the cache, the least recently used first, until MULTIHOP_CACHE_GB is kept.
 
     Args:
-        folders: that may be removed unless they are `used`.
+        folders: may be removed unless a process has pinned them.
         needed: bytes that are going to be written.
-        files: of folders in use, that may be removed where this does not suffice, the first one first.
+        files: files of pinned folders that may be removed, in this order, if that does not suffice.
 
     Raises:
-        UserError: that many bytes do not fit even then, or the variable is no number.
+        UserError: that many bytes do not fit even then, or the variable is not a number.
     """
-    given = os.environ.get(LIMIT)
-    if given is None:
+    setting = os.environ.get(LIMIT)
+    if setting is None:
         return
     try:
-        limit = int(float(given) * 1e9)
+        limit = int(float(setting) * 1e9)
     except (ValueError, OverflowError):  # int(inf) overflows
-        raise UserError(f"{LIMIT}={given} in this node's environment is not a number of gigabytes") from None
-    there = sorted(((_used_at(folder), folder) for folder in folders), key=lambda item: item[0])
-    taken = sum(_bytes(folder) for _, folder in there)
-    for _, folder in there:
+        raise UserError(f"{LIMIT}={setting} in this node's environment is not a number of gigabytes") from None
+    by_age = sorted(((_last_used(folder), folder) for folder in folders), key=lambda item: item[0])
+    taken = sum(_bytes(folder) for _, folder in by_age)
+    for _, folder in by_age:
         if taken + needed <= limit:
             return
         size = _bytes(folder)
-        if _remove_unless_used(folder):
+        if _remove_unless_pinned(folder):
             taken -= size
     for file in files:
         if taken + needed <= limit:
@@ -87,13 +89,13 @@ def make_room(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) 
             file.unlink()
     if taken + needed > limit:
         raise UserError(
-            f"{LIMIT}={given} in this node's environment leaves no room for {needed / 1e9:.1f} GB of prepared data "
+            f"{LIMIT}={setting} in this node's environment leaves no room for {needed / 1e9:.1f} GB of prepared data "
             f"beside the {taken / 1e9:.1f} GB in use; raise it"
         )
 
 
-def _remove_unless_used(folder: Path) -> bool:
-    with suppress(FileNotFoundError), open(folder / _USED, "a") as file:
+def _remove_unless_pinned(folder: Path) -> bool:
+    with suppress(FileNotFoundError), open(folder / _PINNED_FILE, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,9 +104,9 @@ def _remove_unless_used(folder: Path) -> bool:
     return True
 
 
-def _used_at(folder: Path) -> float:
+def _last_used(folder: Path) -> float:
     with suppress(FileNotFoundError):
-        return (folder / _USED).stat().st_mtime
+        return (folder / _PINNED_FILE).stat().st_mtime
     return 0.0
 
 

@@ -1,106 +1,106 @@
-"""What recipes and JSON files are validated with, and what each key of a recipe decides.
+"""Base classes of recipe sections and JSON records, and what a change of each recipe key has an effect on.
 
-Every field declares what it decides in its annotation, once:
+Every field declares the effects of a change in its annotation, once:
 
     seq_len: Annotated[int, ORDER | MEMORY] = Field(default=128, ge=8)
 
-A field that holds a section may declare for all that is in the section. Hashes, refusals of a change and comparisons of
-recipes derive from these declarations.
+A field that holds a section may declare them for all keys of the section. Hashes, refusals of a change and comparisons
+of recipes derive from these declarations.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from enum import Flag, auto
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-PlainName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
-"""Of a file in a directory, and in no other."""
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""The name of a file in a directory, without separators."""
 
 
 class Section(BaseModel):
-    """A part of a recipe: every key is known, every number finite (JSON has no others), and nothing changes after
-    validation."""
+    """Base of a recipe's sections: refuses unknown keys, NaN and infinity, and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Record(BaseModel):
-    """A part of a JSON file that we write: every key is known and no value is converted."""
+    """Base of parts of JSON files that we write: refuses unknown keys, converts no value, and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Affects(Flag):
-    """What changes with the value of a key."""
+class Effect(Flag):
+    """Lists what a change of a key's value may have an effect on."""
 
     DATA = auto()
     """The prepared data set."""
     ORDER = auto()
-    """Which samples a step uses, and what the model sees of them."""
+    """The samples that a step uses, and what the model sees of them."""
     COMPATIBILITY = auto()
-    """Whether weights fit, and what they stand for: cannot change under a run."""
+    """The shape of the weights and their meaning: cannot change under a run."""
     UPDATES = auto()
-    """What the weights become, by more than rounding."""
+    """The trained weights, by more than rounding."""
     LOCATION = auto()
-    """Where the run and its checkpoints are."""
+    """The location of the run and its checkpoints."""
     MEMORY = auto()
-    """How many samples fit into memory."""
+    """The number of samples that fit into memory."""
     SPEED = auto()
     """Speed and memory, and the weights by rounding at most."""
     FINE_TUNING = auto()
-    """The result of a trial that is fine-tuned."""
+    """The result of a trial with fine-tuning."""
     ZERO_SHOT = auto()
     """The result of a trial without training."""
     LOGGING = auto()
-    """What is shown or kept."""
+    """Anything that is only logged, displayed or kept."""
 
 
 DATA, ORDER, COMPATIBILITY, UPDATES, LOCATION = (
-    Affects.DATA,
-    Affects.ORDER,
-    Affects.COMPATIBILITY,
-    Affects.UPDATES,
-    Affects.LOCATION,
+    Effect.DATA,
+    Effect.ORDER,
+    Effect.COMPATIBILITY,
+    Effect.UPDATES,
+    Effect.LOCATION,
 )
-MEMORY, SPEED, LOGGING = Affects.MEMORY, Affects.SPEED, Affects.LOGGING
-FINE_TUNING, ZERO_SHOT = Affects.FINE_TUNING, Affects.ZERO_SHOT
+MEMORY, SPEED, LOGGING = Effect.MEMORY, Effect.SPEED, Effect.LOGGING
+FINE_TUNING, ZERO_SHOT = Effect.FINE_TUNING, Effect.ZERO_SHOT
 
 
 @cache
-def declarations(section: type[BaseModel]) -> dict[str, Affects]:
-    """What each key of a section decides: "phases[].seq_len" -> ORDER | MEMORY, for instance.
+def effects_by_key(section: type[BaseModel]) -> dict[str, Effect]:
+    """Return the declared effects of each key of a section: "phases[].seq_len" -> ORDER | MEMORY, for instance.
 
     Raises:
-        TypeError: a field declares nothing, and neither does a field that holds its section; or the classes of a
-            section declare different things.
+        TypeError: neither a field nor a field that holds its section declares effects, or the classes of a section
+            declare different ones.
     """
-    found: dict[str, Affects] = {}
-    for key, decides in _walk(section, "", None):
-        if found.setdefault(key, decides) != decides:
-            raise TypeError(f"{key} decides {found[key]} in one class of its section and {decides} in another")
+    found: dict[str, Effect] = {}
+    for key, effect in _walk(section, "", None):
+        if found.setdefault(key, effect) != effect:
+            raise TypeError(f"{key} affects {found[key]} in one class of its section and {effect} in another")
     return found
 
 
-def decided_by(section: type[BaseModel], key: str) -> Affects:
-    """What a key of a recipe, with or without list indexes, decides; of a whole section, all that its keys decide.
+def effect_of(section: type[BaseModel], key: str) -> Effect:
+    """Return the effects of a key, with or without list indexes; for a section, those of all its keys.
 
     Raises:
-        KeyError: there is no such key.
+        KeyError: no such key exists.
     """
     pattern = re.sub(r"\[\d+\]", "[]", key)
-    found = [
-        decides
-        for declared, decides in declarations(section).items()
-        if declared == pattern or declared.startswith((f"{pattern}.", f"{pattern}[")) or _lies_below(pattern, declared)
+    effects = [
+        effect
+        for declared, effect in effects_by_key(section).items()
+        if declared == pattern or _is_below(declared, pattern) or _is_below(pattern, declared)
     ]
-    if not found:
+    if not effects:
         raise KeyError(key)
-    return Affects(sum(each.value for each in set(_members(found))))
+    return reduce(or_, effects)
 
 
 def key_path(location: Sequence[int | str]) -> str:
@@ -108,23 +108,18 @@ def key_path(location: Sequence[int | str]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def part_deciding(section: BaseModel, what: Affects) -> dict[str, Any]:
-    """The keys of a section that decide any of `what`, as plain JSON values; sections without any are left out."""
-    part: dict[str, Any] = _part(section, what, None)
-    return part
+def select_by_effect(section: BaseModel, effects: Effect) -> dict[str, Any]:
+    """Select the keys that have any of these effects, as plain JSON values; sections without any are left out."""
+    selected: dict[str, Any] = _select(section, effects, None)
+    return selected
 
 
-def _members(flags: list[Affects]) -> Iterator[Affects]:
-    for each in flags:
-        yield from each
+def _is_below(key: str, other: str) -> bool:
+    """Return whether `key` is inside of `other`: in a section, or in a dict that is passed on as it is."""
+    return key.startswith((f"{other}.", f"{other}["))
 
 
-def _lies_below(pattern: str, declared: str) -> bool:
-    """A key inside of a value that is no section: a dict that is passed on as it is."""
-    return pattern.startswith((f"{declared}.", f"{declared}["))
-
-
-def _walk(section: type[BaseModel], prefix: str, inherited: Affects | None) -> Iterator[tuple[str, Affects]]:
+def _walk(section: type[BaseModel], prefix: str, inherited: Effect | None) -> Iterator[tuple[str, Effect]]:
     for name, field in section.model_fields.items():
         declared, path = _declared(field) or inherited, f"{prefix}{name}"
         kinds, is_list = sections_in(field.annotation)
@@ -132,15 +127,15 @@ def _walk(section: type[BaseModel], prefix: str, inherited: Affects | None) -> I
             for kind in kinds:
                 yield from _walk(kind, f"{path}[]." if is_list else f"{path}.", declared)
         elif declared is None:
-            raise TypeError(f"{section.__name__}.{name} does not declare what it decides")
+            raise TypeError(f"{section.__name__}.{name} does not declare its effects")
         else:
             yield path, declared
 
 
-def _declared(field: FieldInfo) -> Affects | None:
-    found = [each for each in field.metadata if isinstance(each, Affects)]
-    assert len(found) <= 1, field
-    return found[0] if found else None
+def _declared(field: FieldInfo) -> Effect | None:
+    effects = [each for each in field.metadata if isinstance(each, Effect)]
+    assert len(effects) <= 1, field
+    return effects[0] if effects else None
 
 
 def sections_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
@@ -153,20 +148,20 @@ def sections_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
     return [kind for kinds, _ in inner for kind in kinds], is_list
 
 
-def _part(value: Any, what: Affects, inherited: Affects | None) -> Any:
+def _select(value: Any, effects: Effect, inherited: Effect | None) -> Any:
     if isinstance(value, BaseModel):
-        part = {}
+        selected = {}
         for name, field in type(value).model_fields.items():
             declared, inner = _declared(field) or inherited, getattr(value, name)
             kinds, _ = sections_in(field.annotation)
             if kinds and inner is not None:
-                below = _part(inner, what, declared)
-                if below or (inner == [] and any(each & what for _, each in _walk(kinds[0], "", declared))):
-                    part[name] = below
-            elif declared is not None and declared & what:
-                part |= value.model_dump(mode="json", include={name})  # nothing, if the field is left out
-        return part
+                below = _select(inner, effects, declared)
+                if below or (inner == [] and any(each & effects for _, each in _walk(kinds[0], "", declared))):
+                    selected[name] = below
+            elif declared is not None and declared & effects:
+                selected |= value.model_dump(mode="json", include={name})  # nothing, if the field is left out
+        return selected
     if isinstance(value, list):
-        parts = [_part(each, what, inherited) for each in value]
-        return parts if any(parts) else []
+        items = [_select(each, effects, inherited) for each in value]
+        return items if any(items) else []
     raise AssertionError(value)

@@ -1,8 +1,19 @@
-"""The error that commands report in one sentence."""
+"""The error that commands report in one sentence, and the exit codes of the commands and of the worker."""
+
+DONE = 0
+FAILED = 1
+USER_ERROR = 2
+"""The user made a mistake, which one sentence describes, without a traceback."""
+STOPPED = 75
+"""A signal stopped it after saving (EX_TEMPFAIL of sysexits.h): rerun the same command to resume."""
+LOST = 76
+"""A job was lost with its cluster: submit it again to resume."""
+DETACHED = 130
+"""Ctrl-C interrupted it while it followed a job, which runs on."""
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: a recipe, an option, a file. Its message is a sentence for the user.
+    """Reports a mistake in a recipe, an option or a file of the user's. Its message is a sentence for the user.
 
     Commands print the message and exit with code 2. Any other exception is a traceback and exit code 1.
     """

@@ -1,4 +1,4 @@
-"""Atomic writes, hashes of files, and canonical JSON."""
+"""Atomic writes, hashes of files, canonical JSON, and checked reading of files that others wrote."""
 
 import errno
 import hashlib
@@ -16,10 +16,11 @@ from multihop.common.errors import UserError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """`OSError.errno` when the disk is full or the user's quota is exceeded."""
+MAX_TEXT_BYTES = 2**20
 _BLOCK = 64 * 2**10
-_JSON_BYTES = 8 * 2**20
+_MAX_JSON_BYTES = 8 * 2**20
 """Parsing takes up to 24 times the size of a JSON file."""
-_JSON_DEPTH = 64
+_MAX_JSON_DEPTH = 64
 """Far more than our files have, and far less than Python's recursion limit."""
 
 
@@ -44,19 +45,23 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def sha256_file(path: str | Path) -> str:
-    """SHA-256 of a regular file's bytes, as 64 hex digits; reads it in blocks. Raises OSError as `open_regular`."""
+    """Return the SHA-256 of a regular file's bytes, as 64 hex digits; reads it in blocks.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json_object(
-    path: Path, *, advice: str = "restore it from a copy", most_bytes: int = _JSON_BYTES
+    path: Path, *, advice: str = "restore it from a copy", max_bytes: int = _MAX_JSON_BYTES
 ) -> dict[str, Any]:
     """Read a JSON object nested at most 64 deep, with integers of at most 64 bits.
 
     Args:
         advice: what the user should do about an invalid file, as the end of a sentence.
-        most_bytes: limit of the file's size.
+        max_bytes: limit of the file's size.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -65,43 +70,43 @@ def read_json_object(
     """
     try:
         with open_regular(path) as file:
-            data = file.read(most_bytes + 1)
+            data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UserError(f"{path} is not a JSON object (it cannot be read: {error.strerror}); {advice}") from None
-    return json_object(data, path, advice=advice, most_bytes=most_bytes)
+    return json_object(data, path, advice=advice, max_bytes=max_bytes)
 
 
 def json_object(
-    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", most_bytes: int = _JSON_BYTES
+    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", max_bytes: int = _MAX_JSON_BYTES
 ) -> dict[str, Any]:
-    """`read_json_object` of a file's bytes, of which at most `most_bytes` + 1 need to be read.
+    """`read_json_object` of a file's bytes, of which at most `max_bytes` + 1 need to be read.
 
     Raises:
         UserError: as `read_json_object`.
     """
 
-    def refused(why: str) -> UserError:
+    def not_an_object(why: str) -> UserError:
         return UserError(f"{path} is not a JSON object ({why}); {advice}")
 
-    if len(data) > most_bytes:
-        raise refused(f"it has more than {most_bytes:,} bytes")
+    if len(data) > max_bytes:
+        raise not_an_object(f"it has more than {max_bytes:,} bytes")
     if not data.strip(b" \t\r\n\0"):
-        raise refused("it is empty" if not data.strip() else "it holds nothing but NUL bytes")
+        raise not_an_object("it is empty" if not data.strip() else "it holds nothing but NUL bytes")
     try:
         content = json.loads(data.decode(), parse_int=_int64)
     except UnicodeDecodeError as error:
-        raise refused(f"byte {error.start:,} is not UTF-8") from None
+        raise not_an_object(f"byte {error.start:,} is not UTF-8") from None
     except ValueError as error:
-        raise refused(str(error)) from None
+        raise not_an_object(str(error)) from None
     except RecursionError:
-        raise refused(f"its lists and objects are more than {_JSON_DEPTH} deep") from None
+        raise not_an_object(f"its lists and objects are more than {_MAX_JSON_DEPTH} deep") from None
     if not isinstance(content, dict):
         kind = {list: "list", str: "string", bool: "truth value", type(None): "null"}.get(type(content), "number")
-        raise refused(f"it holds a {kind}")
+        raise not_an_object(f"it holds a {kind}")
     if _is_deep(content):
-        raise refused(f"its lists and objects are more than {_JSON_DEPTH} deep")
+        raise not_an_object(f"its lists and objects are more than {_MAX_JSON_DEPTH} deep")
     return content
 
 
@@ -114,7 +119,7 @@ def _int64(digits: str) -> int:
 
 def _is_deep(content: dict[str, Any]) -> bool:
     level: list[Any] = [content]
-    for _ in range(_JSON_DEPTH):
+    for _ in range(_MAX_JSON_DEPTH):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [value for values in inner for value in values if isinstance(value, dict | list)]
         if not level:
@@ -122,13 +127,43 @@ def _is_deep(content: dict[str, Any]) -> bool:
     return True
 
 
+def read_user_text(path: Path, name: str, what: str) -> str:
+    """Read a small text file that a user named: a recipe, a DeepSpeed configuration.
+
+    Args:
+        name: the beginning of messages: the path, or the recipe's key with the path.
+        what: the expected content, for instance "a recipe".
+
+    Raises:
+        UserError: the file does not exist, is not a regular file, is longer than 1 MiB, cannot be read, or is not
+            UTF-8.
+    """
+    try:
+        with open_regular(path) as file:  # opening a pipe would block
+            content = file.read(MAX_TEXT_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{name} does not exist; give the path of {what}") from None
+    except IsADirectoryError:
+        raise UserError(f"{name} is a directory; give the path of {what}") from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UserError(f"{name} is a pipe or a device; write {what} into a file and give its path") from None
+        raise UserError(f"{name} cannot be read ({error.strerror}); give the path of {what}") from None
+    if len(content) > MAX_TEXT_BYTES:
+        raise UserError(f"{name} is longer than {MAX_TEXT_BYTES:,} bytes; give the path of {what}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
 def sha256_json(obj: Any) -> str:
-    """SHA-256 of an object's canonical JSON, as 64 hex digits."""
+    """Return the SHA-256 of an object's canonical JSON, as 64 hex digits."""
     return hashlib.sha256(canonical_json(obj)).hexdigest()
 
 
 def canonical_json(obj: Any) -> bytes:
-    """A JSON value with sorted keys, without whitespace, in UTF-8, without NaN: equal values give equal bytes."""
+    """Encode a JSON value with sorted keys, without whitespace and NaN, in UTF-8: equal values give equal bytes."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
@@ -164,17 +199,18 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`: synced and renamed to it at the end of the block, or removed if that raises.
+def atomic_replace(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, which is synced and renamed to `path` after the block, or removed if the block raises.
 
     Readers of `path` see the old file or the whole new one, also after a power cut. A link at `path` is replaced; its
     target is not touched.
 
-    Raises OSError with the path if the disk is full; Arrow's own errors lack it.
+    Raises:
+        OSError: the disk is full; the error has the path, which Arrow's errors lack.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with naming(path):
+        with add_path_to_disk_full_error(path):
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -185,7 +221,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def add_path_to_disk_full_error(path: Path) -> Iterator[None]:
     """Add the path to an OSError of the block about a full disk or an exceeded quota."""
     try:
         yield
@@ -196,7 +232,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove temporary files of `replacing` left by killed processes, in a directory that nobody else writes into."""
+    """Remove temporary files of `atomic_replace` left by killed processes; nobody else may write into the directory."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -204,7 +240,7 @@ def remove_temporaries(folder: Path) -> None:
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write `data` to `path` atomically, with `mode` less the umask; the directory must exist."""
     with (
-        replacing(path) as temporary,
+        atomic_replace(path) as temporary,
         open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
     ):
         file.write(data)
@@ -214,7 +250,7 @@ def open_append(path: Path) -> BinaryIO:
     """Open a file for appending, creating it if needed; its directory must exist.
 
     Raises:
-        UserError: as `check_own`.
+        UserError: as `check_not_link`.
     """
     file = BufferedWriter(FileIO(path, "ab", opener=_open_own))
     if file.tell() == 0:  # possibly just created
@@ -222,7 +258,7 @@ def open_append(path: Path) -> BinaryIO:
     return file
 
 
-def check_own(path: Path) -> None:
+def check_not_link(path: Path) -> None:
     """Refuse to write into anything but a regular file: in a directory from somebody else a link could lead anywhere.
 
     Raises:
@@ -234,35 +270,35 @@ def check_own(path: Path) -> None:
         )
 
 
-def cut_torn_line(path: Path) -> None:
+def truncate_torn_line(path: Path) -> None:
     """Remove an incomplete last line left by a crash, so that the next append starts a new line.
 
     Raises:
-        UserError: as `check_own`.
+        UserError: as `check_not_link`.
     """
     if not path.exists():
         return
     with open(path, "rb+", opener=_open_own) as file:
-        end = end_of_lines(file)
+        end = last_line_end(file)
         if end < file.seek(0, os.SEEK_END):
             file.truncate(end)
             os.fsync(file.fileno())
 
 
-def end_of_lines(file: BinaryIO) -> int:
-    """The offset after the last complete line; reads the file from its end."""
+def last_line_end(file: BinaryIO) -> int:
+    """Return the offset after the last complete line; reads the file from its end."""
     start = file.seek(0, os.SEEK_END)
     while start > 0:
         length = min(_BLOCK, start)
         start -= length
         file.seek(start)
-        found = file.read(length).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = file.read(length).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
     return 0
 
 
 def _open_own(path: str, flags: int) -> int:
-    """An opener for writing that also refuses a link created after the check."""
-    check_own(Path(path))
+    """Return an opener for writing that also refuses a link created after the check."""
+    check_not_link(Path(path))
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)

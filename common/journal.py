@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multihop.common.errors import UserError
-from multihop.common.files import end_of_lines, naming, open_append, open_regular
+from multihop.common.files import add_path_to_disk_full_error, last_line_end, open_append, open_regular
 from multihop.common.storage import Folder
 
 _EVERY_S = 1.0
@@ -113,7 +113,7 @@ class JournalReader:
             elif name not in self._seen:
                 data = self._place.read_bytes(name, 2**30)
                 path = self._folder / part.file
-                with naming(path), open_append(path) as file:
+                with add_path_to_disk_full_error(path), open_append(path) as file:
                     part.offset, part.length = file.tell(), len(data)
                     file.write(data)
                     file.flush()
@@ -178,4 +178,4 @@ def _end(path: Path) -> int:
     if not path.exists():
         return 0
     with open_regular(path) as file:
-        return end_of_lines(file)
+        return last_line_end(file)

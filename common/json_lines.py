@@ -1,4 +1,4 @@
-"""Append-only files of JSON rows: metrics, results, starts, changes.
+"""Reads and appends to files of JSON rows: metrics, results, launches, changes.
 
 All readers handle lines that are not rows in the same way. An incomplete last line, which a crash leaves, is ignored,
 and removed before the next row is appended. A complete line that is not a JSON object is damage: it is skipped, with a
@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multihop.common.files import cut_torn_line, end_of_lines, make_folder, naming, open_append, open_regular
+from multihop.common.files import (
+    add_path_to_disk_full_error,
+    last_line_end,
+    make_folder,
+    open_append,
+    open_regular,
+    truncate_torn_line,
+)
 
 Row = dict[str, Any]
 
@@ -20,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows, oldest first; empty if there is no file."""
+    """Return the rows, oldest first; empty if there is no file."""
     return list(RowFollower(path).read())
 
 
@@ -32,8 +39,8 @@ def append_row(path: Path, row: Row) -> None:
     """
     line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     make_folder(path.parent)
-    cut_torn_line(path)
-    with naming(path), open_append(path) as file:
+    truncate_torn_line(path)
+    with add_path_to_disk_full_error(path), open_append(path) as file:
         before = file.tell()
         try:
             left = memoryview(line)
@@ -52,10 +59,10 @@ class RowFollower:
         self._path, self._offset = path, 0
         if from_end and path.exists():
             with open_regular(path) as file:
-                self._offset = end_of_lines(file)
+                self._offset = last_line_end(file)
 
     def read(self) -> Iterator[Row]:
-        """The rows since the last one read."""
+        """Yield the rows since the last one read."""
         try:
             file = open_regular(self._path)
         except FileNotFoundError:

@@ -15,12 +15,12 @@ from filelock import FileLock
 
 from multihop.common.errors import UserError
 from multihop.common.files import (
+    atomic_replace,
     canonical_json,
     json_object,
     make_folder,
     open_regular,
     read_json_object,
-    replacing,
     sha256_file,
     sha256_json,
     write_atomically,
@@ -106,7 +106,7 @@ def _listing(there: Folder) -> dict[str, dict[str, Any]]:
         data = there.read_bytes(LISTING, _MOST_BYTES)
     except FileNotFoundError:
         raise UserError(f"{there.location} holds no whole copy ({LISTING} is missing)") from None
-    content = json_object(data, where, advice=f"remove {there.location}: it is copied again", most_bytes=_MOST_BYTES)
+    content = json_object(data, where, advice=f"remove {there.location}: it is copied again", max_bytes=_MOST_BYTES)
     files = content.get("files")
     if not isinstance(files, dict) or content.get("sha256") != sha256_json(files):
         raise UserError(f"{where} is damaged; remove {there.location}: it is copied again")
@@ -117,7 +117,7 @@ def _listing(there: Folder) -> dict[str, dict[str, Any]]:
 
 
 def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
-    with replacing(path) as temporary, there.open(path.name) as source:
+    with atomic_replace(path) as temporary, there.open(path.name) as source:
         digest = hashlib.sha256()
         with open(temporary, "xb") as file:
             for chunk in source.chunks():

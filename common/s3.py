@@ -1,35 +1,52 @@
-"""Connections to S3 buckets by pyarrow."""
+"""S3 buckets: connections for reading by pyarrow, and atomic writes by boto3.
 
+pyarrow would complete an upload that has to be abandoned, so that a partial object is visible, and has no conditional
+writes. Paths are BUCKET/KEY. Credentials and endpoint come from the same environment variables for both.
+"""
+
+import io
 import os
 import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 from pyarrow import fs
 
 from multihop.common.errors import UserError
 
 _RETRIES = 12
-"""How often a request is repeated, with waits that begin at 25 ms and double: about 100 s in all."""
+"""Repetitions of a request, with waits that begin at 25 ms and double: about 100 s in all."""
 _FIRST_RETRIES = 6
 _PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
+_ATTEMPTS = 8
+_CONFLICTS = 10
+"""Attempts of a conditional write that conflicts with another one of the same object."""
+_PART_BYTES = 64 * 1024**2
+"""Bytes per part. An object has at most 10,000 parts, so that a rank's file may have 625 GiB."""
+_CONCURRENT_PARTS = 4
+"""Number of parts that are uploaded at once, and in memory."""
 
 
 def s3_filesystem(bucket: str, key: str) -> fs.S3FileSystem:
-    """The file system of an S3 bucket, with retries.
+    """Connect to an S3 bucket, with retries.
 
-    Raises UserError, naming the recipe's `key`, when the bucket does not exist or cannot be reached.
+    Raises:
+        UserError: the bucket does not exist or cannot be reached; the message names the recipe's `key`.
     """
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-    return _bucket(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
+    return _connect(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
 
 
 def s3_endpoint() -> str | None:
-    """The endpoint of a store other than AWS; pyarrow 25 reads credentials from the environment, but not this."""
+    """Return the endpoint of a store other than AWS, which pyarrow 25 does not read from the environment."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
 @lru_cache
-def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
+def _connect(name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
     """`environment` only distinguishes sets of credentials in the cache; the AWS library reads them itself."""
     region = environment[0] or environment[1]
     where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
@@ -43,17 +60,136 @@ def _bucket(name: str, endpoint: str | None, key: str, environment: tuple[str | 
     try:
         if region is None and endpoint is None:
             region = fs.resolve_s3_region(name)
-        found = connect(_FIRST_RETRIES).get_file_info(name)
+        info = connect(_FIRST_RETRIES).get_file_info(name)
     except OSError as error:
         raise UserError(
-            f"{where} cannot be used ({reason_of(error)}); check {key}, AWS_ENDPOINT_URL, "
+            f"{where} cannot be used ({error_reason(error)}); check {key}, AWS_ENDPOINT_URL, "
             "AWS_REGION and the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         ) from None
-    if found.type == fs.FileType.NotFound:
+    if info.type == fs.FileType.NotFound:
         raise UserError(f"{where} does not exist; create it or correct the name")
     return connect(_RETRIES)
 
 
-def reason_of(error: OSError) -> str:
-    """The reason of an error on one line, without the library's context."""
+def error_reason(error: OSError) -> str:
+    """Return the reason of an error on one line, without the library's context."""
     return re.split(r"\n| error_info=", _PREAMBLE.sub("", error.strerror or str(error)))[0]
+
+
+def put(path: str, region: str, data: bytes) -> None:
+    """Write a small object atomically, by one request."""
+    with _as_os_error(path) as key:
+        _client(region).put_object(**key, Body=data)
+
+
+def create(path: str, region: str, data: bytes) -> bool:
+    """Write a small object unless it exists; returns whether it was written.
+
+    If a response is lost, the retried request finds the object of the first one and returns False: compare the content.
+
+    Raises:
+        UserError: the store does not support conditional writes.
+    """
+    for _ in range(_CONFLICTS):
+        try:
+            with _as_os_error(path) as key:
+                _client(region).put_object(**key, Body=data, IfNoneMatch="*")
+            return True
+        except OSError as error:
+            match getattr(error.__cause__, "response", {}).get("Error", {}).get("Code"):
+                case "PreconditionFailed":
+                    return False
+                case "NotImplemented":
+                    raise UserError(no_conditional_writes(f"s3://{path}")) from None
+                case "ConditionalRequestConflict":
+                    time.sleep(0.2)
+                case _:
+                    raise
+    raise TimeoutError(f"s3://{path} conflicted with other writers {_CONFLICTS} times in a row")
+
+
+def no_conditional_writes(location: str) -> str:
+    """Return the message about a store on which two runs could own one location."""
+    return (
+        f"the store of {location} does not support conditional writes (If-None-Match: *), so two runs could write to "
+        "one location; choose a store that does, or a shared directory, for checkpoint.location"
+    )
+
+
+def upload(path: str, region: str, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write an object of any size. It becomes visible when it is whole; if `chunks` raises, the upload is aborted."""
+    with _as_os_error(path) as key, io.BufferedReader(_Stream(chunks), io.DEFAULT_BUFFER_SIZE) as stream:
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(
+            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_CONCURRENT_PARTS
+        )
+        config.max_in_memory_upload_chunks = _CONCURRENT_PARTS
+        _client(region).upload_fileobj(stream, **key, Config=config)
+
+
+def copy(path: str, region: str, to: str) -> None:
+    """Copy an object within the store."""
+    with _as_os_error(path) as source, _as_os_error(to) as key:
+        _client(region).copy(source, **key)
+
+
+def delete(path: str, region: str) -> None:
+    """Delete the object of exactly this name, if it exists."""
+    with _as_os_error(path) as key:
+        _client(region).delete_object(**key)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks, self._left = iter(chunks), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk).cast("B")
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+def _client(region: str) -> Any:
+    names = ("AWS_PROFILE", "AWS_ACCESS_KEY_ID")
+    return _client_of(region, s3_endpoint(), tuple(map(os.environ.get, names)))
+
+
+@lru_cache
+def _client_of(region: str, endpoint: str | None, environment: tuple[str | None, ...]) -> Any:
+    """`environment` only distinguishes sets of credentials in the cache; boto3 reads them itself."""
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "max_attempts": _ATTEMPTS},
+        # As pyarrow does: a custom endpoint may lack host names for buckets and support for new checksums.
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
+
+
+@contextmanager
+def _as_os_error(path: str) -> Iterator[dict[str, str]]:
+    """Split a path into bucket and key, and turn boto3's exceptions into OSError."""
+    try:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise UserError("writing checkpoints to s3:// needs boto3; pip install 'multihop[s3]'") from None
+    bucket, _, key = path.partition("/")
+    try:
+        yield {"Bucket": bucket, "Key": key}
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise OSError(f"s3://{path}: {re.sub('//[^/@ ]*@', '//', str(error))}") from error

@@ -1,4 +1,4 @@
-"""A folder on a disk, on a shared file system or in an S3 bucket: `/folder` or `s3://BUCKET/PREFIX`.
+"""Reads and writes folders on a disk, on a shared file system or in an S3 bucket: `/folder` or `s3://BUCKET/PREFIX`.
 
 For S3 the credentials, the region and the endpoint are configured as for the AWS tools: AWS_ACCESS_KEY_ID and
 AWS_SECRET_ACCESS_KEY or a profile or the instance's role, AWS_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
@@ -17,9 +17,9 @@ from typing import Literal, Protocol
 
 from pyarrow import fs
 
-from multihop.common import bucket
+from multihop.common import s3
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, open_regular, replacing, sync
+from multihop.common.files import atomic_replace, make_folder, open_regular, sync
 from multihop.common.s3 import s3_filesystem
 
 Bytes = bytes | memoryview
@@ -31,7 +31,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links."""
 
 
-class _Positional(Protocol):
+class _Handle(Protocol):
     def read_at(self, nbytes: int, offset: int) -> bytes: ...
 
     def size(self) -> int: ...
@@ -39,13 +39,13 @@ class _Positional(Protocol):
     def close(self) -> None: ...
 
 
-class Source:
-    """A file open for positional reads. Any number of threads may read at once."""
+class RandomAccessFile:
+    """Reads a file by position. Any number of threads may read at once."""
 
-    def __init__(self, file: _Positional) -> None:
+    def __init__(self, file: _Handle) -> None:
         self._file = file
 
-    def __enter__(self) -> "Source":
+    def __enter__(self) -> "RandomAccessFile":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -53,87 +53,89 @@ class Source:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the file in bytes."""
         return int(self._file.size())
 
     def close(self) -> None:
-        """For who does not use it as a context manager."""
+        """Close the file; needed only outside a `with` block."""
         self._file.close()
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; fewer if the file ends before."""
+        """Read `length` bytes from `offset` on; fewer if the file ends before."""
         return self._file.read_at(length, offset)
 
     def chunks(self) -> Iterator[bytes]:
-        """The whole file in chunks of 8 MiB."""
+        """Yield the whole file in chunks of 8 MiB."""
         for offset in range(0, self.size, _CHUNK):
             yield self.read_at(offset, _CHUNK)
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that need not exist: it is created by writing into it, and counts as empty if absent."""
+    """Names a folder that need not exist: it is created by writing into it, and counts as empty if absent."""
 
     location: str
     """An absolute path or s3://BUCKET/PREFIX."""
     path: str
-    """Its path in `filesystem`."""
+    """The folder's path in `filesystem`."""
     filesystem: fs.FileSystem
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk or a shared file system, not in a bucket."""
+        """True if it is on a disk or a shared file system, false if it is in a bucket."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def child(self, name: str) -> "Folder":
-        """A folder in this one."""
+        """Return a folder in this one."""
         return Folder(f"{self.location}/{name}", f"{self.path}/{name}", self.filesystem)
 
     def entries(self) -> dict[str, Kind]:
-        """Sorted name -> kind. A link to a folder is a "link"; anything else that is not a folder is a "file".
+        """List the folder as sorted name -> kind.
 
-        One listing: without a `stat` per entry, and in a bucket one request per 1,000 entries.
+        A link to a folder is a "link"; anything else that is not a folder is a "file".
+
+        It takes one listing without a `stat` per entry, in a bucket one request per 1,000 entries.
         """
         if self.is_local:
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as found:
-                return dict(sorted((entry.name, _kind(entry)) for entry in found))
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as scan:
+                return dict(sorted((entry.name, _kind(entry)) for entry in scan))
             return {}
         infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         kinds: dict[bool, Kind] = {True: "folder", False: "file"}
         return dict(sorted((info.base_name, kinds[info.type == fs.FileType.Directory]) for info in infos))
 
     def names(self) -> list[str]:
-        """Files and folders in it, sorted."""
+        """Return the sorted names of the files and folders in it."""
         return list(self.entries())
 
     def size(self, name: str) -> int | None:
-        """In bytes; None: there is no such file."""
+        """Return the size of a file in bytes; None if it does not exist."""
         info = self.filesystem.get_file_info(f"{self.path}/{name}")
         return int(info.size) if info.type == fs.FileType.File else None
 
-    def changed_at(self, name: str) -> float:
-        """When a file was last written, in seconds since 1970."""
+    def modified_at(self, name: str) -> float:
+        """Return the modification time of a file, in seconds since 1970."""
         return float(self.filesystem.get_file_info(f"{self.path}/{name}").mtime.timestamp())
 
-    def open(self, name: str) -> Source:
-        """A file for positional reads.
+    def open(self, name: str) -> RandomAccessFile:
+        """Open a file for positional reads.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
             OSError: it cannot be read; EINVAL or EISDIR: it is not a regular file, but a FIFO for example.
         """
         path = f"{self.path}/{name}"
-        return Source(_LocalFile(path) if self.is_local else self.filesystem.open_input_file(path))
+        return RandomAccessFile(_LocalFile(path) if self.is_local else self.filesystem.open_input_file(path))
 
-    def read_bytes(self, name: str, at_most: int = 2**20) -> bytes:
-        """A small file, whole; if it is larger than `at_most` bytes, the first `at_most + 1` of them.
+    def read_bytes(self, name: str, max_bytes: int = 2**20) -> bytes:
+        """Read a small file whole; if it is larger than `max_bytes` bytes, the first `max_bytes + 1` of them.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
             OSError: as `open`.
         """
         with self.open(name) as file:
-            return file.read_at(0, min(file.size, at_most + 1))
+            return file.read_at(0, min(file.size, max_bytes + 1))
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
         """Stream a file: it appears, whole and synced, when this returns, and not before.
@@ -141,10 +143,10 @@ class Folder:
         If this or `chunks` fails, a file of that name is unchanged.
         """
         if not self.is_local:
-            bucket.upload(f"{self.path}/{name}", self._region, chunks)
+            s3.upload(f"{self.path}/{name}", self._region, chunks)
             return
         make_folder(Path(self.path))
-        with replacing(Path(self.path, name)) as temporary, open(temporary, "wb") as local:
+        with atomic_replace(Path(self.path, name)) as temporary, open(temporary, "wb") as local:
             for chunk in chunks:
                 local.write(chunk)
 
@@ -153,31 +155,31 @@ class Folder:
         if self.is_local:
             self.write(name, [data])
         else:
-            bucket.put(f"{self.path}/{name}", self._region, data)
+            s3.put(f"{self.path}/{name}", self._region, data)
 
-    def create(self, name: str, data: bytes, by: str) -> bool:
-        """Write `data` to a new file, unless there is one of that name.
+    def create(self, name: str, data: bytes, writer: str) -> bool:
+        """Write `data` to a new file, unless a file of that name exists.
 
         Args:
-            by: makes the name of this process's temporary file unique.
+            writer: makes the name of this process's temporary file unique.
 
         Returns:
             Whether it was written: True for at most one of any number of writers. In a bucket it may be False for all
-            of them, if an answer was lost: compare what is there.
+            of them, if a response was lost: compare the content.
 
         Raises:
             UserError: it is in a bucket whose store does not support conditional writes.
         """
         if not self.is_local:
-            return bucket.create(f"{self.path}/{name}", self._region, data)
+            return s3.create(f"{self.path}/{name}", self._region, data)
         make_folder(Path(self.path))
-        path, temporary = Path(self.path, name), Path(self.path, f".{name}.{by}.tmp")
+        path, temporary = Path(self.path, name), Path(self.path, f".{name}.{writer}.tmp")
         try:
             _write_synced(temporary, data, "wb")
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # NFS retries a request whose response was lost, and then finds its own link (open(2), O_EXCL).
+                # NFS retries a request whose response was lost, and then finds the link that it made (open(2), O_EXCL).
                 if os.stat(temporary).st_nlink == 1:
                     raise
             except OSError as error:
@@ -192,9 +194,9 @@ class Folder:
         return True
 
     def files(self) -> list[str]:
-        """The files in it and in its folders, as sorted relative paths; in a bucket one request per 1,000."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=True))
-        return sorted(info.path[len(self.path) + 1 :] for info in found if info.type == fs.FileType.File)
+        """List the files in it and in its folders, as sorted relative paths; in a bucket one request per 1,000."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=True))
+        return sorted(info.path[len(self.path) + 1 :] for info in infos if info.type == fs.FileType.File)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
@@ -202,7 +204,7 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.path}/{name}")
         else:
-            bucket.delete(f"{self.path}/{name}", self._region)
+            s3.delete(f"{self.path}/{name}", self._region)
 
     def remove_if_empty(self) -> list[str]:
         """Remove the folder if nothing is in it; returns the names of what is in it."""
@@ -213,21 +215,21 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.rmdir(self.path)
         else:
-            bucket.delete(f"{self.path}/", self._region)  # an empty object by which some tools mark a folder
+            s3.delete(f"{self.path}/", self._region)  # an empty object by which some tools mark a folder
         return []
 
     def move_to(self, other: "Folder") -> None:
         """Rename a folder of files.
 
         In a bucket the files are copied in reverse order of their names, and then removed in order: the manifest of a
-        checkpoint, the first by name, is never in a place that lacks other files.
+        checkpoint, the first by name, is never in a folder that lacks other files.
         """
         if self.is_local:
             os.rename(self.path, other.path)
             return
         names = [name for name, kind in self.entries().items() if kind == "file"]
         for name in reversed(names):
-            bucket.copy(f"{self.path}/{name}", self._region, f"{other.path}/{name}")
+            s3.copy(f"{self.path}/{name}", self._region, f"{other.path}/{name}")
         for name in names:
             self.remove(name)
         self.remove_if_empty()
@@ -238,7 +240,7 @@ class Folder:
 
 
 def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
-    """The folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
+    """Return the folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
 
     Args:
         key: what the user calls the location, for messages.

@@ -11,32 +11,31 @@ from multihop.common.errors import UserError
 
 
 def _is_default(value: Any) -> bool:
-    """A key that is written down only where it is set: settings of data sets that were prepared before it existed have
-    the same hash as before."""
+    # Such a key is written only where it is set, so that older data sets, prepared without it, keep their hash.
     return value is None or value is False
 
 
 class PairFields(Section):
-    """Where the two sides of a pair are."""
+    """The fields or columns of the two sides of a pair."""
 
     source: int | str
-    """The name of a field, or in .tsv files the number of a column, from 1."""
+    """Name of a field; for .tsv files, number of a column, from 1."""
     target: int | str
 
     @model_validator(mode="after")
     def _are_two_of_a_kind(self) -> "PairFields":
-        given = f"source={self.source}, target={self.target}"
+        sides = f"source={self.source}, target={self.target}"
         if isinstance(self.source, int) != isinstance(self.target, int):
-            raise UserError(f"{given}: expected two names of fields, or for .tsv files two numbers of columns")
+            raise UserError(f"{sides}: expected two names of fields, or for .tsv files two numbers of columns")
         if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
-            raise UserError(f"{given}: columns are counted from 1")
+            raise UserError(f"{sides}: columns are counted from 1")
         if self.source == self.target:
-            raise UserError(f"{given}: expected two different ones; a pair has two sides")
+            raise UserError(f"{sides}: expected two different ones; a pair has two sides")
         return self
 
     @property
     def are_columns(self) -> bool:
-        """Whether they are columns of .tsv files."""
+        """True for columns of .tsv files, false for fields."""
         return isinstance(self.source, int)
 
 
@@ -52,17 +51,17 @@ class Source(Section):
     field: Annotated[str, DATA] = "text"
     """Name of the text field in .jsonl, .json, .parquet and .arrow files."""
     fields: Annotated[PairFields | None, DATA] = Field(default=None, exclude_if=_is_default)
-    """Of pairs: the names of the two text fields, or the columns of .tsv files; null: the source has documents, or
-    columns 1 and 2 of .tsv files."""
+    """The two text fields of pairs, or the two columns of .tsv files; null: the source has documents, or columns 1 and
+    2 of .tsv files."""
     target_path: Annotated[str | None, DATA] = Field(default=None, exclude_if=_is_default)
-    """Of pairs in two line files: the file whose line i translates line i of `path`."""
+    """The file whose line i translates line i of `path`, for pairs in two line files."""
     documents: Annotated[Literal["file", "line", "block"], DATA] = "file"
     """A document of a .txt file: the whole file, each line, or each block between blank lines."""
     language: Annotated[str, DATA] = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
     """ISO 639 code of the rules for ends of sentences; a language without rules uses those of a close one, or of
     English."""
     weight: Annotated[float | None, ORDER] = Field(default=None, gt=0.0)
-    """Its share of the training samples, relative to the other sources' weights; null: proportional to its size."""
+    """Share of the training samples, relative to the other sources' weights; null: proportional to its size."""
 
     @property
     def pair_fields(self) -> PairFields | None:
@@ -73,7 +72,7 @@ class Source(Section):
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether it has pairs, not documents."""
+        """True if the source has pairs, not documents."""
         return self.target_path is not None or self.pair_fields is not None
 
     @model_validator(mode="after")
@@ -122,7 +121,7 @@ class LanguageFilter(Section):
 
 
 def _nfc(word: str) -> str:
-    """The NFC form, in which filters see documents."""
+    """Return the NFC form, in which filters see documents."""
     return unicodedata.normalize("NFC", word)
 
 
@@ -130,47 +129,53 @@ _Share = Annotated[float, Field(ge=0.0, le=1.0)] | None
 
 
 class GopherQuality(Section):
-    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Quality filtering". null disables a rule."""
+    """The rules of Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Quality filtering". null disables a rule."""
 
     min_words: int | None = Field(default=50, ge=1)
     max_words: int | None = Field(default=100_000, ge=1)
     min_mean_word_length: float | None = Field(default=3.0, ge=0.0)
-    """Characters."""
+    """Minimum mean length of the words, in characters."""
     max_mean_word_length: float | None = Field(default=10.0, ge=0.0)
-    """Characters."""
+    """Maximum mean length of the words, in characters."""
     max_hashes: float | None = Field(default=0.1, ge=0.0)
     """Maximum "#" per word."""
     max_ellipses: float | None = Field(default=0.1, ge=0.0)
     """Maximum "..." or "…" per word."""
     max_bullet_lines: _Share = 0.9
-    """Share of the lines that start with a bullet point."""
+    """Maximum share of the lines that start with a bullet point."""
     max_ellipsis_lines: _Share = 0.3
-    """Share of the lines that end with an ellipsis."""
+    """Maximum share of the lines that end with an ellipsis."""
     min_alphabetic_words: _Share = 0.8
-    """Share of the words with an alphabetic character."""
+    """Minimum share of the words with an alphabetic character."""
     min_stop_words: int | None = Field(default=2, ge=1)
-    """Number of different `stop_words` that occur."""
+    """Minimum number of different `stop_words` that occur."""
     stop_words: list[Annotated[str, AfterValidator(_nfc)]] = Field(
         default=["the", "be", "to", "of", "and", "that", "have", "with"]
     )
-    """English by default. For another language, set other words, or `min_stop_words` to null."""
+    """Words that `min_stop_words` counts, English by default.
+
+    For another language, set other words, or `min_stop_words` to null.
+    """
 
 
 class GopherRepetition(Section):
-    """Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Repetition removal", and table A1. null disables a rule."""
+    """The rules of Rae et al. 2021 (arXiv:2112.11446), section A.1.1, "Repetition removal", and table A1.
+
+    null disables a rule.
+    """
 
     max_duplicate_lines: _Share = 0.30
-    """Share of the lines that repeat an earlier line."""
+    """Maximum share of the lines that repeat an earlier line."""
     max_duplicate_paragraphs: _Share = 0.30
     max_duplicate_line_characters: _Share = 0.20
-    """Share of the characters in duplicate lines."""
+    """Maximum share of the characters in duplicate lines."""
     max_duplicate_paragraph_characters: _Share = 0.20
     max_top_2gram: _Share = 0.20
-    """Share of the words' characters in the most frequent 2-gram."""
+    """Maximum share of the words' characters in the most frequent 2-gram."""
     max_top_3gram: _Share = 0.18
     max_top_4gram: _Share = 0.16
     max_duplicate_5gram: _Share = 0.15
-    """Share of the words' characters in 5-grams that occurred before in the document."""
+    """Maximum share of the words' characters in 5-grams that occurred before in the document."""
     max_duplicate_6gram: _Share = 0.14
     max_duplicate_7gram: _Share = 0.13
     max_duplicate_8gram: _Share = 0.12
@@ -179,8 +184,10 @@ class GopherRepetition(Section):
 
 
 class C4(Section):
-    """Raffel et al. 2020 (arXiv:1910.10683), section 2.2. The first five remove lines or markers; the others drop
-    documents."""
+    """The rules of Raffel et al.
+
+    2020 (arXiv:1910.10683), section 2.2. The first five remove lines or markers; the others drop documents.
+    """
 
     citations: bool = True
     """Remove markers such as [1], [edit] and [citation needed]."""
@@ -199,7 +206,7 @@ class C4(Section):
     min_sentences: int | None = Field(default=3, ge=1)
     """Drop documents with fewer sentences left."""
     bad_words: str | None = None
-    """A UTF-8 text file with a word or phrase per line: drop documents with one of them."""
+    """Drop documents with a word or phrase of this UTF-8 text file, which has one on each line."""
 
 
 class PairLanguages(Section):
@@ -209,7 +216,7 @@ class PairLanguages(Section):
     """ISO 639-1 code if there is one, else ISO 639-3."""
     target: str
     min_score: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Minimum probability of the other language: a side of a few words may be of any."""
+    """Drop a pair only if the other language has at least this probability: a side of a few words may be of any."""
 
 
 class PairFilters(Section):
@@ -227,14 +234,14 @@ class PairFilters(Section):
     drop_equal: bool = True
     """Drop pairs whose sides are equal."""
     languages: PairLanguages | None = None
-    """null: do not look at the languages."""
+    """Languages of the two sides; null: do not identify them."""
 
 
 class FilterConfig(Section):
-    """Filters. A group is off unless it is given; `{}` enables it with its published values."""
+    """Groups of filters. A group is off unless the recipe sets it; `{}` enables it with its published values."""
 
     pairs: PairFilters | None = Field(default=None, exclude_if=_is_default)
-    """The only group for pairs, which the others are not for."""
+    """The only group for pairs; the others are for documents."""
 
     c4: C4 | None = None
     language: LanguageFilter | None = None
@@ -284,7 +291,7 @@ class DecontaminateConfig(Section):
 
 
 class DataConfig(Section):
-    """Sources, filters and the held-out share."""
+    """The recipe's `data` section: sources, filters and the held-out share."""
 
     sources: list[Source] = Field(min_length=1)
     clean: Annotated[CleanConfig, DATA] = CleanConfig()
@@ -294,12 +301,12 @@ class DataConfig(Section):
     max_bad_fraction: Annotated[float, DATA] = Field(default=0.01, ge=0.0, le=1.0)
     """Maximum share of unreadable files, or of unreadable documents; beyond it preparation fails."""
     near_duplicates: Annotated[NearDuplicatesConfig | None, DATA] = None
-    """null: drop only exact copies."""
+    """Removal of near duplicates; null: drop only exact copies."""
     decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
-    """null: do not compare with evaluation texts."""
+    """Removal of evaluation texts; null: do not compare with them."""
     shuffle_window_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
-    """In each epoch, so many shards of 256 MB are drawn at a time, and their samples shuffled among themselves; null:
-    all. With it, nodes that share only an object store fetch shards while training goes on."""
+    """Number of shards of 256 MB that are drawn at a time in each epoch, and whose samples are shuffled among
+    themselves; null: all. With it, nodes that share only an object store fetch shards while training goes on."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> "DataConfig":
@@ -313,7 +320,7 @@ class DataConfig(Section):
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether the sources have pairs, not documents."""
+        """True if the sources have pairs, not documents."""
         return self.sources[0].holds_pairs
 
     @model_validator(mode="after")
@@ -325,14 +332,14 @@ class DataConfig(Section):
                 f"data.sources[{pairs}] has pairs and data.sources[{documents}] has documents; give every source "
                 "fields={source: …, target: …} or target_path, or none"
             )
-        given = [name for name in FilterConfig.model_fields if getattr(self.filters, name) is not None]
-        if not self.holds_pairs and "pairs" in given:
+        groups = [name for name in FilterConfig.model_fields if getattr(self.filters, name) is not None]
+        if not self.holds_pairs and "pairs" in groups:
             raise UserError(
                 "data.filters.pairs is given, and data.sources have documents; remove it, or give the sources "
                 "fields={source: …, target: …} or target_path"
             )
         if self.holds_pairs:
-            if others := [name for name in given if name != "pairs"]:
+            if others := [name for name in groups if name != "pairs"]:
                 instead = "data.filters.pairs.languages" if others[0] == "language" else "data.filters.pairs"
                 raise UserError(
                     f"data.filters.{others[0]} is for documents, and data.sources have pairs; use {instead}"
@@ -345,13 +352,13 @@ class DataConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The tokenizer: an existing one, or a SentencePiece model trained on the documents."""
+    """The recipe's `tokenizer` section: an existing tokenizer, or a SentencePiece model trained on the documents."""
 
     path: Annotated[str | None, DATA | COMPATIBILITY] = None
     """An existing tokenizer: a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and
     merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` may be set then."""
     lowercase: Annotated[bool, DATA | COMPATIBILITY] = True
-    """For a vocab.txt: lower-case text and strip accents, as BERT-uncased does."""
+    """Lower-case text and strip accents, as BERT-uncased does; only for a vocab.txt."""
     kind: Annotated[Literal["unigram", "bpe"], DATA | COMPATIBILITY] = "unigram"
     vocab_size: Annotated[int, DATA | COMPATIBILITY] = Field(default=16_000, ge=64, le=2**31 - 1)
     """Number of tokens, special tokens included."""
@@ -359,11 +366,11 @@ class TokenizerConfig(Section):
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
     gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, which pairs need: <pad> </s> <unk> as ids 0 to 2."""
     separate: Annotated[bool, DATA | COMPATIBILITY] = Field(default=False, exclude_if=_is_default)
-    """Of pairs: train a tokenizer of `vocab_size` for each side, not one for both."""
+    """Train a tokenizer of `vocab_size` for each side of pairs, not one for both."""
     byte_fallback: Annotated[bool, DATA | COMPATIBILITY] = False
     """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
     sample_mb: Annotated[float, DATA | COMPATIBILITY] = Field(default=100.0, gt=0)
-    """Megabytes of text to train it on: the documents with the smallest hashes."""
+    """Megabytes of text to train on: the documents with the smallest hashes."""
     threads: Annotated[int, DATA | COMPATIBILITY] = Field(default=2, ge=1, le=128)
     """Training threads. Part of the recipe because unigram scores change with their number."""
 

@@ -147,10 +147,10 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
     Raises:
         UserError: the file is not a tokenizer that we read.
     """
-    from multihop.data_prep.tokenizers.existing import adopt
+    from multihop.data_prep.tokenizers.existing import import_tokenizer
     from multihop.data_prep.tokenizers.tokenizer import describe, parse
 
-    content = adopt(path, not path.endswith(".txt") or _lowercases(Path(path)), pairs)
+    content = import_tokenizer(path, not path.endswith(".txt") or _lowercases(Path(path)), pairs)
     return parse(content), describe(content, hashlib.sha256(content).hexdigest(), pairs)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.eval.config import TrialSettings
 from multihop.eval.inputs import batches
 from multihop.pretrain.optim.norms import clip_grad_norm_

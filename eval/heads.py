@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
 from multihop.eval.features import FeatureReader, means
 from multihop.eval.frames import DELIMITERS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.document_context import around, contexts
 from multihop.eval.frames import Frame

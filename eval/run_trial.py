@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, replacing, sha256_file, sha256_json
+from multihop.common.files import atomic_replace, make_folder, sha256_file, sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import TrialSettings
 from multihop.eval.evaluated import open_tokenizer
@@ -186,7 +186,7 @@ def _keep_weights(trial: Trial, model: "TaskModel") -> Row:
 
     path = weights_file(trial.weights_dir, trial_key(trial))
     make_folder(path.parent)
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in model.encoder.state_dict().items()}, temporary)
         sha256 = sha256_file(temporary)
     return {"weights_sha256": sha256}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multihop.common.config import FINE_TUNING, ZERO_SHOT, Affects, part_deciding
+from multihop.common.config import FINE_TUNING, ZERO_SHOT, Effect, select_by_effect
 from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import Init, TrialSettings
@@ -98,7 +98,7 @@ def trial_key(trial: Trial) -> str:
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint": trial.checkpoint_sha256,
-        "model": part_deciding(parse_model_config(trial.model), _what(trial)),
+        "model": select_by_effect(parse_model_config(trial.model), _what(trial)),
         "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
@@ -116,7 +116,7 @@ def weights_file(weights_dir: str, key: str) -> Path:
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:
     """The settings that the result depends on."""
-    return part_deciding(TrialSettings.model_validate(trial.settings), _what(trial))
+    return select_by_effect(TrialSettings.model_validate(trial.settings), _what(trial))
 
 
 def trial_name(row: Row) -> str:
@@ -128,5 +128,5 @@ def trial_name(row: Row) -> str:
     return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
 
 
-def _what(trial: Trial) -> Affects:
+def _what(trial: Trial) -> Effect:
     return ZERO_SHOT if trial.kind in UNTRAINED else FINE_TUNING

@@ -73,8 +73,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _prepared(texts: Path, out: Path, special_tokens: str) -> Path:
     from multihop.data_prep.pipeline.prepare import (
-        prepare,
-    )  # not above: on a GPU's machine the libraries for text may be missing
+        prepare,  # not above: on a GPU's machine the libraries for text may be missing
+    )
 
     prepare(
         DataConfig(sources=[Source(path=str(texts))], heldout_fraction=0.1),

@@ -35,7 +35,7 @@ COUNTERS = {
 
 
 def counts(library: Any) -> dict[str, int]:
-    """What has been counted since the last reset."""
+    """Return the counts since the last reset."""
 
     def of(name: str) -> int:
         symbol = name if name.startswith("cu_") else f"nc_{name}"

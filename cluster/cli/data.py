@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from multihop.cluster.cli.options import AsJson, DataPath, Runs
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.errors import DONE, FAILED, UserError
 from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
@@ -74,15 +73,17 @@ def show_verdict(name: str, runs: Path) -> int:
         UserError: there is no data set, or its manifest is damaged.
     """
     from multihop.cluster.console import progress_line
-    from multihop.common.mapping import map_in_process, reporting
     from multihop.data_prep.dataset.manifest import read_data_manifest
     from multihop.data_prep.dataset.verify import dataset_files, verify_files
+    from multihop.data_prep.stages.runner import map_in_process, with_progress
 
     folder = data_set_at(name, runs)
     manifest = read_data_manifest(folder)
     files = len(dataset_files(manifest))
     with progress_line("verify   ") as line:
-        map_items = partial(reporting(map_in_process, lambda stage, done, total: line.update(done, total)), "verify")
+        map_items = partial(
+            with_progress(map_in_process, lambda stage, done, total: line.update(done, total)), "verify"
+        )
         damages = verify_files(folder, manifest, map_items, full=True)
     for sentence in damages:
         print(safe_text(sentence))
@@ -99,9 +100,9 @@ def show_stats(name: str, runs: Path, picture: Path | None, as_json: bool) -> No
     from rich.console import Console
 
     from multihop.cluster.console import plain
-    from multihop.data_prep.dataset.statistics import gather
+    from multihop.data_prep.dataset.statistics import compute_statistics
 
-    statistics = gather(data_set_at(name, runs))
+    statistics = compute_statistics(data_set_at(name, runs))
     if as_json:
         Console().print_json(data=_as_dict(statistics))
     else:
@@ -151,7 +152,9 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
         f"disk      about {decimal(estimate.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
         f"{decimal(estimate.data_bytes)} for the data set"
     )
-    print("status    prepared" if estimate.stands else "status    not prepared; run without --dry-run to prepare it")
+    print(
+        "status    prepared" if estimate.is_prepared else "status    not prepared; run without --dry-run to prepare it"
+    )
 
 
 def draw(statistics: "Statistics", path: Path) -> None:
@@ -162,7 +165,7 @@ def draw(statistics: "Statistics", path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    from multihop.common.files import replacing
+    from multihop.common.files import atomic_replace
 
     figure, (left, right) = plt.subplots(ncols=2, figsize=(11, 4), layout="constrained")
     for split, counts in statistics.length_counts.items():
@@ -173,7 +176,7 @@ def draw(statistics: "Statistics", path: Path) -> None:
     by_rank = np.sort(statistics.token_counts[statistics.token_counts > 0])[::-1]
     right.plot(np.arange(1, len(by_rank) + 1), by_rank)
     right.set(xscale="log", yscale="log", xlabel=f"{ids}, by frequency rank", ylabel="occurrences in train")
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     plt.close(figure)
 
@@ -196,7 +199,7 @@ def _tables(statistics: "Statistics") -> "list[Table]":
 
 def _documents(statistics: "Statistics") -> "Table":
     table = _by_length("tokens per document", "split", "source", "documents", "tokens")
-    for part in statistics.parts:
+    for part in statistics.groups:
         numbers = [part.source, part.documents, part.tokens, *part.lengths]
         table.add_row(part.split, *(f"{number:,}" for number in numbers))
     return table
@@ -207,7 +210,7 @@ def _pairs(statistics: "Statistics") -> "list[Table]":
     for name in ("split", "source", "pairs", "source tokens", "target tokens", "target per source"):
         pairs.add_column(name, justify="left" if name == "split" else "right")
     lengths = _by_length("tokens per side", "split", "source", "side", "mean")
-    for part in statistics.parts:
+    for part in statistics.groups:
         assert part.sides is not None
         tokens = [side.tokens for side in part.sides.values()]
         numbers = [f"{number:,}" for number in (part.source, part.documents, *tokens)]
@@ -241,7 +244,7 @@ def _as_dict(statistics: "Statistics") -> dict[str, Any]:
     return {
         "fingerprint": statistics.manifest.fingerprint,
         "quantiles": QUANTILES,
-        "parts": [asdict(part) for part in statistics.parts],
+        "parts": [asdict(part) for part in statistics.groups],
         "counts": statistics.manifest.counts,
         "documents_by_length": statistics.length_counts,
         "vocabulary_size": len(statistics.token_counts),

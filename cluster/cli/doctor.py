@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from multihop.cluster.cli.options import AsJson, Overrides
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.errors import DONE, FAILED, UserError
 from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import NoReturn
 
 import typer
 
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import FAILED, STOPPED, USER_ERROR
+from multihop.common.errors import FAILED, STOPPED, USER_ERROR, UserError
 from multihop.common.files import DISK_FULL
 from multihop.common.redaction import safe_text
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 
 _ADVICE = {
     errno.EACCES: "get access from its owner",

@@ -230,7 +230,7 @@ def _batches(texts: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def _load(location: str, step: int | None) -> "TrainedModel":
-    from multihop.common.malloc import disable_malloc_trim
+    from multihop.common.machine import disable_malloc_trim
     from multihop.eval.inference.trained_model import load_model
 
     disable_malloc_trim()

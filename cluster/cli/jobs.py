@@ -9,7 +9,7 @@ import typer
 
 from multihop.cluster.cli.doctor import is_fit
 from multihop.cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
-from multihop.common.exit_codes import DETACHED, FAILED
+from multihop.common.errors import DETACHED, FAILED
 from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def measure_compute(on_gpu: bool) -> dict[str, Any]:
     """
     import torch
 
-    from multihop.common.hardware import cpu_model
+    from multihop.common.machine import cpu_model
 
     if on_gpu and not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU: compare its CUDA version with the driver's")

@@ -14,10 +14,9 @@ from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.cluster.runs.resolved import store_of
 from multihop.cluster.runs.stages import run_stages
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE
+from multihop.common.errors import DONE, UserError
 from multihop.common.storage import Folder, open_folder
-from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.pipeline.identity import resolve_known_inputs
 from multihop.data_prep.reading.sources import list_files
 from multihop.pretrain.run.files import checkpoints_of
 
@@ -70,7 +69,7 @@ def _train(recipe: Recipe, runs: Path, name: str, steps: int) -> float:
 
 def _is_prepared(recipe: Recipe, runs: Path) -> bool:
     store = store_of(recipe, runs)
-    inputs = recall_inputs(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), work_of(store))
+    inputs = resolve_known_inputs(recipe.data, recipe.tokenizer, list_files(recipe.data.sources), work_of(store))
     return inputs is not None and (store / inputs.identity[:16] / "manifest.json").exists()
 
 

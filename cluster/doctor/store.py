@@ -34,7 +34,7 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
     started = time.perf_counter()
     folder.write(node, content)
     seconds = time.perf_counter() - started
-    return {"write_rate": _PIECE * _PIECES / seconds, "created": folder.create(_OWNER, node.encode(), by=node)}
+    return {"write_rate": _PIECE * _PIECES / seconds, "created": folder.create(_OWNER, node.encode(), writer=node)}
 
 
 def read(location: str, trial: str, other: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from multihop.cluster.ray.jobs import Job, Jobs, UnreachableError
-from multihop.common.exit_codes import DONE, FAILED, LOST, STOPPED, USER_ERROR
+from multihop.common.errors import DONE, FAILED, LOST, STOPPED, USER_ERROR
 
 _RETRY_S = 2.0
 _PATIENCE_S = 600.0

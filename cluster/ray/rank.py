@@ -30,8 +30,7 @@ from multihop.cluster.remote.node_cache import (
     log_of,
     upload_logs,
 )
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, STOPPED, USER_ERROR
+from multihop.common.errors import DONE, STOPPED, USER_ERROR, UserError
 from multihop.common.files import write_atomically
 from multihop.pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
 from multihop.pretrain.run.files import GAVE_UP

@@ -35,8 +35,7 @@ from multihop.cluster.ray.watch import (
 )
 from multihop.cluster.remote.driver_mailbox import DriverMailbox
 from multihop.cluster.remote.node_cache import LOST_FILE, RemoteRunSpec, log_of
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import USER_ERROR
+from multihop.common.errors import USER_ERROR, UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import RowFollower
 from multihop.pretrain.checkpoint.verify import newest_step

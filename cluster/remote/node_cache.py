@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from multihop.common import mirror
-from multihop.common.cache import cache_folder, make_room, prepared_copies, used
+from multihop.common.cache import cache_folder, evict_until_fits, evictable_folders, pin
 from multihop.common.files import make_folder, sha256_json, write_atomically
 from multihop.common.storage import open_folder
 from multihop.pretrain.data.shard_requests import forget, requested
@@ -95,13 +95,13 @@ def fetch_data(spec: RemoteRunSpec, training: bool = True) -> Iterator[Path]:
         training: whether training shards are needed. They are not fetched if the run streams them.
 
     Raises:
-        UserError: as `fetch` and `make_room`.
+        UserError: as `fetch` and `evict_until_fits`.
         OSError: as `fetch`.
     """
     data, store = node_folder(spec.runs) / spec.data, open_folder(f"{spec.runs}/{spec.data}")
-    with used(data):
+    with pin(data):
         wanted = _is_any if training and not spec.streams else _is_no_training_shard
-        make_room(prepared_copies(), mirror.missing_bytes(store, data, wanted) if training else 0)
+        evict_until_fits(evictable_folders(), mirror.missing_bytes(store, data, wanted) if training else 0)
         mirror.fetch(store, data, wanted)
         yield data
 
@@ -149,7 +149,7 @@ def _fetch_shard(spec: RemoteRunSpec, data: Path, name: str, keep: list[str]) ->
         return
     store = open_folder(f"{spec.runs}/{spec.data}")
     others = [path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep]
-    make_room(prepared_copies(), mirror.missing_bytes(store, data, name.__eq__), others)
+    evict_until_fits(evictable_folders(), mirror.missing_bytes(store, data, name.__eq__), others)
     mirror.fetch(store, data, name.__eq__)
 
 

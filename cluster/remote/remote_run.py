@@ -19,8 +19,8 @@ from multihop.cluster.console import console
 from multihop.cluster.locks import retry_while_in_use
 from multihop.cluster.remote.lease import hold_lease
 from multihop.cluster.remote.node_cache import RemoteRunSpec, node_folder
-from multihop.common.cache import used
-from multihop.common.exit_codes import FAILED
+from multihop.common.cache import pin
+from multihop.common.errors import FAILED
 from multihop.common.files import make_folder, write_atomically
 from multihop.common.journal import JournalReader
 from multihop.common.mirror import fetch, is_pushed, push
@@ -62,7 +62,7 @@ class RemoteRun:
         if not is_pushed(store):
             return False
         console.print(f"data      fetched from {store.location}", markup=False)
-        self._used.enter_context(used(folder))
+        self._used.enter_context(pin(folder))
         fetch(store, folder)
         return True
 
@@ -89,7 +89,7 @@ class RemoteRun:
             OSError: the store cannot be written to.
         """
         data = data.resolve()
-        self._used.enter_context(used(data))
+        self._used.enter_context(pin(data))
         store = open_folder(self._location_of(data))
         if not is_pushed(store):
             push(data, store, without=(VERIFIED,))

@@ -111,7 +111,7 @@ def _describe(checkpoints: str, step: int) -> ListedCheckpoint:
         folder=name,
         committed=True,
         step=step,
-        date=datetime.fromtimestamp(folder.changed_at(MANIFEST)).isoformat(timespec="seconds"),
+        date=datetime.fromtimestamp(folder.modified_at(MANIFEST)).isoformat(timespec="seconds"),
         ranks=manifest.world_size,
         zero_stage=manifest.zero_stage,
         parameters=sum(prod(shape) for shape in manifest.parameters.values()),

@@ -8,8 +8,8 @@ from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
-from multihop.data_prep.tokenizers.existing import adopt
-from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.existing import import_tokenizer
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.eval.check_settings import check_settings
 from multihop.eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
@@ -131,8 +131,8 @@ def _mask_token(recipe: Recipe) -> str | None:
     if recipe.eval.checkpoint is not None:
         tokenizer, info = open_tokenizer(of_huggingface(Path(recipe.eval.checkpoint)).tokenizer_path)
     elif recipe.tokenizer.path is not None:
-        content = adopt(recipe.tokenizer.path, recipe.tokenizer.lowercase)
+        content = import_tokenizer(recipe.tokenizer.path, recipe.tokenizer.lowercase)
         tokenizer, info = parse(content), describe(content, "")
     else:
-        return TRAINED[recipe.tokenizer.special_tokens].get("mask")
+        return SPECIAL_TOKENS[recipe.tokenizer.special_tokens].get("mask")
     return tokenizer.id_to_token(info.special_ids["mask"]) if "mask" in info.special_ids else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from multihop.cluster.locks import HOLDER, LOCK, lock_folder
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.errors import UserError
-from multihop.common.files import check_own, make_folder, read_json_object, write_atomically
+from multihop.common.files import check_not_link, make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import append_row
 from multihop.pretrain.run.changes import CHANGES, Difference, check_allowed, locked_changes
 from multihop.pretrain.run.check_start import check_steps_left
@@ -81,7 +81,7 @@ def _check_links(run_dir: Path) -> None:
             )
     for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
         for path in run_dir.glob(pattern):
-            check_own(path)
+            check_not_link(path)
 
 
 def _withdraw(run_dir: Path, before: set[str], is_new: bool) -> None:

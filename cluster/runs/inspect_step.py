@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
-from multihop.common.config import DATA, ORDER, decided_by
+from multihop.common.config import DATA, ORDER, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.pipeline.identity import settings_of, sources_key
+from multihop.data_prep.pipeline.identity import dataset_settings, sources_key
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
@@ -96,7 +96,7 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
     of_others = (runs / ".prepared" / sources_key(recipe.data)).glob(f"*/{MANIFEST}")
     newest_first = sorted(of_others, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in [path for path in of_run if path.exists()] + newest_first:
-        if read_data_manifest(path.parent).settings == settings_of(recipe.data, recipe.tokenizer):
+        if read_data_manifest(path.parent).settings == dataset_settings(recipe.data, recipe.tokenizer):
             return path.parent
     raise UserError(f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first")
 
@@ -108,7 +108,7 @@ def deviations(recipe: Recipe, runs: Path) -> list[str]:
         return []
     begun_with = validate_recipe(read_json_object(path), str(path))  # fills in keys that are newer than the run
     changed = [key for key, _, _ in differences(begun_with.model_dump(mode="json"), recipe.model_dump(mode="json"))]
-    return [key for key in changed if decided_by(Recipe, key) & (DATA | ORDER)]
+    return [key for key in changed if effect_of(Recipe, key) & (DATA | ORDER)]
 
 
 def _ranks(world_size: int | None, rank: int | None) -> range:

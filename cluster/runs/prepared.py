@@ -9,14 +9,14 @@ from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.map import Resources, map_on_ray
 from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.common.errors import UserError
-from multihop.common.mapping import ReportProgress
 from multihop.data_prep.config import DataConfig, TokenizerConfig
-from multihop.data_prep.dataset.find import find_whole
 from multihop.data_prep.dataset.manifest import Manifest
+from multihop.data_prep.dataset.verify import read_if_intact
 from multihop.data_prep.pipeline.identity import ResolvedInputs, resolve_inputs
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading.sources import InputFile
-from multihop.data_prep.stages.in_store import StoredStages
+from multihop.data_prep.stages.object_store import ObjectStoreStages
+from multihop.data_prep.stages.runner import ReportProgress
 
 
 def get_or_prepare_dataset(
@@ -59,7 +59,7 @@ def get_or_prepare_dataset(
         if inputs is None:
             with wait_for_lock(store):
                 inputs = resolve_inputs(data, tokenizer, files, work, map_items, report)
-        manifest = find_whole(data_folder, inputs.identity, map_items, report, full)
+        manifest = read_if_intact(data_folder, inputs.identity, map_items, report, full)
         if manifest is None:
             raise UserError(
                 f"{data_folder} is a folder instead of a link to the prepared data, and it is damaged or was not made "
@@ -69,7 +69,7 @@ def get_or_prepare_dataset(
         return data_folder, manifest
     if inputs is not None:
         folder = store / inputs.identity[:16]
-        manifest = find_whole(folder, inputs.identity, map_items, report, full)
+        manifest = read_if_intact(folder, inputs.identity, map_items, report, full)
         if manifest is not None:
             return folder, manifest
     with wait_for_lock(store):
@@ -78,9 +78,9 @@ def get_or_prepare_dataset(
         if remote is None:
             return folder, prepare(data, tokenizer, folder, map_items, report, work, inputs)
         with remote.lock_preparation(store) as location:
-            manifest = find_whole(folder, inputs.identity, map_items, report) if remote.fetch_data(folder) else None
+            manifest = read_if_intact(folder, inputs.identity, map_items, report) if remote.fetch_data(folder) else None
             if manifest is None:
-                stored = StoredStages(location, [store], map_on_ray, map_items)
+                stored = ObjectStoreStages(location, [store], map_on_ray, map_items)
                 manifest = prepare(data, tokenizer, folder, map_items, report, work, inputs, stored)
                 remote.upload_data(folder)
             return folder, manifest

@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.connection import STORE_FILES
-from multihop.common.config import LOCATION, LOGGING, SPEED, Section, decided_by, key_path, sections_in
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, effect_of, key_path, sections_in
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from multihop.data_prep.tokenizers.special_tokens import TRAINED, is_for
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS, suits_objective
 from multihop.eval.config import EvalConfig
 from multihop.pretrain.check_effects import check_effects
 from multihop.pretrain.config import TrainingConfig
@@ -102,7 +102,9 @@ class Recipe(TrainingConfig):
     @model_validator(mode="after")
     def _tokens_suit_the_objective(self) -> "Recipe":
         family = FAMILIES[self.model.family]
-        wanted = [name for name, tokens in TRAINED.items() if is_for(tokens, family.causal, family.translates)]
+        wanted = [
+            name for name, tokens in SPECIAL_TOKENS.items() if suits_objective(tokens, family.causal, family.translates)
+        ]
         # The special tokens of an existing tokenizer are known when it is read.
         if self.tokenizer.path is None and self.tokenizer.special_tokens not in wanted:
             raise UserError(
@@ -140,7 +142,7 @@ def check_keys(keys: Iterable[str], option: str = "") -> None:
     """
     for key in keys:
         try:
-            decided_by(Recipe, key)
+            effect_of(Recipe, key)
         except KeyError:
             text = f"{option}={key}" if option else key
             raise UserError(f"{text} is not a key of a recipe; write KEY.PATH, for instance model.layers") from None

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from multihop.common.errors import UserError
+from multihop.common.files import MAX_TEXT_BYTES, read_user_text
 from multihop.common.redaction import redacted, safe_text
-from multihop.common.user_file import MOST_BYTES, read_given_text
 
 Override = tuple[str, Any]
 """KEY.PATH and the value that it gets."""
@@ -37,7 +37,7 @@ def read_tree(path: Path, what: str) -> dict[str, Any]:
     Raises:
         UserError: one sentence.
     """
-    tree = parse_yaml(read_given_text(path, str(path), what), str(path))
+    tree = parse_yaml(read_user_text(path, str(path), what), str(path))
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -77,11 +77,11 @@ def parse_yaml(text: str, origin: str) -> Any:
 
     Raises:
         UserError: it is not valid YAML, or it has anchors, aliases, tags, keys that are not strings, duplicate keys,
-            more than 32 levels, or more than MOST_BYTES.
+            more than 32 levels, or more than MAX_TEXT_BYTES.
     """
     try:
-        if len(text) > MOST_BYTES:
-            raise UserError(f"it is longer than {MOST_BYTES:,} characters")
+        if len(text) > MAX_TEXT_BYTES:
+            raise UserError(f"it is longer than {MAX_TEXT_BYTES:,} characters")
         _check_events(text)
         loader = _Loader(text)
         try:

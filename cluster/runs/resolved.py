@@ -11,9 +11,9 @@ from multihop.cluster.runs.folder import note_change
 from multihop.cluster.runs.prepared import work_of
 from multihop.cluster.runs.recipe import Recipe
 from multihop.common.errors import UserError
-from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.pipeline.identity import ResolvedInputs, recall_inputs, sources_key
+from multihop.data_prep.dataset.verify import read_if_verified
+from multihop.data_prep.pipeline.identity import ResolvedInputs, resolve_known_inputs, sources_key
 from multihop.data_prep.reading.sources import InputFile, list_files
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps, verify
@@ -81,10 +81,10 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: Remot
         UserError: a source is missing.
     """
     files = list_files(recipe.data.sources)
-    inputs = recall_inputs(recipe.data, recipe.tokenizer, files, work_of(store))
+    inputs = resolve_known_inputs(recipe.data, recipe.tokenizer, files, work_of(store))
     data = None
     if inputs is not None and not full and (folder / "data").exists():
-        data = find_verified(folder / "data", inputs.identity)
+        data = read_if_verified(folder / "data", inputs.identity)
     return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, remote))
 
 

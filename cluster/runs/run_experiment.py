@@ -11,11 +11,10 @@ from multihop.cluster.runs.experiment import Plan
 from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED, STOPPED
+from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
 from multihop.common.redaction import safe_text
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.sources import list_files
 from multihop.eval.comparison.report import write_comparison
 from multihop.eval.comparison.run_files import training_clock

@@ -19,8 +19,7 @@ from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, re
 from multihop.cluster.runs.summary import environment, read_summary, write_summary
 from multihop.cluster.tracking.connection import check_access, store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import DONE, FAILED, STOPPED
+from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective

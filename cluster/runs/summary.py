@@ -12,8 +12,8 @@ from typing import Any
 from multihop.cluster.runs.code_version import commit_label
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
-from multihop.common.hardware import cpu_model
 from multihop.common.json_lines import read_rows
+from multihop.common.machine import cpu_model
 from multihop.eval.health import HEALTH, diagnosis
 from multihop.eval.losses import LOSS, PARTS, REFERENCES, heldout
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from multihop.common.config import Count, PlainName, Record
+from multihop.common.config import Count, FileName, Record
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, open_regular, sha256_json, write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 MANIFEST = "manifest.json"
 TOKEN_COUNTS = "token_counts.npy"
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Limit for a manifest, reached at about 80 TB of data. Parsing a malicious file may take 24 times its size. A
 larger manifest is not written."""
 _NPY_HEADER = 128
@@ -24,34 +24,36 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Shard(Record):
-    """An Arrow file of tokenized documents."""
+    """Describes an Arrow file of tokenized documents."""
 
-    file: PlainName
+    file: FileName
     split: Literal["train", "heldout"]
     documents: Count
     tokens: Count
     bytes: Count
-    """File size."""
+    """Size of the file."""
     sha256: _Hash
 
 
 class TokenCounts(Record):
-    """A .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards; of pairs, of each id
-    of `Manifest.output_tokenizer` on their target sides."""
+    """Describes a .npy file, int64 (vocab_size,): the number of occurrences of each id in the train shards.
 
-    file: PlainName = TOKEN_COUNTS
+    For pairs it counts the ids of `Manifest.output_tokenizer` on the target sides.
+    """
+
+    file: FileName = TOKEN_COUNTS
     sha256: _Hash
 
 
 class SetAside(Record):
-    """A file or a place in a file that was not used."""
+    """Names a file, or a document in a file, that was not used, with the reason."""
 
     path: str
     reason: str
 
 
 class Totals(Record):
-    """Sums over the shards of one split."""
+    """Holds sums over the shards of one split."""
 
     documents: Count
     sentences: Count
@@ -61,7 +63,7 @@ class Totals(Record):
 
 
 class Manifest(Record):
-    """Written last: a directory without it holds no data set."""
+    """The content of `manifest.json`, which is written last: a directory without it holds no data set."""
 
     format_version: Literal[2] = 2
     fingerprint: _Hash
@@ -75,30 +77,30 @@ class Manifest(Record):
     settings: dict[str, Any]
     """The recipe's `data` and `tokenizer` sections."""
     counts: dict[str, dict[str, Count]] = Field(default_factory=dict)
-    """By stage and outcome ("kept" or a reason): number of files or documents."""
+    """Number of files or documents, by stage and outcome ("kept" or a reason)."""
     set_aside: list[SetAside] = Field(default_factory=list)
     """A sample of the bad files and documents: `counts` has the totals."""
     sources: list[str]
     """Paths of the sources; a row's `source` is an index into it."""
     # Left out of the file where they have their defaults: a manifest of documents has the same hash as before pairs.
     pairs: bool = Field(default=False, exclude_if=lambda pairs: not pairs)
-    """Whether a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
+    """True if a row is a pair: the tokens of its source side, then those of its target side, with their ends."""
     target_tokenizer: TokenizerInfo | None = Field(default=None, exclude_if=lambda info: info is None)
-    """Of the target sides' ids, if they are not of `tokenizer`."""
+    """The tokenizer of the target sides, if it is not `tokenizer`."""
 
     @property
     def output_tokenizer(self) -> TokenizerInfo:
-        """The tokenizer of what a model predicts: of the target sides of pairs."""
+        """The tokenizer of what a model predicts; for pairs, that of the target sides."""
         return self.target_tokenizer or self.tokenizer
 
     @property
     def source_vocab_size(self) -> int | None:
-        """Of the source sides of pairs, if they have a vocabulary of their own."""
+        """Size of the source sides' vocabulary, if the target sides have another; else None."""
         return None if self.target_tokenizer is None else self.tokenizer.vocab_size
 
     @property
     def tokenizers_sha256(self) -> str:
-        """The tokenizer's hash; of both if there are two."""
+        """The SHA-256 of the tokenizer, or of the hashes of both."""
         if self.target_tokenizer is None:
             return self.tokenizer.sha256
         return sha256_json([self.tokenizer.sha256, self.target_tokenizer.sha256])
@@ -114,7 +116,7 @@ class Manifest(Record):
         return sum(number for reason, number in self.counts.get("read", {}).items() if reason != "kept")
 
     def of_split(self, split: str) -> list[Shard]:
-        """The shards of "train" or "heldout", in order."""
+        """Return the shards of "train" or "heldout", in order."""
         return [shard for shard in self.shards if shard.split == split]
 
 
@@ -125,7 +127,7 @@ def data_fingerprint(
     pairs: bool = False,
     target_tokenizer_sha256: str | None = None,
 ) -> str:
-    """SHA-256 of the content: tokenizers, shards in order, and format; not of paths, times or worker counts.
+    """Return the SHA-256 of the content: tokenizers, shards in order, and format; not of paths, times or worker counts.
 
     Special ids, word starts and vocab_size are covered by the tokenizer's hash, since `describe` derives them from it.
     """
@@ -140,26 +142,27 @@ def data_fingerprint(
 
 
 def read_data_manifest(folder: str | Path) -> Manifest:
-    """The manifest of the data set in `folder`.
+    """Read the manifest of the data set in `folder`.
 
-    Raises UserError when it is missing, malformed or damaged.
+    Raises:
+        UserError: it is missing, malformed or damaged.
     """
     path, again = Path(folder) / MANIFEST, "run `multihop prep` again"
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(min(size, MOST_BYTES + 1))
+            data = file.read(min(size, MAX_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no prepared data set ({MANIFEST} is missing); run `multihop prep`") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {again}") from None
-    content = json_object(data, path, advice=again, most_bytes=MOST_BYTES)
+    content = json_object(data, path, advice=again, max_bytes=MAX_BYTES)
     version = content.get("format_version")
     if version != 2:
         raise UserError(
             f"{path} has format version {version}, expected 2; read it with the multihop that wrote it, or {again}"
         )
-    if not _is_as_written(data, content):
+    if not _has_right_hash(data, content):
         raise UserError(f"{path} is damaged (its own hash does not match); {again}")
     del content["sha256"]
     try:
@@ -182,7 +185,7 @@ def read_data_manifest(folder: str | Path) -> Manifest:
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
-    """Commit the data set in `folder`; all files that the manifest names must be there.
+    """Commit the data set in `folder`, which must have all files that the manifest names.
 
     Raises:
         UserError: As for `encode_manifest`.
@@ -191,42 +194,43 @@ def write_manifest(folder: str | Path, manifest: Manifest) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The content of the manifest's file.
+    """Encode the manifest as the bytes of its file.
 
     Raises:
         UserError: It is larger than `read_data_manifest` accepts.
     """
-    spelled = _spelled(manifest.model_dump(mode="json"))
-    if len(spelled) > MOST_BYTES:
+    content = _to_bytes(manifest.model_dump(mode="json"))
+    if len(content) > MAX_BYTES:
         raise UserError(
-            f"{MANIFEST} would have {len(spelled):,} bytes for {len(manifest.shards):,} shards of "
-            f"{len(manifest.sources):,} sources, and the limit is {MOST_BYTES:,}; prepare several smaller data sets"
+            f"{MANIFEST} would have {len(content):,} bytes for {len(manifest.shards):,} shards of "
+            f"{len(manifest.sources):,} sources, and the limit is {MAX_BYTES:,}; prepare several smaller data sets"
         )
-    return spelled
+    return content
 
 
 def manifest_sha256(manifest: Manifest) -> str:
-    """The hash that the manifest's file holds of its own content, as 64 hex digits."""
+    """Return the hash that the manifest's file holds of its own content, as 64 hex digits."""
     return sha256_json(manifest.model_dump(mode="json"))
 
 
-def _is_as_written(data: bytes, content: dict[str, Any]) -> bool:
+def _has_right_hash(data: bytes, content: dict[str, Any]) -> bool:
     try:
-        return data == _spelled(content)
+        return data == _to_bytes(content)
     except ValueError:  # NaN or half of a surrogate pair, which we never write
         return False
 
 
-def _spelled(content: dict[str, Any]) -> bytes:
-    """The file's bytes: canonical JSON including the SHA-256 of the rest, so that any changed byte is detected."""
+def _to_bytes(content: dict[str, Any]) -> bytes:
+    """Encode as canonical JSON with the SHA-256 of the rest, so that any changed byte is detected."""
     without = {key: value for key, value in content.items() if key != "sha256"}
     return canonical_json({**without, "sha256": sha256_json(without)})
 
 
 def read_token_counts(folder: str | Path, manifest: Manifest) -> np.ndarray:
-    """int64 (vocab_size,): see `TokenCounts`.
+    """Read int64 (vocab_size,), see `TokenCounts`.
 
-    Raises UserError when the file is missing or damaged.
+    Raises:
+        UserError: the file is missing or damaged.
     """
     path, size = Path(folder) / manifest.token_counts.file, _NPY_HEADER + 8 * manifest.output_tokenizer.vocab_size
     try:

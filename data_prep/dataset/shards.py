@@ -21,12 +21,12 @@ SHARD_BYTES = 256 * 2**20
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """uint16 if every id fits, else uint32."""
+    """Return uint16 if every id fits, else uint32."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def shard_schema(dtype: str) -> pa.Schema:
-    """A row per document; `tokens` holds no special tokens, `sentence_ends` are offsets into `tokens`."""
+    """Return the schema of a row per document; `tokens` has no special tokens, `sentence_ends` are offsets into it."""
     return pa.schema(
         [
             pa.field("document", pa.uint64(), nullable=False),
@@ -42,7 +42,7 @@ def shard_schema(dtype: str) -> pa.Schema:
 
 
 def list_array(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    """A list column: row i is values[offsets[i]:offsets[i + 1]]."""
+    """Build a list column whose row i is values[offsets[i]:offsets[i + 1]]."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, kind.value_type), type=kind)
 
 
@@ -55,7 +55,7 @@ def write_shard(path: Path, batches: list[pa.RecordBatch]) -> None:
 
 
 def count_tokens(shard: tuple[str, int]) -> np.ndarray:
-    """int64 (vocab_size,): the number of occurrences of each id in `shard`, (path, vocab_size)."""
+    """Return int64 (vocab_size,): the number of occurrences of each id in `shard`, (path, vocab_size)."""
     path, vocab_size = Path(shard[0]), shard[1]
     values = _MappedShard(path).tokens.values
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -65,7 +65,7 @@ def count_tokens(shard: tuple[str, int]) -> np.ndarray:
 
 
 def count_target_tokens(shard: tuple[str, int]) -> np.ndarray:
-    """`count_tokens` of the target sides of pairs."""
+    """Count as `count_tokens`, but only the target sides of pairs."""
     path, vocab_size = Path(shard[0]), shard[1]
     mapped = _MappedShard(path)
     offsets, ends = mapped.tokens.offsets.astype(np.int64), mapped.sentence_ends.values.reshape(-1, 2)
@@ -83,7 +83,7 @@ def count_target_tokens(shard: tuple[str, int]) -> np.ndarray:
 
 
 class _Lists:
-    """A list column as two numpy views: row i is values[offsets[i]:offsets[i + 1]]."""
+    """Views a list column as two numpy arrays: row i is values[offsets[i]:offsets[i + 1]]."""
 
     def __init__(self, column: pa.ListArray) -> None:
         # A column read from a file starts at row 0; `.offsets` and `.values` are views of the mapped memory.
@@ -113,7 +113,7 @@ class _MappedShard:
         return len(self.ids), int(self.tokens.offsets[-1] - self.tokens.offsets[0])
 
 
-def _mapped(path: Path) -> _MappedShard:
+def _map_shard(path: Path) -> _MappedShard:
     try:
         return _MappedShard(path)
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
@@ -133,10 +133,10 @@ class Documents:
         """Map shards.
 
         Args:
-            paths: of the shards, in order.
-            expected: number of documents and tokens of each shard; None: what is there.
-            await_shard: shards come and go. Each is mapped when it is first read, after a call of this function, which
-                returns when it is there; one that is gone is unmapped then. None: all are mapped now.
+            paths: the shards, in order.
+            expected: number of documents and tokens of each shard; None: any numbers.
+            await_shard: waits until a shard is on the disk. It is called before a shard is mapped, when it is first
+                read; shards that were removed are unmapped then. None: all shards exist, and are mapped now.
 
         Raises:
             UserError: a shard is damaged, or not as expected.
@@ -149,14 +149,14 @@ class Documents:
             expected = [shard.size for shard in self._mapped.values()]
         assert expected is not None
         self.shard_starts = [0, *accumulate(documents for documents, _ in expected)]
-        """The first document of each shard in the whole split; the last is the number of documents."""
+        """Index of each shard's first document in the whole split, and the number of documents."""
         self._rows = range(self.shard_starts[-1])
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def of_source(self, source: int) -> tuple[int, "Documents"]:
-        """The index of a source's first document in this sequence, and its documents, which are contiguous."""
+        """Return the index of a source's first document in this sequence, and its documents, which are contiguous."""
         start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
         part = copy(self)
         for cached in ("lengths", "ids", "sources", "source_lengths"):
@@ -168,7 +168,8 @@ class Documents:
     def lengths(self) -> np.ndarray:
         """int64 (n,): number of tokens of each document. Unlike opening, this reads the offsets of all shards.
 
-        Raises UserError when a shard is damaged.
+        Raises:
+            UserError: a shard is damaged.
         """
         lengths = self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
         if (lengths < 0).any():
@@ -177,9 +178,10 @@ class Documents:
 
     @cached_property
     def source_lengths(self) -> np.ndarray:
-        """int64 (n,): of pairs, the number of tokens of each one's source side; the others are the target side's.
+        """int64 (n,): number of tokens of each pair's source side; the others are the target side's.
 
-        Raises UserError when the rows are not pairs, or a shard is damaged.
+        Raises:
+            UserError: the rows are not pairs, or a shard is damaged.
         """
         parts = []
         for shard in self._shards:
@@ -208,12 +210,12 @@ class Documents:
         return int(self._column(np.int64, [np.diff(shard.sentence_ends.offsets) for shard in self._shards]).sum())
 
     def tokens(self, i: int) -> np.ndarray:
-        """uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
+        """Return uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
         shard, row = self._find(i)
         return shard.tokens[row]
 
     def sentence_ends(self, i: int) -> np.ndarray:
-        """uint32 (sentences,): the end of each sentence of document i in its tokens; the last one is its length."""
+        """Return uint32 (sentences,): the end of each sentence of document i in its tokens; the last is its length."""
         shard, row = self._find(i)
         return shard.sentence_ends[row]
 
@@ -236,12 +238,12 @@ class Documents:
         return self._mapped[number]
 
     def _map(self, number: int) -> _MappedShard:
-        shard = _mapped(self._paths[number])
+        shard = _map_shard(self._paths[number])
         if self._expected is not None and shard.size != self._expected[number]:
-            (documents, tokens), (right_documents, right_tokens) = shard.size, self._expected[number]
+            (documents, tokens), (expected_documents, expected_tokens) = shard.size, self._expected[number]
             raise UserError(
                 f"{self._paths[number]} is damaged ({documents} documents with {tokens} tokens, expected "
-                f"{right_documents} with {right_tokens}); run `multihop prep` again to rebuild it"
+                f"{expected_documents} with {expected_tokens}); run `multihop prep` again to rebuild it"
             )
         return shard
 
@@ -259,7 +261,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """A prepared data set, memory-mapped."""
+    """Holds a prepared data set, memory-mapped."""
 
     manifest: Manifest
     train: Documents
@@ -272,17 +274,18 @@ def open_dataset(folder: str | Path, await_shard: Callable[[Path], None] | None 
     `verify_dataset` hashes the files; a start of a run does so for those that changed, before its ranks call this.
 
     Args:
-        await_shard: shards of the training split come and go, as for `Documents`.
+        await_shard: waits for shards of the training split, as for `Documents`; None: all exist.
 
-    Raises UserError, naming the file, when one is missing or truncated or does not match the manifest.
+    Raises:
+        UserError: a file, which the message names, is missing, truncated or does not match the manifest.
     """
     folder = Path(folder)
     manifest = read_data_manifest(folder)
-    waits = {"train": await_shard, "heldout": None}
+    await_by_split = {"train": await_shard, "heldout": None}
     for shard in manifest.shards:
-        if waits[shard.split] is None:
+        if await_by_split[shard.split] is None:
             _check_size(folder, shard)
-    splits = {split: _open_split(folder, manifest.of_split(split), wait) for split, wait in waits.items()}
+    splits = {split: _open_split(folder, manifest.of_split(split), wait) for split, wait in await_by_split.items()}
     # Replacing a data set by another removes the manifest first, so the mapped files are those of this manifest.
     if read_data_manifest(folder).fingerprint != manifest.fingerprint:
         raise UserError(f"{folder} was replaced by another data set while it was opened; open it again")

@@ -1,4 +1,4 @@
-"""What a prepared data set holds, from its manifest and shards: lengths, sources and token counts."""
+"""Statistics of a prepared data set, from its manifest and shards: lengths, sources and token counts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,18 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class SideStatistics:
-    """The source or the target sides of pairs."""
+    """Describes the source or the target sides of pairs."""
 
     tokens: int
     mean: float
-    """Tokens of a side."""
+    """Mean number of tokens of a side."""
     lengths: list[int]
-    """Tokens of a side at QUANTILES."""
+    """Number of tokens of a side at QUANTILES."""
 
 
 @dataclass(frozen=True)
-class PartStatistics:
-    """The documents or pairs of one split and source."""
+class GroupStatistics:
+    """Describes the documents or pairs of one split and source."""
 
     split: str
     source: int
@@ -33,57 +33,58 @@ class PartStatistics:
     sentences: int
     tokens: int
     lengths: list[int]
-    """Tokens of a document at QUANTILES."""
+    """Number of tokens of a document at QUANTILES."""
     sides: dict[str, SideStatistics] | None = None
-    """Of pairs: "source" and "target"."""
+    """Statistics of the "source" and "target" sides of pairs; None for documents."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of one data set."""
+    """Describes one data set."""
 
     manifest: Manifest
-    parts: list[PartStatistics]
+    groups: list[GroupStatistics]
     length_counts: dict[str, list[int]]
-    """By split: the number of documents with [2^k, 2^(k+1)) tokens, for k from 0."""
+    """Number of documents with [2^k, 2^(k+1)) tokens, for k from 0, by split."""
     token_counts: np.ndarray
-    """int64 (vocab_size,): how often each id occurs in the train shards, of pairs on the target sides."""
+    """int64 (vocab_size,): number of occurrences of each id in the train shards; for pairs, on the target sides."""
 
     def ids_that_make_up(self, share: float) -> int:
-        """The number of most frequent ids that make up this share of the train tokens."""
+        """Return the number of most frequent ids that make up this share of the train tokens."""
         cumulative = np.cumsum(np.sort(self.token_counts)[::-1])
         return int(np.searchsorted(cumulative, share * cumulative[-1])) + 1 if cumulative[-1] else 0
 
 
-def gather(folder: Path) -> Statistics:
+def compute_statistics(folder: Path) -> Statistics:
     """Read the lengths of all documents, but no tokens.
 
-    Raises UserError when the folder holds no data set, or a file is missing or truncated.
+    Raises:
+        UserError: the folder holds no data set, or a file is missing or truncated.
     """
     dataset = open_dataset(folder)
     manifest = dataset.manifest
     splits = {"train": dataset.train, "heldout": dataset.heldout}
     return Statistics(
         manifest=manifest,
-        parts=[
-            part
+        groups=[
+            group
             for split, documents in splits.items()
             for source in range(len(manifest.sources))
-            if (part := _part(split, source, documents.of_source(source)[1], manifest.pairs)) is not None
+            if (group := _group(split, source, documents.of_source(source)[1], manifest.pairs)) is not None
         ],
         length_counts={split: _by_powers_of_two(documents.lengths) for split, documents in splits.items()},
         token_counts=read_token_counts(folder, manifest),
     )
 
 
-def _part(split: str, source: int, documents: Documents, pairs: bool) -> PartStatistics | None:
+def _group(split: str, source: int, documents: Documents, pairs: bool) -> GroupStatistics | None:
     if not len(documents):
         return None
     lengths, sides = documents.lengths, None
     if pairs:
         sources = documents.source_lengths
         sides = {"source": _side(sources), "target": _side(lengths - sources)}
-    return PartStatistics(
+    return GroupStatistics(
         split,
         source,
         len(documents),

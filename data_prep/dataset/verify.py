@@ -1,24 +1,25 @@
-"""Whether the files of a data set are what its manifest says: hashed once, then trusted by size and time.
+"""Checks the files of a data set against its manifest: hashes them once, then trusts them by size and time.
 
-`verified.json`, beside the manifest, lists the files that were hashed and found good, each with the size and the
-modification time that it had then. It is a memory, not a part of the data set: it may be missing, damaged or of
+`verified.json`, beside the manifest, lists the files that were hashed and are good, each with the size and the
+modification time that it had then. It is a cache, not a part of the data set: it may be missing, damaged or of
 another manifest, and then the files are hashed again.
 """
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from multihop.common.files import canonical_json, open_regular, read_json_object, sha256_file, write_atomically
-from multihop.common.mapping import MapItems, map_in_process
-from multihop.data_prep.dataset.manifest import MANIFEST, MOST_BYTES, Manifest, manifest_sha256, read_data_manifest
+from multihop.data_prep.dataset.manifest import MANIFEST, MAX_BYTES, Manifest, manifest_sha256, read_data_manifest
+from multihop.data_prep.stages.runner import MapItems, ReportProgress, map_in_process, no_report, with_progress
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import describe
 
 VERIFIED = "verified.json"
 
-Stamp = list[int]
+FileStamp = list[int]
 """Size in bytes and modification time in ns, as JSON has them."""
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,9 @@ def verify_dataset(folder: str | Path) -> list[str]:
 def verify_files(
     folder: Path, manifest: Manifest, map_items: MapItems = map_in_process, full: bool = False
 ) -> list[str]:
-    """Hash the files of the data set in `folder` that changed since they were last hashed, and remember the good ones.
+    """Hash the files of the data set in `folder` that changed since they were last hashed, and record the good ones.
 
-    A file whose size and modification time are those in `verified.json` is trusted without being read. Where
+    A file whose size and modification time are those in `verified.json` is trusted without being read. If
     `verified.json` cannot be written, a warning is logged and the next call hashes again.
 
     Args:
@@ -50,31 +51,69 @@ def verify_files(
         One sentence for each bad file, in the manifest's order; empty if the data set is whole.
     """
     files = dataset_files(manifest)
-    remembered = _remembered(folder, manifest)
+    known = _read_verified(folder, manifest)
     # Taken before the files are read: one that changes meanwhile is hashed again the next time.
     stamps = {name: _stamp(folder / name) for name in files}
-    to_hash = [name for name in files if full or not _is_known(remembered, name, stamps[name])]
+    to_hash = [name for name in files if full or not _is_known(known, name, stamps[name])]
     if not to_hash:
         return []
     hashed = dict(map_items(_hash, [(str(folder / name), files[name]) for name in to_hash]))
-    complaints = {name: hashed[str(folder / name)] for name in to_hash}
+    errors = {name: hashed[str(folder / name)] for name in to_hash}
     for tokenizer in manifest.tokenizers:
-        if complaints.get(tokenizer.file) is None:
-            complaints[tokenizer.file] = _tokenizer_complaint(folder, tokenizer, manifest.pairs)
-    good = {name: stamp for name, stamp in stamps.items() if stamp is not None and complaints.get(name) is None}
-    if good != remembered:
-        remember(folder, manifest, good)
-    return [sentence for name in files if (sentence := complaints.get(name)) is not None]
+        if errors.get(tokenizer.file) is None:
+            errors[tokenizer.file] = _tokenizer_error(folder, tokenizer, manifest.pairs)
+    good = {name: stamp for name, stamp in stamps.items() if stamp is not None and errors.get(name) is None}
+    if good != known:
+        record_verified(folder, manifest, good)
+    return [sentence for name in files if (sentence := errors.get(name)) is not None]
+
+
+def read_if_verified(folder: Path, identity: str) -> Manifest | None:
+    """Read the manifest in `folder`, if it is of `identity` and all its files were hashed before and did not change
+    since.
+
+    Reads the manifest and `verified.json`, and the size and modification time of each file: nothing is hashed or
+    written. None also means: call `read_if_intact`, which hashes.
+
+    Args:
+        identity: `ResolvedInputs.identity`, of the settings and the input.
+    """
+    manifest = _manifest_of_inputs(folder, identity)
+    return manifest if manifest is not None and is_verified(folder, manifest) else None
+
+
+def read_if_intact(
+    folder: Path,
+    identity: str,
+    map_items: MapItems = map_in_process,
+    report: ReportProgress = no_report,
+    full: bool = False,
+) -> Manifest | None:
+    """Read the manifest in `folder`, if it is of `identity` and all its files have their hashes.
+
+    Files that changed since they were last hashed are hashed by `map_items` as the stage "verify", and recorded. Any
+    number of callers may do so at once, also while one prepares.
+
+    Args:
+        identity: as in `read_if_verified`.
+        full: hash every file.
+    """
+    manifest = _manifest_of_inputs(folder, identity)
+    if manifest is None:
+        return None
+    return (
+        None if verify_files(folder, manifest, partial(with_progress(map_items, report), "verify"), full) else manifest
+    )
 
 
 def is_verified(folder: Path, manifest: Manifest) -> bool:
-    """Whether every file of the data set was hashed before and is unchanged by size and time; reads none of them."""
-    remembered = _remembered(folder, manifest)
-    return all(_is_known(remembered, name, _stamp(folder / name)) for name in dataset_files(manifest))
+    """Return whether every file of the data set was hashed before and is unchanged by size and time; reads none."""
+    known = _read_verified(folder, manifest)
+    return all(_is_known(known, name, _stamp(folder / name)) for name in dataset_files(manifest))
 
 
-def remember(folder: Path, manifest: Manifest, good: dict[str, Stamp] | None = None) -> None:
-    """Write `verified.json`. Where that fails, for instance on a read-only disk, a warning is logged.
+def record_verified(folder: Path, manifest: Manifest, good: dict[str, FileStamp] | None = None) -> None:
+    """Write `verified.json`. If that fails, for instance on a read-only disk, a warning is logged.
 
     Args:
         good: the files that have their hashes; None: all, as they are now.
@@ -90,54 +129,62 @@ def remember(folder: Path, manifest: Manifest, good: dict[str, Stamp] | None = N
 
 
 def dataset_files(manifest: Manifest) -> dict[str, str]:
-    """SHA-256 of every file that the manifest names, by name."""
+    """Return the SHA-256 of every file that the manifest names, by name."""
     shards = {shard.file: shard.sha256 for shard in manifest.shards}
     tokenizers = {tokenizer.file: tokenizer.sha256 for tokenizer in manifest.tokenizers}
     return {**shards, **tokenizers, manifest.token_counts.file: manifest.token_counts.sha256}
 
 
-def _remembered(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """`files` of `verified.json`, if it is of this manifest."""
+def _manifest_of_inputs(folder: Path, identity: str) -> Manifest | None:
     try:
-        found = read_json_object(folder / VERIFIED, most_bytes=MOST_BYTES)
+        manifest = read_data_manifest(folder)
+    except ValueError:
+        return None
+    return manifest if manifest.inputs == identity else None
+
+
+def _read_verified(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Read `files` of `verified.json`, if it is of this manifest."""
+    try:
+        verified = read_json_object(folder / VERIFIED, max_bytes=MAX_BYTES)
     except (OSError, ValueError):
         return {}
-    files = found.get("files")
-    return files if found.get("manifest") == manifest_sha256(manifest) and isinstance(files, dict) else {}
+    files = verified.get("files")
+    return files if verified.get("manifest") == manifest_sha256(manifest) and isinstance(files, dict) else {}
 
 
-def _stamp(path: Path) -> Stamp | None:
+def _stamp(path: Path) -> FileStamp | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _is_known(remembered: dict[str, Any], name: str, stamp: Stamp | None) -> bool:
-    return stamp is not None and remembered.get(name) == stamp
+def _is_known(known: dict[str, Any], name: str, stamp: FileStamp | None) -> bool:
+    return stamp is not None and known.get(name) == stamp
 
 
 def _hash(file: tuple[str, str]) -> tuple[str, str | None]:
-    """The path, and a sentence if the file of (path, SHA-256) is missing or has other bytes."""
+    """Check a file, (path, SHA-256): return the path, and a sentence if it is missing or has other bytes."""
     path, sha256 = file
     try:
-        found = sha256_file(path)
+        actual = sha256_file(path)
     except OSError as error:
         return path, f"{path} cannot be read ({error.strerror}); run `multihop prep` again to rebuild it"
-    if found == sha256:
+    if actual == sha256:
         return path, None
-    return path, f"{path} is damaged (SHA-256 {found[:12]}, expected {sha256[:12]}); run `multihop prep` to rebuild it"
+    return path, f"{path} is damaged (SHA-256 {actual[:12]}, expected {sha256[:12]}); run `multihop prep` to rebuild it"
 
 
-def _tokenizer_complaint(folder: Path, tokenizer: TokenizerInfo, pairs: bool) -> str | None:
-    """A sentence if the manifest describes a tokenizer otherwise than the tokenizer's file, which is good, does.
+def _tokenizer_error(folder: Path, tokenizer: TokenizerInfo, pairs: bool) -> str | None:
+    """Return a sentence if the manifest does not describe the tokenizer in the tokenizer's file, which has its hash.
 
     The fingerprint has the file's hash in it, and so covers special ids, word starts and the vocabulary's size.
     """
     path = folder / tokenizer.file
     with open_regular(path) as file:
-        found = describe(file.read(), tokenizer.sha256, pairs)
-    if found.model_copy(update={"file": tokenizer.file}) == tokenizer:
+        described = describe(file.read(), tokenizer.sha256, pairs)
+    if described.model_copy(update={"file": tokenizer.file}) == tokenizer:
         return None
     return f"{folder / MANIFEST} does not describe the tokenizer in {path}; run `multihop prep` again"

@@ -25,12 +25,11 @@ import pyarrow as pa
 from multihop.common.errors import UserError
 from multihop.data_prep.config import C4, CleanConfig, DecontaminateConfig
 from multihop.data_prep.duplicates.shingles import ngrams, read_words
-from multihop.data_prep.duplicates.signed_splits import rows_left
+from multihop.data_prep.duplicates.signature_files import kept_rows
 from multihop.data_prep.rules import c4
 from multihop.data_prep.rules.clean import clean
-from multihop.data_prep.stages.content import content_hash
-from multihop.data_prep.stages.documents import SCHEMA, read_documents
-from multihop.data_prep.stages.outputs import Output, once, read_batches, write_batches
+from multihop.data_prep.stages.documents import SCHEMA, content_hash, read_documents
+from multihop.data_prep.stages.outputs import Output, read_batches, write_batches, write_once
 
 RULES = 2
 """Version of the rules, increased when they find other documents or leave other fragments: older data sets are then
@@ -57,9 +56,9 @@ class EvaluationNgrams:
     sets: dict[str, str]
     config: DecontaminateConfig
     clean: CleanConfig
-    """How the documents are cleaned."""
+    """The cleaning of the documents."""
     edits: C4 | None
-    """How the documents are edited after cleaning."""
+    """The edits of the documents after cleaning."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class FindOverlaps:
     folder: str
     path: str
     dropped: np.ndarray
-    """int64, ascending."""
+    """int64, ascending: dropped rows of the split."""
     table: str
 
 
@@ -100,16 +99,17 @@ class DecontaminateSplit:
 
 
 def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
-    """The evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
+    """Return the evaluation files, {name: path} by name; a name is the shortest end of the path that is unique.
 
-    Raises UserError for a pattern without a file and for a file of an unknown kind.
+    Raises:
+        UserError: a pattern matches no file, or a file is of an unknown kind.
     """
     paths = set()
     for pattern in config.against:
-        found = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
-        if not found:
+        matches = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
+        if not matches:
             raise UserError(f"data.decontaminate.against={pattern} matches no file; correct or remove it")
-        paths |= {str(Path(path).absolute()) for path in found}
+        paths |= {str(Path(path).absolute()) for path in matches}
     for path in paths:
         if Path(path).suffix not in (".txt", ".jsonl"):
             raise UserError(
@@ -125,15 +125,16 @@ def evaluation_sets(config: DecontaminateConfig) -> dict[str, str]:
 def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     """Write the table: for each n-gram and set a row of "words" (n), "hash" and "set", sorted.
 
-    A text contributes the n-grams of every form that it may have in a document (see `_forms`). A text of fewer than
-    `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per
-    n-gram. Facts: for each set "texts", and "too short", the texts without an n-gram.
+    A text contributes the n-grams of every form that it may have in a document (see `_make_forms`). A text of fewer
+    than `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per n-gram. Facts: for each
+    set "texts", and "too short", the texts without an n-gram.
 
-    Raises UserError for a line that is not JSON or lacks the field, and for a set without a text.
+    Raises:
+        UserError: a line is not JSON or lacks the field, or a set has no text.
     """
     folder = Path(item.folder)
     least = min(MIN_WORDS, item.config.ngram)
-    forms_of = _forms(item.clean, item.edits)
+    forms_of = _make_forms(item.clean, item.edits)
 
     def write(path: Path) -> dict[str, Any]:
         facts, tables = {}, [np.empty(0, _TABLE_ROW)]
@@ -145,11 +146,11 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
                 long_enough = np.zeros(len(texts), dtype=bool)
                 cleaned = pa.array(list(chain.from_iterable(forms)), pa.string())
                 for words in read_words(cleaned, carried=item.config.ngram - 1):
-                    found = ngrams(words, item.config.ngram)
-                    rows = np.empty(len(found.hashes), _TABLE_ROW)
-                    rows["words"], rows["hash"], rows["set"] = found.last - found.first, found.hashes, number
+                    grams = ngrams(words, item.config.ngram)
+                    rows = np.empty(len(grams.hashes), _TABLE_ROW)
+                    rows["words"], rows["hash"], rows["set"] = grams.last - grams.first, grams.hashes, number
                     taken = rows["words"] >= least
-                    long_enough[owners[found.documents[taken] + words.first_document]] = True
+                    long_enough[owners[grams.documents[taken] + words.first_document]] = True
                     tables.append(np.unique(rows[taken]))
                 facts[name]["texts"] += len(texts)
                 facts[name]["too short"] += int((~long_enough).sum())
@@ -162,7 +163,7 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
         write_batches(path, _NGRAMS, iter([pa.RecordBatch.from_arrays(columns, schema=_NGRAMS)]), None)
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def find_overlaps(item: FindOverlaps) -> Output:
@@ -181,9 +182,9 @@ def find_overlaps(item: FindOverlaps) -> Output:
     def overlaps(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in read_documents(item.path, item.dropped):
-            rows = rows_left(item.dropped, seen, seen + batch.num_rows)
+            rows = kept_rows(item.dropped, seen, seen + batch.num_rows)
             seen += batch.num_rows
-            found = [np.empty((4, 0), np.int64)]
+            parts = [np.empty((4, 0), np.int64)]
             for words in read_words(batch.column("text"), carried=max(lookups, default=1) - 1):
                 for length, lookup in lookups.items():
                     grams = ngrams(words, length)
@@ -191,18 +192,18 @@ def find_overlaps(item: FindOverlaps) -> Output:
                     documents, first, last = grams.documents[at], grams.first[at], grams.last[at] - 1
                     of = rows[documents + words.first_document]
                     spans = words.starts[first], words.stops[last]
-                    found.append(np.stack([of, entries, *(span - words.origins[documents] for span in spans)]))
+                    parts.append(np.stack([of, entries, *(span - words.origins[documents] for span in spans)]))
             # The parts of a long document overlap: an occurrence in the overlap is found twice.
-            places = np.unique(np.concatenate(found, axis=1)[[0, 2, 3, 1]], axis=1)[[0, 3, 1, 2]].astype(np.uint32)
-            facts["documents"] += len(np.unique(places[0]))
-            yield pa.RecordBatch.from_arrays([pa.array(column) for column in places], schema=_OVERLAPS)
+            occurrences = np.unique(np.concatenate(parts, axis=1)[[0, 2, 3, 1]], axis=1)[[0, 3, 1, 2]].astype(np.uint32)
+            facts["documents"] += len(np.unique(occurrences[0]))
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in occurrences], schema=_OVERLAPS)
 
     def write(path: Path) -> dict[str, Any]:
         facts = {"documents": 0}
         write_batches(path, _OVERLAPS, overlaps(facts), "lz4")
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def find_common(item: FindCommon) -> Output:
@@ -227,19 +228,19 @@ def find_common(item: FindCommon) -> Output:
             np.save(file, common, allow_pickle=False)
         return {"found": int((documents > 0).sum()), "common": len(common)}
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
 
 
 def contaminated_rows(overlaps: str, common: str) -> np.ndarray:
-    """int64, ascending: the rows of a split that contain an uncommon n-gram of an evaluation text."""
+    """Return int64, ascending: the rows of a split that contain an uncommon n-gram of an evaluation text."""
     return np.unique(_uncommon(overlaps, common)["row"]).astype(np.int64)
 
 
 def decontaminate_split(item: DecontaminateSplit) -> Output:
     """Write what is left of the contaminated documents, as new documents, in an Arrow file like `read_split`'s.
 
-    Fragments may be copies or near duplicates of each other and of other documents.
-    Nothing under action "drop". Under "cut" overlaps are removed with WINDOW characters on both sides; fragments of
+    Fragments may be copies or near duplicates of each other and of other documents. Action "drop" leaves none. Action
+    "cut" removes overlaps with WINDOW characters on both sides; fragments of
     less than WINDOW characters are dropped, and all fragments of a document with more than MAX_FRAGMENTS (Brown et al.
     2020, appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces", the fragments left, "named":
     the first documents, each with its id, a set's name and the shared words.
@@ -247,10 +248,10 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
     folder = Path(item.folder)
 
     def fragments(facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        places = _uncommon(item.overlaps, item.common)
-        rows, starts = np.unique(places["row"], return_index=True)
+        overlaps = _uncommon(item.overlaps, item.common)
+        rows, starts = np.unique(overlaps["row"], return_index=True)
         facts["documents"] = len(rows)
-        of_document = dict(zip(rows.tolist(), np.split(places, starts[1:]), strict=False))
+        of_document = dict(zip(rows.tolist(), np.split(overlaps, starts[1:]), strict=False))
         table = pa.ipc.open_file(pa.memory_map(item.table)).get_batch(0)
         words, hashes, numbers = (table.column(name).to_numpy() for name in _NGRAMS.names)
         start, sets = 0, Counter[str]()
@@ -283,26 +284,27 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
         write_batches(path, SCHEMA, fragments(facts), "lz4")
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def cut(text: str, spans: np.ndarray) -> list[str]:
-    """The fragments of `text` that are kept, stripped.
+    """Cut the overlaps out of `text`, and return the fragments that are kept, stripped.
 
-    `spans` has "start" and "stop" of the overlaps, in bytes of the text's UTF-8, sorted by start.
+    Args:
+        spans: "start" and "stop" of the overlaps, in bytes of the text's UTF-8, sorted by start.
     """
     data = text.encode()
     fragments: list[str] = []
     end = 0  # of the last removed span
     for start, stop in zip(spans["start"].tolist(), spans["stop"].tolist(), strict=True):
-        before, behind = (
+        before, after = (
             data[max(0, start - 4 * WINDOW) : start].decode(errors="ignore")[-WINDOW:],
             data[stop : stop + 4 * WINDOW].decode(errors="ignore")[:WINDOW],
         )
         begin = start - len(before.encode())
         if begin > end or not fragments:
             fragments.append(data[end : max(begin, end)].decode(errors="ignore"))
-        end = max(end, stop + len(behind.encode()))
+        end = max(end, stop + len(after.encode()))
     fragments.append(data[end:].decode(errors="ignore"))
     fragments = [fragment.strip() for fragment in fragments]
     return (
@@ -313,28 +315,28 @@ def cut(text: str, spans: np.ndarray) -> list[str]:
 
 
 _TABLE_ROW = np.dtype([("words", "u1"), ("hash", "<u8"), ("set", "<u2")])
-_PLACE = np.dtype([(name, "<u4") for name in ("row", "entry", "start", "stop")])
+_OVERLAP = np.dtype([(name, "<u4") for name in ("row", "entry", "start", "stop")])
 
 
 class _Lookup:
-    """Finds hashes among sorted ones; most are absent, which one look into a table of bits shows."""
+    """Finds hashes among sorted ones; most are absent, which one access to a table of bits shows."""
 
     def __init__(self, hashes: np.ndarray, first_entry: int) -> None:
         bits = min(26, max(10, (16 * len(hashes)).bit_length()))
         self.hashes, self.first_entry, self.shift = hashes, first_entry, np.uint64(64 - bits)
-        self.there = np.zeros(2**bits, dtype=bool)
-        self.there[hashes >> self.shift] = True
+        self.is_present = np.zeros(2**bits, dtype=bool)
+        self.is_present[hashes >> self.shift] = True
 
     def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The indices of those `hashes` that are present, and the first entry of each."""
-        at = np.flatnonzero(self.there[hashes >> self.shift])
+        """Return the indices of those `hashes` that are present, and the first entry of each."""
+        at = np.flatnonzero(self.is_present[hashes >> self.shift])
         entries = np.searchsorted(self.hashes, hashes[at])
         same = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == hashes[at]
         return at[same], entries[same] + self.first_entry
 
 
 def _lookups(path: str) -> dict[int, _Lookup]:
-    """The hashes of n-grams, by n."""
+    """Return the hashes of n-grams, by n."""
     table = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
     words, hashes = (table.column(name).to_numpy() for name in ("words", "hash"))
     lengths, starts = np.unique(words, return_index=True)
@@ -346,42 +348,42 @@ def _lookups(path: str) -> dict[int, _Lookup]:
 
 
 def _sets_of(entries: np.ndarray, words: np.ndarray, hashes: np.ndarray, sets: np.ndarray) -> list[int]:
-    """The numbers of the sets that contain one of the entries; the entries of an n-gram are adjacent."""
-    found: set[int] = set()
+    """Return the numbers of the sets that contain one of the entries; the entries of an n-gram are adjacent."""
+    numbers: set[int] = set()
     entries = np.unique(entries)
     while len(entries):
-        found |= set(sets[entries].tolist())
+        numbers |= set(sets[entries].tolist())
         entries = entries[entries + 1 < len(sets)]
         entries = entries[(hashes[entries + 1] == hashes[entries]) & (words[entries + 1] == words[entries])] + 1
-    return sorted(found)
+    return sorted(numbers)
 
 
 def _uncommon(overlaps: str, common: str) -> np.ndarray:
-    """Structured array of row, entry, start and stop: the overlaps with uncommon n-grams."""
+    """Read a structured array of row, entry, start and stop: the overlaps with uncommon n-grams."""
     ignored = np.load(common, allow_pickle=False)
-    parts = [np.empty(0, _PLACE)]
+    parts = [np.empty(0, _OVERLAP)]
     for batch in read_batches(overlaps):
-        part = np.empty(batch.num_rows, _PLACE)
-        for name in _PLACE.names or ():
+        part = np.empty(batch.num_rows, _OVERLAP)
+        for name in _OVERLAP.names or ():
             part[name] = batch.column(name).to_numpy()
         parts.append(part[~np.isin(part["entry"], ignored)])
     return np.concatenate(parts)
 
 
-def _forms(cleaning: CleanConfig, edits: C4 | None) -> Callable[[str], list[str]]:
-    """Return a function that maps an evaluation text to the forms that it may have within documents.
+def _make_forms(cleaning: CleanConfig, edits: C4 | None) -> Callable[[str], list[str]]:
+    """Make a function that maps an evaluation text to the forms that it may have within documents.
 
     A document is cleaned and edited as a whole: whether the repair of mojibake or the removal of a line affects the
     text depends on its surroundings, so there is a form with and without each of them.
     """
-    edit = None if edits is None else c4.editor(edits)
+    edit = None if edits is None else c4.make_editor(edits)
 
     def forms(text: str) -> list[str]:
         text = text.encode(errors="replace").decode()  # JSON can contain a lone surrogate
-        found = [clean(text), *([clean(text, fix_mojibake=True)] if cleaning.fix_mojibake else [])]
+        variants = [clean(text), *([clean(text, fix_mojibake=True)] if cleaning.fix_mojibake else [])]
         if edit is not None:
-            found += [edit(each) for each in found]
-        return list(dict.fromkeys(found))
+            variants += [edit(each) for each in variants]
+        return list(dict.fromkeys(variants))
 
     return forms
 

@@ -25,11 +25,11 @@ _HALF = np.uint64(32)
 _WORTH_COPYING = 0.5
 """Elements are dropped from further rounds when at most this share of the documents still needs them."""
 _FEW_ROUNDS = 8
-"""Rounds done chunk by chunk; the further rounds that short documents need are done for many documents at once."""
+"""Number of rounds per chunk; further ones, which short documents need, are done for many documents at once."""
 
 
 def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> tuple[np.ndarray, np.ndarray]:
-    """Signatures of documents.
+    """Compute the signatures of documents.
 
     A document's shingles are the set of its n-grams of `shingle_words` words (see shingles.py); its signature depends
     on that set only. Memory: 20 MB, plus 20 bytes per permutation and document.
@@ -44,19 +44,19 @@ def signatures(texts: pa.StringArray, shingle_words: int, permutations: int) -> 
 def signatures_of_words(
     parts: Iterable[Words], documents: int, shingle_words: int, permutations: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`signatures`, given the documents' words; each part carries over `shingle_words - 1` words."""
+    """Compute `signatures` from the documents' words; each part carries over `shingle_words - 1` words."""
     sketch = np.full((documents, permutations), _EMPTY)
     later: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
     for words in parts:
-        found = ngrams(words, shingle_words)
-        later.append(_throw(sketch, found.hashes, found.documents + words.first_document, range(_FEW_ROUNDS)))
+        grams = ngrams(words, shingle_words)
+        later.append(_throw(sketch, grams.hashes, grams.documents + words.first_document, range(_FEW_ROUNDS)))
     hashes, of_documents = (np.concatenate(each) for each in zip(*later, strict=True))
     _throw(sketch, hashes, of_documents, range(_FEW_ROUNDS, 2 * permutations))
     return (sketch & _LOW).astype(np.uint32), (sketch != _EMPTY).all(axis=1)
 
 
 def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
-    """uint64 (bands, documents): a hash of each band, which is `permutations // bands` columns of `values`."""
+    """Return uint64 (bands, documents): a hash of each band, which is `permutations // bands` columns of `values`."""
     rows = values.shape[1] // bands
     hashes = np.zeros((bands, len(values)), np.uint64)
     for row, factor in enumerate(_factors(rows)):
@@ -65,7 +65,7 @@ def band_hashes(values: np.ndarray, bands: int) -> np.ndarray:
 
 
 def low_bytes(values: np.ndarray) -> np.ndarray:
-    """uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size.
+    """Return uint8 of the same shape: b-bit minwise hashing with b = 8 (Li and König 2010), a quarter of the size.
 
     Takes 8 bits of each value after a multiplication that mixes all of its bits into them.
     """
@@ -73,7 +73,8 @@ def low_bytes(values: np.ndarray) -> np.ndarray:
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations); permutations is a multiple of 8.
+    """Return float64 (pairs,): estimated Jaccard similarity of uint8 (pairs, permutations); permutations is a multiple
+    of 8.
 
     Corrected for different values having the same byte, with probability 1/256 (Li and König 2010).
     """
@@ -83,12 +84,12 @@ def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def candidate_probability(jaccard: float, bands: int, rows: int) -> float:
-    """The probability that two documents agree in all rows of at least one band: 1 - (1 - J^rows)^bands."""
+    """Return the probability that two documents agree in all rows of at least one band: 1 - (1 - J^rows)^bands."""
     return 1.0 - (1.0 - jaccard**rows) ** bands
 
 
 def accepted_probability(jaccard: float, threshold: float, permutations: int) -> float:
-    """The probability that the estimate by `similarity` is at least `threshold`; a binomial tail."""
+    """Return the probability that the estimate by `similarity` is at least `threshold`; a binomial tail."""
     agree = jaccard + (1 - jaccard) / 256
     least = math.ceil(permutations * (threshold * (1 - 1 / 256) + 1 / 256) - 1e-9)
     return sum(
@@ -98,7 +99,7 @@ def accepted_probability(jaccard: float, threshold: float, permutations: int) ->
 
 
 def choose_bands(threshold: float, permutations: int) -> int:
-    """The fewest bands with which a pair at the threshold is a candidate with probability RECALL.
+    """Return the fewest bands with which a pair at the threshold is a candidate with probability RECALL.
 
     Candidates are checked by their whole signatures, so bands only have to miss none; fewer bands mean less sorting
     and fewer pairs to check. If none reaches RECALL, bands of one row.
@@ -155,5 +156,5 @@ def _throw(
 
 @cache
 def _factors(count: int) -> np.ndarray:
-    """uint64 (count,): fixed odd multipliers that look random."""
+    """Return uint64 (count,): fixed odd multipliers that look random."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)) | np.uint64(1)

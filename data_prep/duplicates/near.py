@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from multihop.data_prep.duplicates.minhash import similarity
-from multihop.data_prep.duplicates.signed_splits import RUN_DOCUMENTS, Signed, column_of
-from multihop.data_prep.stages.outputs import Output, once, write_batches
+from multihop.data_prep.duplicates.signature_files import RUN_DOCUMENTS, Signatures, column_of
+from multihop.data_prep.stages.outputs import Output, write_batches, write_once
 
 RANGE_DOCUMENTS = 2**23
 """Documents whose hashes of a band `candidate_pairs` sorts at once: about 60 bytes each, 500 MB in total."""
 ALL_PAIRS_DOCUMENTS = 64
-"""In a larger group with one hash, documents are compared with leaders only: a million copies cost a million
+"""Documents of a larger group with one hash are compared with leaders only: a million copies cost a million
 comparisons per leader, not half of a million squared."""
 MAX_LEADERS = 64
 """A document similar to none of so many leaders has no pair in this band; it may have one in other bands."""
@@ -69,11 +69,11 @@ CLUSTERS = pa.schema(
         pa.field("similarity", pa.float32(), nullable=False),
     ]
 )
-"""A row per dropped document, sorted by split and row: its place in the read splits, the document that is kept instead,
-and the estimated Jaccard similarity of the two."""
+"""A row per dropped document, sorted by split and row: its position in the read splits, the document that is kept
+instead, and the estimated Jaccard similarity of the two."""
 
 
-def divide(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]:
+def plan_comparisons(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]:
     """Divide the work on signed documents into tasks: (bands, range, ranges) of each `CandidatePairs`.
 
     A task compares few documents in all bands, many in one band, and very many in one range of a band.
@@ -87,16 +87,16 @@ def divide(documents: int, bands: int) -> list[tuple[tuple[int, ...], int, int]]
 def candidate_pairs(item: CandidatePairs) -> Output:
     """Find pairs of documents that agree in a band and have similar signatures.
 
-    The output is uint64 (pairs, 2), each document as split << 32 | place among the split's signed documents. Connected
+    The output is uint64 (pairs, 2), each document as split << 32 | index among the split's signed documents. Connected
     documents are paired with one of them (a star). Facts: "candidates", documents that agree with another, and "pairs".
     """
     folder = Path(item.folder)
 
     def write(path: Path) -> dict[str, Any]:
-        signed = Signed(item.signed)
+        signed = Signatures(item.signed)
         candidates, stars = 0, [np.empty((0, 2), np.uint64)]
         for band in item.bands:
-            hashes, codes = _grouped(signed, *_range_of(signed, band, item))
+            hashes, codes = _select_groups(signed, *_hashes_in_range(signed, band, item))
             candidates += len(codes)
             for group in _groups(hashes):
                 stars += _stars(signed, hashes[group], codes[group], item.threshold)
@@ -105,11 +105,11 @@ def candidate_pairs(item: CandidatePairs) -> Output:
             np.save(file, pairs[np.lexsort(pairs.T)], allow_pickle=False)
         return {"candidates": candidates, "pairs": len(pairs)}
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.npy", write)
 
 
 def find_clusters(item: FindClusters) -> Output:
-    """A connected component of the pairs is a cluster; its longest document is kept.
+    """Make each connected component of the pairs a cluster, of which the longest document is kept.
 
     Of several longest ones the one with the smallest id: that depends on the documents' content only, not on the order
     of splits or workers. The output has the schema CLUSTERS. Memory: about 100 bytes for each document in a pair.
@@ -118,7 +118,7 @@ def find_clusters(item: FindClusters) -> Output:
     folder = Path(item.folder)
 
     def write(path: Path) -> dict[str, Any]:
-        signed = Signed(item.signed)
+        signed = Signatures(item.signed)
         codes, roots = _components(np.load(pairs, mmap_mode="r", allow_pickle=False) for pairs in item.pairs)
         order = np.lexsort((*_preference(signed, codes), roots))
         first = np.flatnonzero(np.diff(roots[order], prepend=np.uint64(2**64 - 1)))
@@ -134,11 +134,11 @@ def find_clusters(item: FindClusters) -> Output:
             "largest": int(sizes.max(initial=0)),
         }
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
 def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
-    """The rows to drop of each split, int64 ascending; `clusters` is the path of the output of `find_clusters`."""
+    """Read the rows to drop of each split, int64 ascending, from the output of `find_clusters`."""
     with pa.memory_map(clusters) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
         split, row = (table.column(name).to_numpy() for name in ("split", "row"))
@@ -146,8 +146,8 @@ def dropped_rows(clusters: str, splits: int) -> list[np.ndarray]:
         return [row[start:stop].astype(np.int64) for start, stop in pairwise(bounds.tolist())]
 
 
-def _range_of(signed: Signed, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of the range and their documents, of all runs of all splits."""
+def _hashes_in_range(signed: Signatures, band: int, item: CandidatePairs) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the range and their documents, of all runs of all splits."""
     low, high = (2**64 * bound // item.ranges for bound in (item.range, item.range + 1))
     hashes, codes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for split, runs in enumerate(signed.runs):
@@ -155,14 +155,14 @@ def _range_of(signed: Signed, band: int, item: CandidatePairs) -> tuple[np.ndarr
             sorted_hashes = column_of(run, f"hash {band}")
             start = np.searchsorted(sorted_hashes, np.uint64(low))
             stop = np.searchsorted(sorted_hashes, np.uint64(high)) if high < 2**64 else len(sorted_hashes)
-            places = column_of(run, f"place {band}")[start:stop]
+            indices = column_of(run, f"place {band}")[start:stop]
             hashes.append(sorted_hashes[start:stop])
-            codes.append(places + np.uint64((split << 32) + number * RUN_DOCUMENTS))
+            codes.append(indices + np.uint64((split << 32) + number * RUN_DOCUMENTS))
     return np.concatenate(hashes), np.concatenate(codes)
 
 
-def _grouped(signed: Signed, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes that occur more than once and their documents, group by group; in a group by preference."""
+def _select_groups(signed: Signatures, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Select hashes that occur more than once, with their documents, group by group; in a group by preference."""
     order = np.argsort(hashes)
     hashes, codes = hashes[order], codes[order]
     equal = hashes[1:] == hashes[:-1]
@@ -174,13 +174,13 @@ def _grouped(signed: Signed, hashes: np.ndarray, codes: np.ndarray) -> tuple[np.
     return hashes[order], codes[order]
 
 
-def _preference(signed: Signed, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys for `lexsort`, the last one first: long documents before short ones, then small ids."""
+def _preference(signed: Signatures, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return keys for `lexsort`, the last one first: long documents before short ones, then small ids."""
     return codes, signed.take(codes, "document"), -signed.take(codes, "bytes").astype(np.int64)
 
 
 def _groups(hashes: np.ndarray) -> Iterator[slice]:
-    """Slices of whole groups of equal hashes, of about _CHUNK documents or of one larger group."""
+    """Yield slices of whole groups of equal hashes, of about _CHUNK documents or of one larger group."""
     ends = np.append(np.flatnonzero(np.diff(hashes)) + 1, len(hashes))
     start = 0
     while start < len(hashes):
@@ -191,14 +191,14 @@ def _groups(hashes: np.ndarray) -> Iterator[slice]:
         start = stop
 
 
-def _stars(signed: Signed, hashes: np.ndarray, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Pairs (n, 2) that connect similar documents within groups of equal hashes, each in the order of preference."""
+def _stars(signed: Signatures, hashes: np.ndarray, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
+    """Find pairs (n, 2) that connect similar documents in groups of equal hashes, each in the order of preference."""
     starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
     sizes = np.diff(starts, append=len(hashes))
     large = sizes > ALL_PAIRS_DOCUMENTS
     stars = []
     for start, size in zip(starts[large].tolist(), sizes[large].tolist(), strict=True):
-        stars += _lead(signed, codes[start : start + size], threshold)
+        stars += _compare_with_leaders(signed, codes[start : start + size], threshold)
     small = ~np.repeat(large, sizes)
     hashes, codes = hashes[small], codes[small]
     if len(codes):
@@ -215,8 +215,8 @@ def _stars(signed: Signed, hashes: np.ndarray, codes: np.ndarray, threshold: flo
     return stars
 
 
-def _lead(signed: Signed, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Leader clustering (Hartigan 1975, chapter 3): each document joins the first leader that it is similar to."""
+def _compare_with_leaders(signed: Signatures, codes: np.ndarray, threshold: float) -> list[np.ndarray]:
+    """Cluster by leaders (Hartigan 1975, chapter 3): each document joins the first leader that it is similar to."""
     stars = []
     leaders: list[tuple[np.uint64, np.ndarray]] = []
     for start in range(0, len(codes), _CHUNK):
@@ -236,7 +236,7 @@ def _lead(signed: Signed, codes: np.ndarray, threshold: float) -> list[np.ndarra
 
 
 def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """Pairs with the same connected components as `pairs`, int64 (n, 2) below `nodes`: each node and the smallest."""
+    """Reduce `pairs`, int64 (n, 2) below `nodes`, to the pairs of each node and the smallest of its component."""
     root = np.arange(nodes)
     while len(pairs):
         ends = root[pairs]
@@ -251,26 +251,26 @@ def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
 
 
 def _components(all_pairs: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Every document in a pair, ascending, and the representative of its component."""
+    """Return every document in a pair, ascending, and the representative of its component."""
     forest = np.empty((0, 2), np.uint64)
     waiting: list[np.ndarray] = []
 
-    def joined() -> np.ndarray:
-        nodes, places = np.unique(np.concatenate([forest, *waiting]), return_inverse=True)
-        return nodes[_star(places.reshape(-1, 2), len(nodes))]
+    def join_waiting() -> np.ndarray:
+        nodes, indices = np.unique(np.concatenate([forest, *waiting]), return_inverse=True)
+        return nodes[_star(indices.reshape(-1, 2), len(nodes))]
 
     for pairs in all_pairs:
         waiting.append(pairs)
         if sum(map(len, waiting)) > len(forest) + 2**20:  # often enough for the memory, seldom enough for the time
-            forest, waiting = joined(), []
-    forest = joined()
+            forest, waiting = join_waiting(), []
+    forest = join_waiting()
     roots = np.unique(forest[:, 1])
     codes, of = np.concatenate([forest[:, 0], roots]), np.concatenate([forest[:, 1], roots])
     order = np.argsort(codes)
     return codes[order], of[order]
 
 
-def _cluster_batches(signed: Signed, dropped: np.ndarray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
+def _cluster_batches(signed: Signatures, dropped: np.ndarray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(dropped), _CHUNK):
         pair = dropped[start : start + _CHUNK], kept[start : start + _CHUNK]
         columns: list[np.ndarray] = []

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from multihop.common.malloc import raise_mmap_threshold
+from multihop.common.machine import raise_mmap_threshold
 
 CHUNK_BYTES = 2**18
 """Text processed at once: enough to amortise a call, with arrays (8 bytes per byte of text) that fit into caches."""
@@ -40,17 +40,17 @@ _WITHOUT_SPACES = (
     (0x1AFF0, 0x1B16F),
 )
 _HAN_PLANES = 0x20000
-"""Every character from here on counts as Han."""
+"""The first code point from which every character counts as Han."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a few whole documents, or of a part of one that is longer than CHUNK_BYTES."""
+    """Holds the words of a few whole documents, or of a part of one that is longer than CHUNK_BYTES."""
 
     hashes: np.ndarray
     """uint64 (words,)."""
     starts: np.ndarray
-    """int64 (words,): where each word begins, in bytes; see `origins`."""
+    """int64 (words,): offset of each word in bytes; see `origins`."""
     stops: np.ndarray
     bounds: np.ndarray
     """int64 (documents + 1,): the words of document i are bounds[i] to bounds[i + 1]."""
@@ -64,7 +64,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of `Words`: words first[i] to last[i] (exclusive) of documents[i]."""
+    """Holds the n-grams of `Words`: words first[i] to last[i] (exclusive) of documents[i]."""
 
     hashes: np.ndarray
     """uint64 (n-grams,)."""
@@ -76,7 +76,7 @@ class Ngrams:
 
 
 def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
-    """The words of each text, in order.
+    """Yield the words of each text, in order.
 
     Documents longer than CHUNK_BYTES come in parts, each of which begins with the last `carried` words of the previous
     part: with n - 1 of them every n-gram is whole in a part. Memory besides the texts: about 50 bytes per byte of a
@@ -103,7 +103,7 @@ def read_words(texts: pa.StringArray, carried: int) -> Iterator[Words]:
 
 
 def ngrams(words: Words, n: int) -> Ngrams:
-    """All n-grams of `n` words within a document; for a shorter document with words, one of all its words.
+    """Return all n-grams of `n` words within a document; for a shorter document with words, one of all its words.
 
     An n-gram's hash is a random linear function of its words' hashes, mixed by `mix`.
     """
@@ -124,8 +124,8 @@ def ngrams(words: Words, n: int) -> Ngrams:
         return Ngrams(mix(hashes), documents, first, first + n)
     of_short = np.zeros(len(short), np.uint64)
     for position, weight in enumerate(weights[:-1]):
-        there = position < lengths[short]
-        of_short[there] += words.hashes[words.bounds[short[there]] + position] * weight
+        long_enough = position < lengths[short]
+        of_short[long_enough] += words.hashes[words.bounds[short[long_enough]] + position] * weight
     return Ngrams(
         mix(np.concatenate([hashes, of_short])),
         np.concatenate([documents, short]),
@@ -135,7 +135,7 @@ def ngrams(words: Words, n: int) -> Ngrams:
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """The finaliser of MurmurHash3's 128-bit variant (fmix64, Appleby 2011), in place: every bit affects all."""
+    """Apply fmix64, the finaliser of MurmurHash3's 128-bit variant (Appleby 2011), in place: every bit affects all."""
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -155,8 +155,8 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
         if stop < len(document) and len(stops) and stops[-1] == stop - begin:  # the word may continue in the next part
             start = begin + int(starts[-1])
             hashes, starts, stops = hashes[:-1], starts[:-1], stops[:-1]
-        found = (hashes, starts + begin, stops + begin)
-        hashes, starts, stops = (np.concatenate(pair) for pair in zip(before, found, strict=True))
+        chunk = (hashes, starts + begin, stops + begin)
+        hashes, starts, stops = (np.concatenate(pair) for pair in zip(before, chunk, strict=True))
         ends = start == len(document)
         yield Words(hashes, starts, stops, np.array([0, len(hashes)]), np.zeros(1, np.int64), number, whole and ends)
         keep = max(len(hashes) - carried, 0)
@@ -165,8 +165,8 @@ def _parts(document: np.ndarray, number: int, carried: int) -> Iterator[Words]:
 
 
 def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes, starts and stops of the words in `data`, UTF-8 of documents that begin and end at `edges`."""
-    lower, starts, stops = _find(data, edges)
+    """Hash the words in `data`, UTF-8 of documents that begin and end at `edges`; returns hashes, starts and stops."""
+    lower, starts, stops = _word_boundaries(data, edges)
     lengths = stops - starts
     if len(lengths) and lengths.max() > MAX_WORD_BYTES:
         parts = -(-lengths // MAX_WORD_BYTES)
@@ -183,8 +183,8 @@ def _words(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return hashes, starts, stops
 
 
-def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes in lower case, and the starts and stops of words."""
+def _word_boundaries(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the bytes in lower case, and the starts and stops of words."""
     upper = data - np.uint8(ord("A")) < 26
     lower = data + (upper.view(np.uint8) << np.uint8(5))
     inside = np.zeros(len(data) + 2, dtype=bool)  # with a separator before and after
@@ -193,13 +193,13 @@ def _find(data: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     is_word |= lower - np.uint8(ord("0")) < 10
     is_word |= lower >= 0x80
     parted = np.zeros(len(data) + 1, dtype=bool)
-    _find_beyond_ascii(data, lower, is_word, parted)
+    _mark_beyond_ascii(data, lower, is_word, parted)
     parted[edges] = True
     parted |= inside[1:] != inside[:-1]
     return lower, np.flatnonzero(parted & inside[1:]), np.flatnonzero(parted & inside[:-1])
 
 
-def _find_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray, parted: np.ndarray) -> None:
+def _mark_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray, parted: np.ndarray) -> None:
     leads = np.flatnonzero(data >= 0xC0)
     if not len(leads):
         return
@@ -229,7 +229,7 @@ def _find_beyond_ascii(data: np.ndarray, lower: np.ndarray, is_word: np.ndarray,
 
 @cache
 def _characters() -> tuple[np.ndarray, np.ndarray]:
-    """uint8 and int64 (_HAN_PLANES + 1,): kind and lower case of each code point beyond ASCII."""
+    """Return uint8 and int64 (_HAN_PLANES + 1,): kind and lower case of each code point beyond ASCII."""
     kinds = np.full(_HAN_PLANES + 1, _SEPARATOR, np.uint8)
     lower = np.arange(_HAN_PLANES + 1)
     of_category = {"L": _LETTER, "N": _LETTER, "M": _MARK}
@@ -250,7 +250,7 @@ def _characters() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 (count + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
+    """Return uint64 (count + 1,) each: the powers of an odd number modulo 2^64, and those of its inverse."""
     base = 0xD1342543DE82EF95
     both = np.ones((2, count + 1), np.uint64)
     for powers, factor in zip(both, (base, pow(base, -1, 2**64)), strict=True):
@@ -261,5 +261,5 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _odd_numbers(count: int) -> np.ndarray:
-    """uint64 (count,): fixed odd multipliers that look random."""
+    """Return uint64 (count,): fixed odd multipliers that look random."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * _ODD) | np.uint64(1)

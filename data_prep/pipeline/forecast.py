@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.shards import token_dtype
-from multihop.data_prep.duplicates.signed_splits import bytes_of_signed
-from multihop.data_prep.pipeline.identity import recall_hashes, recall_inputs
+from multihop.data_prep.dataset.verify import read_if_verified
+from multihop.data_prep.duplicates.signature_files import signature_bytes
+from multihop.data_prep.pipeline.identity import known_identities, resolve_known_inputs
 from multihop.data_prep.pipeline.prepare import read_item
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_opened
-from multihop.data_prep.reading.sources import InputFile, Part, group_into_splits, with_targets
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_open_range
+from multihop.data_prep.reading.sources import FileRange, InputFile, group_into_splits, with_targets
 from multihop.data_prep.tokenizers.training import training_memory
 
-_LOOKED_AT = 32 * 2**20
+_SAMPLED_BYTES = 32 * 2**20
 """Bytes of text to read of each source."""
 _BYTES_A_TOKEN = 4.0
 """English has 4 to 5 bytes per token with vocabularies of 8,000 to 32,000 tokens."""
@@ -29,8 +29,8 @@ _HASHES = 40
 
 
 @dataclass(frozen=True)
-class OfSource:
-    """One source."""
+class SourceForecast:
+    """Describes one source."""
 
     path: str
     files: int
@@ -43,22 +43,22 @@ class OfSource:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The sources, and what preparing them takes."""
+    """Describes the sources, and what preparing them takes."""
 
-    sources: list[OfSource]
-    stands: bool
-    """The data set is prepared and verified: nothing would be done."""
+    sources: list[SourceForecast]
+    is_prepared: bool
+    """True if the data set is prepared and verified, so that nothing would be done."""
     splits: int
     splits_read: int
-    """How many of them an earlier preparation has read."""
+    """Number of splits that an earlier preparation has read."""
     sample_bytes: int
-    """Text to train the tokenizer on; 0: an existing one is used."""
+    """Bytes of text to train the tokenizer on; 0: an existing one is used."""
     training_bytes: int
-    """Memory for training the tokenizer."""
+    """Bytes of memory for training the tokenizer."""
     work_bytes: int
-    """Disk for the stages' outputs."""
+    """Bytes on disk for the stages' outputs."""
     data_bytes: int
-    """Disk for the data set."""
+    """Bytes on disk for the data set."""
 
 
 def forecast(
@@ -71,28 +71,30 @@ def forecast(
         out_dirs: the existing data sets of these sources.
         work: the directory of the stages' outputs.
 
-    Raises ReadFailed when a server does not answer, and UserError as `resolve_inputs`.
+    Raises:
+        ReadFailed: a server does not answer.
+        UserError: as `resolve_inputs`.
     """
     sources = [
-        _of_source(source.path, [file for file in files if file.source == number])
+        _forecast_source(source.path, [file for file in files if file.source == number])
         for number, source in enumerate(data.sources)
     ]
     check_tokenizer(data, tok)
-    known = recall_hashes(files, work)
-    resolved = recall_inputs(data, tok, files, work)
+    known = known_identities(files, work)
+    resolved = resolve_known_inputs(data, tok, files, work)
     splits = group_into_splits(
-        inputs.identified(files, {file.path: known.get(file.path, "") for file in with_targets(files)})
+        identities.with_identities(files, {file.path: known.get(file.path, "") for file in with_targets(files)})
     )
     entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
     sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
     tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
     is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
-    near = 0 if data.near_duplicates is None else bytes_of_signed(data.near_duplicates) * documents * (1 + is_cut)
+    near = 0 if data.near_duplicates is None else signature_bytes(data.near_duplicates) * documents * (1 + is_cut)
     return Forecast(
         sources=sources,
-        stands=resolved is not None
-        and any(find_verified(out_dir, resolved.identity) is not None for out_dir in out_dirs),
+        is_prepared=resolved is not None
+        and any(read_if_verified(out_dir, resolved.identity) is not None for out_dir in out_dirs),
         splits=len(splits),
         splits_read=sum(entry.exists() for entry in entries),
         sample_bytes=sample,
@@ -102,8 +104,8 @@ def forecast(
     )
 
 
-def _of_source(path: str, files: list[InputFile]) -> OfSource:
-    """Extrapolates texts and documents from the file of median size."""
+def _forecast_source(path: str, files: list[InputFile]) -> SourceForecast:
+    """Extrapolate texts and documents from the file of median size."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
     text = documents = 0.0
@@ -111,23 +113,23 @@ def _of_source(path: str, files: list[InputFile]) -> OfSource:
         text_a_byte, documents_a_byte = _density(readable[len(readable) // 2])
         text, documents = text_a_byte * size, documents_a_byte * size
     bytes_on_disk = sum(file.bytes for file in files)
-    return OfSource(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
+    return SourceForecast(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
 
 
 def _density(file: InputFile) -> tuple[float, float]:
-    """Bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
-    part = Part(file, 0, min(file.size, _LOOKED_AT) if file.can_be_cut else file.size)
+    """Return bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
+    file_range = FileRange(file, 0, min(file.size, _SAMPLED_BYTES) if file.is_splittable else file.size)
     text = documents = 0
     try:
-        with OpenedFile(file) as opened:
-            for document in read_opened(part, opened):
-                if not isinstance(document, Bad):
+        with FileReader(file) as reader:
+            for document in read_open_range(file_range, reader):
+                if not isinstance(document, BadDocument):
                     sides = (document,) if isinstance(document, str) else document
                     text += sum(len(side.encode(errors="replace")) for side in sides)
                     documents += 1
-                if text > _LOOKED_AT:
+                if text > _SAMPLED_BYTES:
                     break
-            read = part.stop if file.can_be_cut and text <= _LOOKED_AT else opened.furthest
+            read = file_range.stop if file.is_splittable and text <= _SAMPLED_BYTES else reader.max_offset
     except UnreadableFileError:
         return 0.0, 0.0
     return text / max(read, 1), documents / max(read, 1)

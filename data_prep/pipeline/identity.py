@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multihop.common.config import DATA, part_deciding
+from multihop.common.config import DATA, select_by_effect
 from multihop.common.files import make_folder, remove_temporaries, sha256_file, sha256_json
-from multihop.common.mapping import MapItems, ReportProgress, map_in_process, no_report, reporting
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.duplicates.decontaminate import RULES, evaluation_sets
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.sources import InputFile, reader_changes, with_targets
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.sources import InputFile, reader_revisions, with_targets
 from multihop.data_prep.rules import clean, filters
-from multihop.data_prep.tokenizers.existing import adopt, has_matched_tokens
+from multihop.data_prep.stages.runner import MapItems, ReportProgress, map_in_process, no_report, with_progress
+from multihop.data_prep.tokenizers.existing import has_matched_tokens, import_tokenizer
 
 _HASHES = "inputs.json"
-"""In the stages' directory: identities of the input files, with sizes and modification times."""
+"""File in the stages' directory with the identities of the input files, their sizes and modification times."""
 
 
 @dataclass(frozen=True)
 class ResolvedInputs:
-    """A data set's input, listed and identified once per start and then handed on."""
+    """Holds a data set's input, which is listed and identified once per start and then handed on."""
 
     files: tuple[InputFile, ...]
-    """Each with the identity of its content."""
+    """The files, each with the identity of its content."""
     identity: str
     """64 hex digits: SHA-256 over the settings and the names and contents of the input; `Manifest.inputs`."""
 
@@ -43,35 +43,39 @@ def resolve_inputs(
     Files whose size or modification time changed since the last time are hashed by `map_items` as the stage "hash";
     `work` remembers the result. Only one caller at a time may.
 
-    Raises UserError as `make_filter`, `evaluation_sets`, `adopt` and `check_tokenizer`; ReadFailed when a server does
-    not answer.
+    Raises:
+        UserError: as `make_filter`, `evaluation_sets`, `import_tokenizer` and `check_tokenizer`; ReadFailed when a
+    server does not answer.
     """
     check_tokenizer(data, tok)
     make_work_folder(work)
-    hashes = inputs.recall(work / _HASHES, files)
-    unknown = inputs.groups([file for file in with_targets(files) if file.path not in hashes])
-    for found in reporting(map_items, report)("hash", inputs.hash_files, unknown):
-        hashes |= found
-    inputs.remember(work / _HASHES, files, hashes)
-    return _resolved(data, tok, files, hashes)
+    hashes = identities.load_identities(work / _HASHES, files)
+    unknown = identities.group_files([file for file in with_targets(files) if file.path not in hashes])
+    for group_hashes in with_progress(map_items, report)("hash", identities.hash_files, unknown):
+        hashes |= group_hashes
+    identities.save_identities(work / _HASHES, files, hashes)
+    return _resolve(data, tok, files, hashes)
 
 
-def recall_inputs(
+def resolve_known_inputs(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], work: Path
 ) -> ResolvedInputs | None:
-    """What `resolve_inputs` would return, if `work` remembers all files as they are now; None otherwise.
+    """Resolve the inputs as `resolve_inputs`, but only if `work` remembers all files as they are now; else return None.
 
-    No input file is read and nothing is written. Raises UserError as `resolve_inputs`.
+    No input file is read and nothing is written.
+
+    Raises:
+        UserError: as `resolve_inputs`.
     """
     check_tokenizer(data, tok)
-    hashes = recall_hashes(files, work)
+    hashes = known_identities(files, work)
     known = all(file.path in hashes for file in with_targets(files))
-    return _resolved(data, tok, files, hashes) if known else None
+    return _resolve(data, tok, files, hashes) if known else None
 
 
-def recall_hashes(files: Sequence[InputFile], work: Path) -> dict[str, str]:
-    """By path, the identities of those files that `work` remembers as they are now."""
-    return inputs.recall(work / _HASHES, files)
+def known_identities(files: Sequence[InputFile], work: Path) -> dict[str, str]:
+    """Load the identities, by path, of those files that `work` remembers as they are now."""
+    return identities.load_identities(work / _HASHES, files)
 
 
 def make_work_folder(work: Path) -> None:
@@ -81,45 +85,56 @@ def make_work_folder(work: Path) -> None:
         remove_temporaries(folder)
 
 
-def settings_of(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
-    """The settings that a prepared data set depends on, so without weights, which training uses to choose samples."""
-    return {"data": part_deciding(data, DATA), "tokenizer": part_deciding(tok, DATA)}
+def dataset_settings(data: DataConfig, tok: TokenizerConfig) -> dict[str, Any]:
+    """Return the settings that a prepared data set depends on, so without weights, which training uses to choose
+    samples."""
+    return {"data": select_by_effect(data, DATA), "tokenizer": select_by_effect(tok, DATA)}
 
 
 def sources_key(data: DataConfig) -> str:
-    """16 hex digits for the sources; preparations of the same sources share stage outputs."""
-    return sha256_json(settings_of(data, TokenizerConfig())["data"]["sources"])[:16]
+    """Return 16 hex digits for the sources; preparations of the same sources share stage outputs."""
+    return sha256_json(dataset_settings(data, TokenizerConfig())["data"]["sources"])[:16]
 
 
-def rules_depend_on(data: DataConfig) -> dict[str, str]:
-    """What cleaning and filters depend on besides the settings: versions, and hashes of files."""
-    return {**clean.depends_on(data.clean), **filters.depends_on(data.filters)}
+def rule_dependencies(data: DataConfig) -> dict[str, str]:
+    """Return the versions and hashes of files on which cleaning and filters depend besides the settings."""
+    return {**clean.dependencies(data.clean), **filters.dependencies(data.filters)}
 
 
-def _resolved(
+def _resolve(
     data: DataConfig, tok: TokenizerConfig, files: Sequence[InputFile], hashes: dict[str, str]
 ) -> ResolvedInputs:
-    named = [[file.source, file.name, hashes[file.path], *reader_changes(file)] for file in with_targets(files)]
-    depends_on = [settings_of(data, tok), rules_depend_on(data), _evaluation_texts(data), existing(data, tok), named]
+    contents = [[file.source, file.name, hashes[file.path], *reader_revisions(file)] for file in with_targets(files)]
+    depends_on = [
+        dataset_settings(data, tok),
+        rule_dependencies(data),
+        _evaluation_texts(data),
+        existing_tokenizer_sha256(data, tok),
+        contents,
+    ]
     if len({file.path for file in files}) < len(files):
         # Earlier versions left a file out of all sources if one of them could not read it.
         depends_on.append("each source is read alone")
-    if tok.path is not None and has_matched_tokens(adopt(tok.path, tok.lowercase, data.holds_pairs)):
+    if tok.path is not None and has_matched_tokens(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)):
         depends_on.append("added tokens are matched")  # earlier versions ignored those that are not special
     identity = sha256_json(depends_on)
-    return ResolvedInputs(tuple(inputs.identified(files, hashes)), identity)
+    return ResolvedInputs(tuple(identities.with_identities(files, hashes)), identity)
 
 
 def _evaluation_texts(data: DataConfig) -> dict[str, Any]:
-    """SHA-256 of the evaluation files, by name, and the version of the decontamination rules."""
+    """Return the SHA-256 of the evaluation files, by name, and the version of the decontamination rules."""
     if data.decontaminate is None:
         return {}
     sets = evaluation_sets(data.decontaminate)
     return {"rules": RULES, "texts": {name: sha256_file(path) for name, path in sets.items()}}
 
 
-def existing(data: DataConfig, tok: TokenizerConfig) -> str | None:
-    """SHA-256 of the existing tokenizer; None: one is trained. Raises UserError as `adopt`."""
+def existing_tokenizer_sha256(data: DataConfig, tok: TokenizerConfig) -> str | None:
+    """Return the SHA-256 of the existing tokenizer; None if one is trained.
+
+    Raises:
+        UserError: as `import_tokenizer`.
+    """
     if tok.path is None:
         return None
-    return hashlib.sha256(adopt(tok.path, tok.lowercase, data.holds_pairs)).hexdigest()
+    return hashlib.sha256(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)).hexdigest()

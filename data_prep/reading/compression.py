@@ -11,71 +11,72 @@ import lzma
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
 
 CHUNK = 2**20
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _XZ_MEMORY = 256 * 2**20
-"""Limit for the dictionary; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
+"""Limit for the dictionary in bytes; xz -9 takes 64 MiB, and a file can demand 4 GiB."""
 _DECOMPRESSORS: dict[str, Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]] = {
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
     "bz2": bz2.BZ2Decompressor,
 }
 
 
-def chunks(opened: OpenedFile, packing: str, start: int) -> Iterator[bytes]:
-    """The bytes from `start` on, or all bytes of a compressed file, in chunks of at most CHUNK bytes or a block.
+def chunks(reader: FileReader, compression: str, start: int) -> Iterator[bytes]:
+    """Yield the bytes from `start` on, or all bytes of a compressed file, in chunks of at most CHUNK bytes or a block.
 
-    Raises UnreadableFileError, possibly after some chunks, when the file is truncated or damaged.
+    Raises:
+        UnreadableFileError: the file is truncated or damaged; possibly after some chunks.
     """
-    if packing in _DECOMPRESSORS:
-        yield from _streams(opened.stream(), packing)
-    elif packing:
-        yield from _arrow(opened.stream(), packing)
+    if compression in _DECOMPRESSORS:
+        yield from _streams(reader.stream(), compression)
+    elif compression:
+        yield from _arrow(reader.stream(), compression)
     else:
-        yield from opened.blocks(start)
+        yield from reader.blocks(start)
 
 
-def _arrow(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
+def _arrow(stream: io.BufferedReader, compression: str) -> Iterator[bytes]:
     import pyarrow as pa
 
-    unpacked = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[packing])
+    decompressed = pa.CompressedInputStream(pa.PythonFile(stream, "r"), _NAMES[compression])
     while True:
         try:
-            chunk = unpacked.read(CHUNK)
+            chunk = decompressed.read(CHUNK)
         except (OSError, pa.ArrowException) as error:
-            raise _broken(packing, error) from None
+            raise _broken(compression, error) from None
         if not chunk:
             return
         yield chunk
 
 
-def _streams(stream: io.BufferedReader, packing: str) -> Iterator[bytes]:
+def _streams(stream: io.BufferedReader, compression: str) -> Iterator[bytes]:
     """Decompress concatenated streams; xz allows zero padding between them (xz file format, 2.2)."""
-    padding = b"\0" if packing == "xz" else b""
+    padding = b"\0" if compression == "xz" else b""
     packed = stream.read(CHUNK)
     while packed:
-        unpacker = _DECOMPRESSORS[packing]()
-        while not unpacker.eof:
+        decompressor = _DECOMPRESSORS[compression]()
+        while not decompressor.eof:
             fed = b""
-            if unpacker.needs_input:
+            if decompressor.needs_input:
                 fed, packed = packed or stream.read(CHUNK), b""
                 if not fed:
-                    raise _broken(packing)
+                    raise _broken(compression)
             try:
-                chunk = unpacker.decompress(fed, CHUNK)
+                chunk = decompressor.decompress(fed, CHUNK)
             except (OSError, lzma.LZMAError) as error:
-                raise _broken(packing, error) from None
+                raise _broken(compression, error) from None
             if chunk:
                 yield chunk
-        packed = unpacker.unused_data
+        packed = decompressor.unused_data
         while not (packed := packed.lstrip(padding)) and (packed := stream.read(CHUNK)):
             pass
 
 
-def _broken(packing: str, error: Exception | None = None) -> UnreadableFileError:
+def _broken(compression: str, error: Exception | None = None) -> UnreadableFileError:
     # The messages of Zstandard for windows over 128 MiB, which Arrow refuses, and of liblzma over _XZ_MEMORY.
     if any(words in str(error) for words in ("requires too much memory", "Memory usage limit")):
-        return UnreadableFileError(f"{_NAMES[packing]} that takes too much memory to unpack")
-    return UnreadableFileError(f"broken {_NAMES[packing]}")
+        return UnreadableFileError(f"{_NAMES[compression]} that takes too much memory to unpack")
+    return UnreadableFileError(f"broken {_NAMES[compression]}")

@@ -22,17 +22,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from multihop.common.errors import UserError
-from multihop.data_prep.reading.failures import ChangedError, ReadFailed
+from multihop.data_prep.reading.errors import ChangedError, ReadFailed
 
 _ATTEMPTS = 8
 """The most consecutive requests without a new byte."""
-_LONGEST_WAIT_S = 20.0
-_SILENCE_S = 60.0
+_MAX_WAIT_S = 20.0
+_TIMEOUT_S = 60.0
 _SLOW_AFTER_S = 900.0
-"""Seconds before `_MIN_RATE` applies: longer than `_ATTEMPTS` timeouts of `_SILENCE_S`."""
+"""Seconds before `_MIN_RATE` applies: longer than `_ATTEMPTS` timeouts of `_TIMEOUT_S`."""
 _MIN_RATE = 10_000
 """The lowest average rate in bytes per second, after `_SLOW_AFTER_S`."""
-_PIECE = 2**20
+_READ_BYTES = 2**20
 _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _GONE = (404, 410)
@@ -44,39 +44,41 @@ _NO_HEAD = (403, 405, 501)
 
 @dataclass(frozen=True)
 class Description:
-    """A file's properties, as reported by its server."""
+    """Describes a file, as its server reports it."""
 
     size: int
     mtime_ns: int
-    """0: not reported."""
+    """Modification time in nanoseconds since 1970; 0: not reported."""
     version: str
     """The ETag, else the Last-Modified time; "": neither is reported."""
     ranges: bool
-    """Whether the server supports range requests."""
+    """True if the server supports range requests."""
 
 
 def is_http(location: str) -> bool:
-    """Whether it is an http:// or https:// URL."""
+    """Return whether it is an http:// or https:// URL."""
     return location.startswith(("http://", "https://"))
 
 
 def describe(url: str) -> Description:
     """Ask for a file's properties.
 
-    Raises FileNotFoundError, PermissionError, ReadFailed, and UserError when the server does not report the size.
+    Raises:
+        FileNotFoundError, PermissionError, ReadFailed: the file cannot be read.
+        UserError: the server does not report the size.
     """
     try:
-        answer = _ask(url, "HEAD", {})
+        response = _ask(url, "HEAD", {})
     except _HeadRefusedError:
         try:
-            answer = _ask(url, "GET", {"Range": "bytes=0-0"})
+            response = _ask(url, "GET", {"Range": "bytes=0-0"})
         except EOFError:
             return Description(0, 0, "", ranges=False)
-    with answer:
-        size, changed, etag = (answer.headers.get(name) for name in ("Content-Length", "Last-Modified", "ETag"))
-        ranges = answer.headers.get("Accept-Ranges", "") == "bytes"
-        if answer.status == 206:
-            (_, size), ranges = _content_range(answer), True
+    with response:
+        size, changed, etag = (response.headers.get(name) for name in ("Content-Length", "Last-Modified", "ETag"))
+        ranges = response.headers.get("Accept-Ranges", "") == "bytes"
+        if response.status == 206:
+            (_, size), ranges = _content_range(response), True
     if size is None or not _SIZE.fullmatch(size):
         raise UserError(f"{url}: the server does not report the file's size; download it and give its path")
     mtime_ns = 0
@@ -97,7 +99,7 @@ class HttpFile:
         """Open the file.
 
         Args:
-            identity: from `inputs.identity`; "" if it is unknown.
+            identity: from `identities.identity`; "" if it is unknown.
 
         Raises:
             FileNotFoundError, PermissionError, ReadFailed, ChangedError: As for `read_at`.
@@ -105,17 +107,19 @@ class HttpFile:
         self._url = url
         self._at = 0
         """Offset of the connection's next byte."""
-        self._answer: HTTPResponse | None = None
+        self._response: HTTPResponse | None = None
         self._version = _parse_identity(identity)
         """ETag, Last-Modified and size, as far as they are known."""
         self._connect(0)
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
-        """Up to `nbytes` bytes from `offset` on; fewer at the end of the file.
+        """Read up to `nbytes` bytes from `offset` on; fewer at the end of the file.
 
-        Raises FileNotFoundError, PermissionError, ReadFailed, and ChangedError when the file has changed.
+        Raises:
+            FileNotFoundError, PermissionError, ReadFailed: the file cannot be read.
+            ChangedError: the file has changed.
         """
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         at, end = offset, offset + nbytes
         attempt = received = 0
         began = time.monotonic()
@@ -123,13 +127,13 @@ class HttpFile:
             self.close()
         while at < end:
             try:
-                if self._answer is None:
+                if self._response is None:
                     self._connect(at)
-                if self._answer is None:
+                if self._response is None:
                     break
                 # A single read of the socket: bytes that have arrived are not lost when the connection is cut.
-                piece = self._answer.read1(min(_PIECE, end - self._at))
-                if not piece and self._answer.length:
+                part = self._response.read1(min(_READ_BYTES, end - self._at))
+                if not part and self._response.length:
                     raise ConnectionError("the connection was cut")
             except (FileNotFoundError, PermissionError, ReadFailed, ChangedError):
                 raise
@@ -138,25 +142,25 @@ class HttpFile:
                 _wait(self._url, attempt, _reason(error))
                 attempt += 1
                 continue
-            if not piece:
+            if not part:
                 break
-            wanted = piece[max(0, at - self._at) :]  # a response may begin before the requested byte
-            self._at += len(piece)
-            received += len(piece)
+            wanted = part[max(0, at - self._at) :]  # a response may begin before the requested byte
+            self._at += len(part)
+            received += len(part)
             if wanted:
-                pieces.append(wanted)
+                parts.append(wanted)
                 at, attempt = self._at, 0
             if time.monotonic() - began > _SLOW_AFTER_S + received / _MIN_RATE:
                 raise ReadFailed(
                     f"{self._url} sends less than {_MIN_RATE:,} bytes a second; download it and give its path"
                 )
-        return b"".join(pieces)
+        return b"".join(parts)
 
     def close(self) -> None:
         """Close the connection."""
-        if self._answer is not None:
-            self._answer.close()
-        self._answer = None
+        if self._response is not None:
+            self._response.close()
+        self._response = None
 
     def _connect(self, offset: int) -> None:
         self.close()
@@ -168,12 +172,12 @@ class HttpFile:
             if validator:
                 headers["If-Range"] = validator
         try:
-            answer = _ask(self._url, "GET", headers)
+            response = _ask(self._url, "GET", headers)
         except EOFError:
             return
         try:
-            length = answer.headers["Content-Length"]
-            start, size = _content_range(answer) if answer.status == 206 else (0, length)
+            length = response.headers["Content-Length"]
+            start, size = _content_range(response) if response.status == 206 else (0, length)
             if start is None and length == str(int(self._version.get("size", 0)) - offset):
                 start = offset  # no Content-Range, but the length is that of the rest
             if start is None or start > offset:
@@ -181,33 +185,35 @@ class HttpFile:
                     f"{self._url}: the server was asked for the bytes from {offset:,} on, and sent "
                     f"{'others' if start is None else f'those from {start:,} on'}; download it and give its path"
                 )
-            told = {
-                "ETag": answer.headers["ETag"],
-                "Last-Modified": answer.headers["Last-Modified"],
+            reported = {
+                "ETag": response.headers["ETag"],
+                "Last-Modified": response.headers["Last-Modified"],
                 "size": size if _SIZE.fullmatch(size or "") else None,
             }
-            for name, value in told.items():
+            for name, value in reported.items():
                 if value is not None and _strong(value) != _strong(self._version.setdefault(name, value)):
                     raise ChangedError(f"{self._url} changed while being read")
         except OSError:
-            answer.close()
+            response.close()
             raise
-        self._answer, self._at = answer, start
+        self._response, self._at = response, start
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
-    """The server's response, with retries while it is busy or unreachable.
+    """Return the server's response, with retries while it is busy or unreachable.
 
-    Raises EOFError for a range beyond the end, and _HeadRefusedError.
+    Raises:
+        EOFError: the range is beyond the end.
+        _HeadRefusedError: the server refuses HEAD requests.
     """
     request = urllib.request.Request(url, method=method, headers={"Accept-Encoding": "identity", **headers})
     if (credentials := _credentials(url)) is not None:
         request.add_unredirected_header("Authorization", credentials)
-    opener = urllib.request.build_opener(_SameHostKeepsCredentials)
+    opener = urllib.request.build_opener(_RedirectHandler)
     for attempt in range(_ATTEMPTS):
         try:
-            answer: HTTPResponse = opener.open(request, timeout=_SILENCE_S)
-            return answer
+            response: HTTPResponse = opener.open(request, timeout=_TIMEOUT_S)
+            return response
         except urllib.error.HTTPError as error:
             error.close()
             if method == "HEAD" and error.code in _NO_HEAD:
@@ -227,31 +233,32 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> HTTPResponse:
 
 
 def _parse_identity(identity: str) -> dict[str, str]:
-    """The headers and the size in an identity, see `Description.version`; empty for a hash of the content."""
+    """Return the headers and the size in an identity, see `Description.version`; empty for a hash of the content."""
     kind, _, rest = identity.partition(" ")
     value, _, size = rest.rpartition(" ")
     return {_KINDS[kind]: value, "size": size} if kind in _KINDS else {}
 
 
 def _strong(etag: str) -> str:
-    """An ETag without its weakness marker, which may differ between responses."""
+    """Return an ETag without its weakness marker, which may differ between responses."""
     return etag.removeprefix("W/")
 
 
-def _content_range(answer: HTTPResponse) -> tuple[int | None, str | None]:
-    """The offset of the first byte in a response of status 206, and the file's size; None where they are missing."""
-    found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if found is None:
+def _content_range(response: HTTPResponse) -> tuple[int | None, str | None]:
+    """Return the offset of the first byte in a response of status 206, and the file's size; None where they are
+    missing."""
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if match is None:
         return None, None
-    return int(found[1]), None if found[2] == "*" else found[2]
+    return int(match[1]), None if match[2] == "*" else match[2]
 
 
 class _HeadRefusedError(Exception):
-    """The server refuses HEAD requests."""
+    """Reports that the server refuses HEAD requests."""
 
 
-class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
-    """Does not send credentials to another host or port, nor from https to http."""
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follows redirects without sending credentials to another host or port, or from https to http."""
 
     def redirect_request(self, req: urllib.request.Request, *args: Any) -> urllib.request.Request | None:
         following = super().redirect_request(req, *args)
@@ -264,7 +271,7 @@ class _SameHostKeepsCredentials(urllib.request.HTTPRedirectHandler):
 
 
 def _credentials(url: str) -> str | None:
-    """The Authorization header for the URL's host; None: there are no credentials for it.
+    """Return the Authorization header for the URL's host; None: there are no credentials for it.
 
     Raises UserError, which quotes nothing of the file, when the file cannot be used.
     """
@@ -294,4 +301,4 @@ def _reason(error: Exception) -> str:
 def _wait(url: str, attempt: int, reason: str) -> None:
     if attempt == _ATTEMPTS - 1:
         raise ReadFailed(f"{url} cannot be read ({reason}); check the network and start again")
-    time.sleep(min(_LONGEST_WAIT_S, 0.5 * 2**attempt))
+    time.sleep(min(_MAX_WAIT_S, 0.5 * 2**attempt))

@@ -1,4 +1,4 @@
-"""Lines and blocks of a part of a text file; the too long ones are skipped without holding them."""
+"""Splits a range of a text file into lines or blocks, and skips too long ones without holding them."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -7,7 +7,7 @@ Line = tuple[int, bytes | None]
 
 
 def lines(chunks: Iterable[bytes], start: int, stop: float, limit: int, past_stop: bool = False) -> Iterator[Line]:
-    """The lines whose first byte is in [start, stop) of a file; holds at most `limit` bytes and a chunk.
+    """Yield the lines whose first byte is in [start, stop) of a file; holds at most `limit` bytes and a chunk.
 
     Args:
         chunks: the file's bytes from max(0, start - 1) on: the byte before decides whether a line begins at `start`.
@@ -46,13 +46,13 @@ def lines(chunks: Iterable[bytes], start: int, stop: float, limit: int, past_sto
 def blocks(
     chunks: Iterable[bytes], start: int, stop: float, limit: int, read_at: Callable[[int, int], bytes]
 ) -> Iterator[Line]:
-    """The blocks of lines, separated by blank lines, whose first byte is in [start, stop); see `lines`.
+    """Yield the blocks of lines, separated by blank lines, whose first byte is in [start, stop); see `lines`.
 
     Args:
         read_at: (nbytes, offset) -> bytes of the file, to see whether the first line continues a block.
     """
     begins = -1
-    """Offset of the current block; -1: there is none, or it belongs to another part."""
+    # Offset of the current block; -1: there is none, or it belongs to another range.
     after_blank: bool | None = None
     held: list[bytes] = []
     size = 0
@@ -84,7 +84,7 @@ def blocks(
 
 
 def _follows_blank(at: int, read_at: Callable[[int, int], bytes], window: int = 4096) -> bool:
-    """Whether the line that ends just before `at` is blank or does not exist."""
+    """Return whether the line that ends just before `at` is blank or does not exist."""
     stop = at - 1
     while stop > 0:
         start = max(0, stop - window)

@@ -13,58 +13,61 @@ from typing import Protocol
 from pyarrow import fs
 
 from multihop.common.errors import UserError
-from multihop.common.s3 import reason_of, s3_filesystem
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.common.s3 import error_reason, s3_filesystem
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.http import HttpFile, describe, is_http
 
-_GS_PATIENCE = timedelta(seconds=60)
+_GS_RETRY_TIME = timedelta(seconds=60)
 
 
-class Positional(Protocol):
-    """A file open for positional reads."""
+class RandomAccessFile(Protocol):
+    """Reads an open file by position."""
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
-        """Up to `nbytes` bytes from `offset` on; fewer at the end of the file."""
+        """Read up to `nbytes` bytes from `offset` on; fewer at the end of the file."""
 
     def close(self) -> None:
         """Close the file."""
 
 
 def is_remote(location: str) -> bool:
-    """Whether it is a URL, not a local path."""
+    """Return whether it is a URL, not a local path."""
     return "://" in location
 
 
 def block_bytes(location: str) -> int:
-    """Bytes to read at once: a remote block is a request, with its latency."""
+    """Return the number of bytes to read at once: a remote block is a request, with its latency."""
     return 8 * 2**20 if is_remote(location) else 2**20
 
 
-def open_location(location: str, identity: str = "") -> Positional:
+def open_location(location: str, identity: str = "") -> RandomAccessFile:
     """Open a file.
 
     Args:
-        identity: from `inputs.identity`; a file on a web server must be of this version. "" accepts any version.
+        identity: from `identities.identity`; a file on a web server must be of this version. "" accepts any version.
 
-    Raises OSError for a local file; FileNotFoundError, PermissionError, ChangedError or ReadFailed for a remote one.
+    Raises:
+        OSError: a local file cannot be opened.
+        FileNotFoundError, PermissionError, ChangedError, ReadFailed: a remote file cannot be opened.
     """
     if not is_remote(location):
         return _LocalFile(location)
     if is_http(location):
         return HttpFile(location, identity)
-    filesystem, path = filesystem_of(location)
+    filesystem, path = filesystem_for(location)
     try:
         return filesystem.open_input_file(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refused(location, error) from None
+        raise access_error(location, error) from None
 
 
 def version_of(location: str) -> tuple[int, int, str]:
-    """Size, modification time in ns (0: unknown), and the version of a remote file ("": unknown).
+    """Return size, modification time in ns (0: unknown), and the version of a remote file ("": unknown).
 
-    Raises as `open_location`.
+    Raises:
+        OSError: as `open_location`.
     """
     if is_http(location):
         about = describe(location)
@@ -72,7 +75,7 @@ def version_of(location: str) -> tuple[int, int, str]:
     if not is_remote(location):
         status = os.stat(location)
         return status.st_size, status.st_mtime_ns, ""
-    filesystem, path = filesystem_of(location)
+    filesystem, path = filesystem_for(location)
     try:
         if isinstance(filesystem, fs.S3FileSystem | fs.GcsFileSystem):
             with filesystem.open_input_file(path) as file:
@@ -83,16 +86,17 @@ def version_of(location: str) -> tuple[int, int, str]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refused(location, error) from None
+        raise access_error(location, error) from None
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file or directory", location)
     return info.size, info.mtime_ns or 0, f"changed {info.mtime_ns}" if info.mtime_ns else ""
 
 
-def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
-    """The file system of a URL other than HTTP, and the path in it.
+def filesystem_for(location: str, key: str = "the location") -> tuple[fs.FileSystem, str]:
+    """Return the file system of a URL other than HTTP, and the path in it.
 
-    Raises UserError, naming the recipe's `key`, when the protocol is unknown or the bucket cannot be reached.
+    Raises:
+        UserError: the protocol is unknown or the bucket cannot be reached; the message names the recipe's `key`.
     """
     protocol, _, rest = location.partition("://")
     path = "/".join(part for part in rest.split("/") if part)
@@ -106,9 +110,9 @@ def filesystem_of(location: str, key: str = "the location") -> tuple[fs.FileSyst
 @lru_cache
 def _gs_filesystem(emulator: str | None) -> fs.GcsFileSystem:
     if emulator is None:
-        return fs.GcsFileSystem(retry_time_limit=_GS_PATIENCE)
+        return fs.GcsFileSystem(retry_time_limit=_GS_RETRY_TIME)
     host = emulator.removeprefix("http://").rstrip("/")
-    return fs.GcsFileSystem(anonymous=True, scheme="http", endpoint_override=host, retry_time_limit=_GS_PATIENCE)
+    return fs.GcsFileSystem(anonymous=True, scheme="http", endpoint_override=host, retry_time_limit=_GS_RETRY_TIME)
 
 
 @lru_cache
@@ -124,12 +128,12 @@ def _fsspec_filesystem(protocol: str, key: str) -> fs.FileSystem:
         ) from None
 
 
-def refused(location: str, error: OSError) -> OSError:
-    """The PermissionError or ReadFailed for an error of a remote file system."""
+def access_error(location: str, error: OSError) -> OSError:
+    """Return the PermissionError or ReadFailed for an error of a remote file system."""
     text = str(error)
     if "ACCESS_DENIED" in text or "HTTP status 403" in text or "PERMISSION_DENIED" in text:
         return PermissionError(13, "access denied", location)
-    return ReadFailed(f"{location} cannot be read ({reason_of(error)}); check the network and start again")
+    return ReadFailed(f"{location} cannot be read ({error_reason(error)}); check the network and start again")
 
 
 class _LocalFile:

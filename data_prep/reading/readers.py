@@ -1,72 +1,74 @@
-"""Reads the documents or pairs of one part of a file; a bad one is yielded as `Bad` and does not stop the rest."""
+"""Reads the documents or pairs of a file range; yields a bad one as `BadDocument` and goes on."""
 
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
 from multihop.data_prep.reading.lines import blocks, lines
-from multihop.data_prep.reading.opening import OpenedFile
 from multihop.data_prep.reading.pairs import read_line_files, read_tsv
 from multihop.data_prep.reading.raw import (
     MAX_DOCUMENT_BYTES,
     NOT_UTF8,
     NUL,
     TOO_LONG,
-    Bad,
-    Raw,
-    bytes_of,
-    pair_of,
-    stop_of,
-    text_of,
+    BadDocument,
+    RawDocument,
+    decode_line,
+    make_pair,
+    range_bytes,
+    range_stop,
 )
-from multihop.data_prep.reading.sources import InputFile, Part
+from multihop.data_prep.reading.sources import FileRange, InputFile
 
 MAX_JSON_BYTES = 256 * 2**20
-"""A .json file is parsed whole, so its size is limited; a .jsonl file has no limit."""
+"""Limit for a .json file, which is parsed whole; a .jsonl file has no limit."""
 
-_Pick = Callable[[Any, int], Raw | Bad]
-"""(row, place) -> the document or pair in a row of JSON."""
+_Pick = Callable[[Any, int], RawDocument | BadDocument]
+"""(row, position) -> the document or pair in a row of JSON."""
 
 
-def read_part(part: Part) -> Iterator[Raw | Bad]:
-    """The documents or pairs of a part, in order, unchanged.
+def read_range(file_range: FileRange) -> Iterator[RawDocument | BadDocument]:
+    """Yield the documents or pairs of a range, in order, unchanged.
 
-    Raises UnreadableFileError when nothing of the file may be used, possibly only at the end, if it is truncated or has
-    changed meanwhile; discard what was yielded then. Raises ReadFailed when a server does not answer.
+    Raises:
+        UnreadableFileError: nothing of the file may be used. It may be raised only at the end, if the file is truncated
+            or has changed meanwhile: discard what was yielded then.
+        ReadFailed: a server does not answer.
     """
-    file = part.file
+    file = file_range.file
     if file.problem:
         raise UnreadableFileError(file.problem)
-    with OpenedFile(file) as opened:
+    with FileReader(file) as reader:
         try:
-            yield from read_opened(part, opened)
+            yield from read_open_range(file_range, reader)
         except UnreadableFileError:
-            opened.check_unchanged()  # a file that is being modified may look broken
+            reader.check_unchanged()  # a file that is being modified may look broken
             raise
-        opened.check_unchanged()
+        reader.check_unchanged()
 
 
-def read_opened(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
-    """`read_part` of an open file, without the check for changes."""
-    file = part.file
+def read_open_range(file_range: FileRange, reader: FileReader) -> Iterator[RawDocument | BadDocument]:
+    """Read as `read_range`, from an open file and without the check for changes."""
+    file = file_range.file
     if file.format in ("lines", "tsv"):
-        yield from (read_line_files if file.format == "lines" else read_tsv)(part, opened)
+        yield from (read_line_files if file.format == "lines" else read_tsv)(file_range, reader)
     elif file.format in ("parquet", "arrow"):
-        yield from _read_table(part, opened)
+        yield from _read_table(file_range, reader)
     elif file.format == "jsonl":
-        yield from _read_jsonl(part, opened)
+        yield from _read_jsonl(file_range, reader)
     elif file.format == "json":
-        yield from _read_json(part, opened)
+        yield from _read_json(file_range, reader)
     elif file.documents == "file":
-        yield _read_txt(part, opened)
+        yield _read_txt(file_range, reader)
     else:
-        yield from _read_texts(part, opened)
+        yield from _read_texts(file_range, reader)
 
 
-def _whole(part: Part, opened: OpenedFile, limit: int, too_long: str) -> str:
+def _whole(file_range: FileRange, reader: FileReader, limit: int, too_long: str) -> str:
     held, size = [], 0
-    for chunk in bytes_of(part, opened):
+    for chunk in range_bytes(file_range, reader):
         held.append(chunk)
         size += len(chunk)
         if size > limit:
@@ -77,57 +79,59 @@ def _whole(part: Part, opened: OpenedFile, limit: int, too_long: str) -> str:
         raise UnreadableFileError(NOT_UTF8) from None
 
 
-def _read_txt(part: Part, opened: OpenedFile) -> str:
-    text = _whole(part, opened, MAX_DOCUMENT_BYTES, TOO_LONG)
+def _read_txt(file_range: FileRange, reader: FileReader) -> str:
+    text = _whole(file_range, reader, MAX_DOCUMENT_BYTES, TOO_LONG)
     if "\0" in text:
         raise UnreadableFileError(NUL)
     return text
 
 
-def _read_texts(part: Part, opened: OpenedFile) -> Iterator[str | Bad]:
-    """Lines or blocks; blank lines are skipped."""
-    data, stop = bytes_of(part, opened), stop_of(part)
-    if part.file.documents == "line":
-        found = lines(data, part.start, stop, MAX_DOCUMENT_BYTES)
+def _read_texts(file_range: FileRange, reader: FileReader) -> Iterator[str | BadDocument]:
+    """Read lines or blocks; blank lines are skipped."""
+    data, stop = range_bytes(file_range, reader), range_stop(file_range)
+    if file_range.file.documents == "line":
+        offsets_and_lines = lines(data, file_range.start, stop, MAX_DOCUMENT_BYTES)
     else:
-        found = blocks(data, part.start, stop, MAX_DOCUMENT_BYTES, opened.read_at)
-    place = 0
-    for at, text in found:
+        offsets_and_lines = blocks(data, file_range.start, stop, MAX_DOCUMENT_BYTES, reader.read_at)
+    position = 0
+    for at, text in offsets_and_lines:
         if text is not None and (not text or text.isspace()):
             continue
-        place += 1
-        yield text_of(text, at, place)
+        position += 1
+        yield decode_line(text, at, position)
 
 
-def _read_jsonl(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
-    found = lines(bytes_of(part, opened), part.start, stop_of(part), MAX_DOCUMENT_BYTES)
-    pick = _picker(part.file)
-    for place, (_, line) in enumerate(found, start=1):
+def _read_jsonl(file_range: FileRange, reader: FileReader) -> Iterator[RawDocument | BadDocument]:
+    offsets_and_lines = lines(
+        range_bytes(file_range, reader), file_range.start, range_stop(file_range), MAX_DOCUMENT_BYTES
+    )
+    pick = _make_pick(file_range.file)
+    for position, (_, line) in enumerate(offsets_and_lines, start=1):
         if line is None:
-            yield Bad(place, TOO_LONG)
+            yield BadDocument(position, TOO_LONG)
             continue
         try:
             row = json.loads(line.decode())
         except UnicodeDecodeError:
-            yield Bad(place, NOT_UTF8)
+            yield BadDocument(position, NOT_UTF8)
         except (ValueError, RecursionError):
-            yield _retry_line(line, pick, place)
+            yield _retry_line(line, pick, position)
         else:
-            yield pick(row, place)
+            yield pick(row, position)
 
 
-def _retry_line(line: bytes, pick: _Pick, place: int) -> Raw | Bad:
+def _retry_line(line: bytes, pick: _Pick, position: int) -> RawDocument | BadDocument:
     """Handle what concatenated files contain: blank lines and byte order marks."""
     if not line or line.isspace():
-        return Bad(place, "empty")
+        return BadDocument(position, "empty")
     try:
-        return pick(json.loads(line.decode("utf-8-sig")), place)
+        return pick(json.loads(line.decode("utf-8-sig")), position)
     except (ValueError, RecursionError):
-        return Bad(place, "broken JSON")
+        return BadDocument(position, "broken JSON")
 
 
-def _read_json(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
-    text = _whole(part, opened, MAX_JSON_BYTES, "longer than 256 MiB; .jsonl has no limit")
+def _read_json(file_range: FileRange, reader: FileReader) -> Iterator[RawDocument | BadDocument]:
+    text = _whole(file_range, reader, MAX_JSON_BYTES, "longer than 256 MiB; .jsonl has no limit")
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -136,45 +140,45 @@ def _read_json(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
         parsed = list(parsed.values())
     if not isinstance(parsed, list):
         raise UnreadableFileError("neither a list of objects nor an object of objects")
-    pick = _picker(part.file)
-    for place, row in enumerate(parsed, start=1):
-        yield pick(row, place)
+    pick = _make_pick(file_range.file)
+    for position, row in enumerate(parsed, start=1):
+        yield pick(row, position)
 
 
-def _picker(file: InputFile) -> _Pick:
+def _make_pick(file: InputFile) -> _Pick:
     if file.fields is None:
-        return lambda row, place: _field(row, file.field, place)
+        return lambda row, position: _field(row, file.field, position)
     first, second = map(str, file.fields)
 
-    return lambda row, place: pair_of(_field(row, first, place), _field(row, second, place))
+    return lambda row, position: make_pair(_field(row, first, position), _field(row, second, position))
 
 
-def _field(row: Any, field: str, place: int) -> str | Bad:
+def _field(row: Any, field: str, position: int) -> str | BadDocument:
     if not isinstance(row, dict) or field not in row:
-        return Bad(place, f"no field {field!r}")
-    return _text(row[field], field, place)
+        return BadDocument(position, f"no field {field!r}")
+    return _text(row[field], field, position)
 
 
-def _text(value: Any, field: str, place: int) -> str | Bad:
+def _text(value: Any, field: str, position: int) -> str | BadDocument:
     if not isinstance(value, str):
-        return Bad(place, f"field {field!r} is not text")
-    return value if len(value) <= MAX_DOCUMENT_BYTES else Bad(place, TOO_LONG)
+        return BadDocument(position, f"field {field!r} is not text")
+    return value if len(value) <= MAX_DOCUMENT_BYTES else BadDocument(position, TOO_LONG)
 
 
-def _read_table(part: Part, opened: OpenedFile) -> Iterator[Raw | Bad]:
+def _read_table(file_range: FileRange, reader: FileReader) -> Iterator[RawDocument | BadDocument]:
     # Imported only when needed: importing pyarrow's table readers takes longer than a small preparation.
     from multihop.data_prep.reading.tables import arrow_values, parquet_values
 
-    values = parquet_values if part.file.format == "parquet" else arrow_values
-    fields = part.file.fields
+    values = parquet_values if file_range.file.format == "parquet" else arrow_values
+    fields = file_range.file.fields
     if fields is None:
-        for place, (value,) in enumerate(values(part, opened, [part.file.field]), start=1):
-            yield _value(value, part.file.field, place)
+        for position, (value,) in enumerate(values(file_range, reader, [file_range.file.field]), start=1):
+            yield _value(value, file_range.file.field, position)
         return
     first, second = map(str, fields)
-    for place, (source, target) in enumerate(values(part, opened, [first, second]), start=1):
-        yield pair_of(_value(source, first, place), _value(target, second, place))
+    for position, (source, target) in enumerate(values(file_range, reader, [first, second]), start=1):
+        yield make_pair(_value(source, first, position), _value(target, second, position))
 
 
-def _value(value: str | bytes | None, field: str, place: int) -> str | Bad:
-    return Bad(place, NOT_UTF8) if isinstance(value, bytes) else _text(value, field, place)
+def _value(value: str | bytes | None, field: str, position: int) -> str | BadDocument:
+    return BadDocument(position, NOT_UTF8) if isinstance(value, bytes) else _text(value, field, position)

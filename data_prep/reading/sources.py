@@ -10,33 +10,32 @@ from typing import Any
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading.http import is_http
-from multihop.data_prep.reading.listing import Entry, find
+from multihop.data_prep.reading.listing import Entry, list_location
 from multihop.data_prep.reading.locations import is_remote
 
 FORMATS = ("txt", "jsonl", "json", "parquet", "arrow")
-"""Of documents."""
+"""Suffixes of files of documents."""
 _WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
-PACKINGS = ("gz", "zst", "bz2", "xz")
-_READER_CHANGES = {"bz2": "empty streams"}
-"""By compression, what its reader has learned since earlier versions: it is part of keys, so that such files are read
-again."""
-_PACKED_INSIDE = ("parquet", "arrow")
+COMPRESSIONS = ("gz", "zst", "bz2", "xz")
+_READER_REVISIONS = {"bz2": "empty streams"}
+"""Revision of a compression's reader: it is part of keys, so that files that older versions read are read again."""
+_COMPRESSED_INTERNALLY = ("parquet", "arrow")
 _PACKAGE = "package:"
 
-LEAST_SPLIT = 4 * 2**20
-MOST_SPLIT = 256 * 2**20
-_SPLITS = 1024
-_MOST_FILE = 2**46
-_MOST_TOTAL = 2**50
+MIN_SPLIT_BYTES = 4 * 2**20
+MAX_SPLIT_BYTES = 256 * 2**20
+_TARGET_SPLITS = 1024
+_MAX_FILE_BYTES = 2**46
+_MAX_TOTAL_BYTES = 2**50
 """64 TiB per file and 1 PiB in total, 2^18 and 2^22 of the largest splits: a server can claim any size and a sparse
 file can have it at no cost, but the list of splits takes memory."""
-_FILES_A_SPLIT = 4096
+_MAX_FILES_PER_SPLIT = 4096
 """Most files of a split: opening a file takes time too."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that holds documents, or an entry that cannot be read."""
+    """Describes a file of documents or pairs, or an entry that cannot be read."""
 
     name: str
     """The name for the user: as in the recipe, relative if the recipe's path is. Unprintable characters (a line break,
@@ -48,40 +47,40 @@ class InputFile:
     field: str
     format: str
     """One of FORMATS; for pairs also tsv, and lines of two files; "" if there is a problem."""
-    packing: str
+    compression: str
     """One of PACKINGS, if the whole file is compressed and can only be read from its beginning; else ""."""
     size: int
     """Bytes when it was listed; what is appended later is not read."""
     mtime_ns: int
     documents: str = "file"
-    """What a document of a .txt file is: file, line or block."""
-    in_order: bool = False
-    """It is read from the beginning by one worker, see `Entry.in_order`."""
+    """Unit of a document in a .txt file: file, line or block."""
+    is_sequential: bool = False
+    """True if one worker reads it from the beginning, see `Entry.is_sequential`."""
     problem: str = ""
-    """Why nothing of it can be used, as found by listing; "": no problem."""
+    """The reason why nothing of it can be used, as listing reports it; "": no problem."""
     version: str = ""
     """The version from the listing, see `Entry.version`."""
     identity: str = ""
-    """Identifies the content, see `inputs.identity`; "" before it is known."""
+    """Identifies the content, see `identities.identity`; "" before it is known."""
     fields: tuple[str, str] | tuple[int, int] | None = None
-    """Of pairs in one file: the fields, or the columns from 1, of source and target."""
+    """Fields, or columns from 1, of source and target, for pairs in one file."""
     target: "InputFile | None" = None
-    """Of pairs in two line files: the file of the target sides."""
+    """The file of the target sides, for pairs in two line files."""
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether it has pairs, not documents."""
+        """True for a file of pairs, false for one of documents."""
         return self.fields is not None or self.target is not None
 
     @property
     def bytes(self) -> int:
-        """Its size, with that of the target sides' file."""
+        """Size of the file in bytes, with that of the target sides' file."""
         return self.size + (0 if self.target is None else self.target.size)
 
     @property
-    def can_be_cut(self) -> bool:
-        """Whether a worker can start in the middle of it."""
-        if self.packing or self.in_order:
+    def is_splittable(self) -> bool:
+        """True if a worker can start in the middle of it."""
+        if self.compression or self.is_sequential:
             return False
         return self.format in ("jsonl", "parquet", "arrow", "tsv") or (
             self.format == "txt" and self.documents != "file"
@@ -89,10 +88,10 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file.
+class FileRange:
+    """Selects the lines, blocks, row groups or record batches that begin in bytes [start, stop) of a file.
 
-    Two line files are one part: where the lines of the one begin says nothing of the other's.
+    Two line files are one range, since the offsets of the lines of the one say nothing of the other's.
     """
 
     file: InputFile
@@ -101,76 +100,87 @@ class Part:
 
 
 def list_files(sources: Sequence[Source]) -> list[InputFile]:
-    """The files of all sources, sorted by source and path.
+    """List the files of all sources, sorted by source and path.
 
     Call it once per start and hand the list on: it may be long, and files may change meanwhile.
 
-    Raises UserError when a path or package is missing, cannot be listed, or has no file of a known format, and when
-    the total size is implausible.
+    Raises:
+        UserError: a path or package is missing, cannot be listed, or has no file of a known format, or the total size
+            is implausible.
     """
     files = [file for index, source in enumerate(sources) for file in _files_of(index, source)]
     total = sum(file.bytes for file in files)
-    if total > _MOST_TOTAL:
+    if total > _MAX_TOTAL_BYTES:
         raise UserError(
-            f"data.sources have {total:,} bytes in total, more than the limit of {_MOST_TOTAL:,}; remove files whose "
-            "size is not real, or prepare them in parts"
+            f"data.sources have {total:,} bytes in total, more than the limit of {_MAX_TOTAL_BYTES:,}; remove files "
+            "whose size is not real, or prepare them in parts"
         )
     return files
 
 
-def split_bytes_of(total: int) -> int:
-    """Bytes per split: about a thousandth of `total`, between 4 and 256 MiB.
+def split_bytes_for(total: int) -> int:
+    """Return the bytes per split: about a thousandth of `total`, between 4 and 256 MiB.
 
     A power of two, so that adding or removing a file seldom changes the other splits and their outputs.
     """
-    size = LEAST_SPLIT
-    while size < MOST_SPLIT and size * _SPLITS < total:
+    size = MIN_SPLIT_BYTES
+    while size < MAX_SPLIT_BYTES and size * _TARGET_SPLITS < total:
         size *= 2
     return size
 
 
-def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[Part]]:
-    """Cut files into splits of about `split_bytes`: consecutive parts of one source.
+def group_into_splits(files: Sequence[InputFile], split_bytes: int | None = None) -> list[list[FileRange]]:
+    """Group files, or ranges of them, into splits of about `split_bytes`: consecutive ranges of one source.
 
     Depends on the files' order, formats and sizes only. A file that is cut has splits of its own, so that a change of
     it changes no other split.
     """
-    split_bytes = split_bytes or split_bytes_of(sum(file.bytes for file in files))
-    splits: list[list[Part]] = []
+    split_bytes = split_bytes or split_bytes_for(sum(file.bytes for file in files))
+    splits: list[list[FileRange]] = []
     room = 0
     for file in files:
-        if file.can_be_cut and file.size > split_bytes:
+        if file.is_splittable and file.size > split_bytes:
             cuts = range(0, file.size, split_bytes)
-            splits += [[Part(file, at, min(at + split_bytes, file.size))] for at in cuts]
+            splits += [[FileRange(file, at, min(at + split_bytes, file.size))] for at in cuts]
             room = 0
             continue
         if room <= 0 or splits[-1][0].file.source != file.source:
             splits.append([])
             room = split_bytes
-        splits[-1].append(Part(file, 0, file.size))
-        room -= max(file.bytes, split_bytes // _FILES_A_SPLIT)
+        splits[-1].append(FileRange(file, 0, file.size))
+        room -= max(file.bytes, split_bytes // _MAX_FILES_PER_SPLIT)
     return splits
 
 
-def part_key(part: Part) -> list[Any]:
-    """Everything that decides a part's documents, as JSON for a stage's key; the file's identity must be known."""
-    file = part.file
-    what = [file.identity, file.size, file.source, file.field, file.format, file.packing, file.documents, file.problem]
+def range_key(file_range: FileRange) -> list[Any]:
+    """Return everything that decides a range's documents, as JSON for a stage's key; the file must be identified."""
+    file = file_range.file
+    what = [
+        file.identity,
+        file.size,
+        file.source,
+        file.field,
+        file.format,
+        file.compression,
+        file.documents,
+        file.problem,
+    ]
     if file.fields is not None:
         what.append(list(file.fields))
     if file.target is not None:
         other = file.target
-        what.append([other.identity, other.size, other.packing, other.problem, *reader_changes(other)])
-    return [*what, *reader_changes(file), part.start, part.stop]
+        what.append([other.identity, other.size, other.compression, other.problem, *reader_revisions(other)])
+    return [*what, *reader_revisions(file), file_range.start, file_range.stop]
 
 
-def reader_changes(file: InputFile) -> list[str]:
-    """What changed in reading files of this compression, for keys of the file's documents; empty if nothing."""
-    return [_READER_CHANGES[file.packing]] if file.packing in _READER_CHANGES else []
+def reader_revisions(file: InputFile) -> list[str]:
+    """Return the revision of the reader of this compression, for keys of the file's documents; empty if it is the
+    first."""
+    return [_READER_REVISIONS[file.compression]] if file.compression in _READER_REVISIONS else []
 
 
 def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
-    """All files of a list, where two line files make one item of it."""
+    """Yield all files of a list, where two line files make one item of it."""
     for file in files:
         yield file
         if file.target is not None:
@@ -178,7 +188,7 @@ def with_targets(files: Iterable[InputFile]) -> Iterator[InputFile]:
 
 
 def _printable(name: str) -> str:
-    """`name`, escaped as in Python if it has unprintable characters or undecodable bytes."""
+    """Escape `name` as Python does if it has unprintable characters or undecodable bytes."""
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
@@ -187,34 +197,34 @@ def _files_of(index: int, source: Source) -> list[InputFile]:
         return [_two_line_files(index, source, source.target_path)]
     key, formats = f"data.sources[{index}].path", _formats(source)
     files = []
-    for entry, name in _found(index, key, source.path):
-        kind, packing = _format(entry.path, formats)
+    for entry, name in _list_entries(index, key, source.path):
+        kind, compression = _format(entry.path, formats)
         if kind or entry.problem:
-            files.append(_input_file(entry, name, index, source, kind, packing))
+            files.append(_input_file(entry, name, index, source, kind, compression))
     if files and all(file.problem for file in files):
         raise UserError(_cannot_be_read(key, source.path, files[0].problem))
     if not files:
         endings = ", ".join(f".{kind}" for kind in formats)
-        packings = ", ".join(f".{packing}" for packing in PACKINGS)
+        compressions = ", ".join(f".{compression}" for compression in COMPRESSIONS)
         raise UserError(
-            f"{key}={source.path} has no file ending in {endings} (text formats also with {packings}); "
+            f"{key}={source.path} has no file ending in {endings} (text formats also with {compressions}); "
             "convert the texts or correct the path"
         )
     return files
 
 
 def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
-    """The two files as one item: a file of source sides with its `target`."""
+    """Return the two files as one item: a file of source sides with its `target`."""
     pair = []
     for key, path in (("path", source.path), ("target_path", target_path)):
         key = f"data.sources[{index}].{key}"
-        found = _found(index, key, path)
-        if len(found) != 1:
+        entries = _list_entries(index, key, path)
+        if len(entries) != 1:
             raise UserError(
-                f"{key}={path} stands for {len(found)} files, expected one file of lines; give each two files that "
+                f"{key}={path} matches {len(entries)} files, expected one file of lines; give each two files that "
                 "belong together a source of their own"
             )
-        ((entry, name),) = found
+        ((entry, name),) = entries
         kind, _ = _format(entry.path, (*_WITH_FIELDS, "tsv"))
         if kind:
             raise UserError(
@@ -228,17 +238,17 @@ def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
     return dataclasses.replace(pair[0], target=pair[1])
 
 
-def _found(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
-    """What a path or a glob stands for, and the names for the user."""
+def _list_entries(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
+    """List the entries of a path or a glob, each with its name for the user."""
     location, root, shown_root = path, "", ""
     if path.startswith(_PACKAGE):
         package, _, pattern = path.removeprefix(_PACKAGE).partition("/")
         root = _package_folder(package, index)
         location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
-    found = find(location, key, root)
-    if not found:
+    entries = list_location(location, key, root)
+    if not entries:
         raise UserError(f"{key}={path} does not exist; correct the path or put files there")
-    return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in found]
+    return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in entries]
 
 
 def _cannot_be_read(key: str, path: str, problem: str) -> str:
@@ -252,9 +262,9 @@ def _formats(source: Source) -> tuple[str, ...]:
     return ("tsv",) if fields.are_columns else _WITH_FIELDS
 
 
-def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, packing: str) -> InputFile:
+def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, compression: str) -> InputFile:
     path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
-    is_too_large = entry.size > _MOST_FILE
+    is_too_large = entry.size > _MAX_FILE_BYTES
     fields: Any = source.pair_fields
     return InputFile(
         name=_printable(name),
@@ -262,36 +272,39 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         source=index,
         field=source.field,
         format=kind,
-        packing=packing,
+        compression=compression,
         size=0 if is_too_large else entry.size,
         mtime_ns=entry.mtime_ns,
         documents=source.documents,
-        in_order=entry.in_order,
+        is_sequential=entry.is_sequential,
         version=entry.version,
-        problem=f"larger than {_MOST_FILE:,} bytes" if is_too_large else entry.problem,
+        problem=f"larger than {_MAX_FILE_BYTES:,} bytes" if is_too_large else entry.problem,
         fields=None if fields is None else (fields.source, fields.target),
     )
 
 
 def _format(path: str, formats: Sequence[str]) -> tuple[str, str]:
-    """Format, one of `formats`, and compression by the file's suffix, each "" if there is none."""
-    ending, packing = _suffix(path)
-    known = ending in formats and not (packing and ending in _PACKED_INSIDE)
-    return (ending, packing) if known else ("", "")
+    """Return format, one of `formats`, and compression by the file's suffix, each "" if there is none."""
+    ending, compression = _suffix(path)
+    known = ending in formats and not (compression and ending in _COMPRESSED_INTERNALLY)
+    return (ending, compression) if known else ("", "")
 
 
 def _suffix(path: str) -> tuple[str, str]:
-    """The last suffix without that of a compression, and that."""
+    """Return the suffix before that of a compression, and the latter."""
     if is_http(path):
         path = path.partition("?")[0].partition("#")[0]
     stem, _, ending = os.path.basename(path).lower().rpartition(".")
-    if ending in PACKINGS:
+    if ending in COMPRESSIONS:
         return stem.rpartition(".")[2], ending
     return ending, ""
 
 
 def _package_folder(package: str, index: int) -> str:
-    """The directory of an installed package. Top-level only: looking up a subpackage would run its parent's code."""
+    """Return the directory of an installed package.
+
+    Top-level only: looking up a subpackage would run its parent's code.
+    """
     if not package.isidentifier():
         raise UserError(
             f"data.sources[{index}].path names the package {package!r}; write package:NAME/INNER/GLOB "

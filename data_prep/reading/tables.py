@@ -1,7 +1,7 @@
-"""Reads the text columns of a part of a Parquet or Arrow file, a batch of rows at a time.
+"""Reads the text columns of a range of a Parquet or Arrow file, a batch of rows at a time.
 
-A row group or record batch belongs to the part in which it begins. Parquet is read page by page; the text columns of an
-Arrow record batch are held whole.
+A row group or record batch belongs to the range in which it begins. Parquet is read page by page; the text columns of
+an Arrow record batch are held whole.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
-from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.sources import FileRange
 
 _ROWS = 1024
 _BATCH_BYTES = 2**20
-"""Bytes of the file for a batch of rows: compressed, and with the other columns."""
+"""Bytes of the file per batch of rows, compressed and with the other columns."""
 _BUFFER = 2**20
 _ARROW_FILE = b"ARROW1"
 _BINARY = (
@@ -27,34 +27,36 @@ _BINARY = (
 )
 
 Value = str | bytes | None
-"""bytes: not UTF-8; None: null."""
+"""A text; bytes if it is not UTF-8, None if it is null."""
 
 
-def parquet_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
-    """The values of the text columns `fields`, row by row, in the part's row groups.
+def parquet_values(file_range: FileRange, reader: FileReader, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+    """Yield the values of the text columns `fields`, row by row, in the range's row groups.
 
-    Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
+    Raises:
+        UnreadableFileError: the file is damaged or has no such column; possibly after some values.
     """
     try:
         # Without a buffer or with pre_buffer, the column of a whole row group is fetched before its first row.
-        source = pa.PythonFile(opened.stream(), "r")
+        source = pa.PythonFile(reader.stream(), "r")
         with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as parquet:
-            _columns(parquet.schema_arrow, fields)
-            groups = _numbers(part, parquet.num_row_groups)
-            rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // part.file.size))
+            _column_indices(parquet.schema_arrow, fields)
+            groups = _indices_in_range(file_range, parquet.num_row_groups)
+            rows = max(1, min(_ROWS, _BATCH_BYTES * parquet.metadata.num_rows // file_range.file.size))
             for batch in parquet.iter_batches(rows, groups, fields, use_threads=False) if groups else []:
                 yield from zip(*(_values(batch.column(field)) for field in fields), strict=True)
     except (pa.ArrowException, OSError):  # Arrow raises OSError for damaged pages
         raise UnreadableFileError("broken parquet") from None
 
 
-def arrow_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[tuple[Value, ...]]:
-    """`parquet_values` of the part's record batches; all of a stream belongs to the first part.
+def arrow_values(file_range: FileRange, reader: FileReader, fields: list[str]) -> Iterator[tuple[Value, ...]]:
+    """Yield as `parquet_values`, from the range's record batches; all of a stream belongs to the first range.
 
-    Raises UnreadableFileError, possibly after some values, when the file is damaged or has no such column.
+    Raises:
+        UnreadableFileError: the file is damaged or has no such column; possibly after some values.
     """
     try:
-        for batch in _record_batches(part, opened, fields):
+        for batch in _record_batches(file_range, reader, fields):
             columns = [batch.column(field) for field in fields]
             for column in columns:
                 # Using a damaged offset would crash the process. UTF-8 is checked for each value.
@@ -65,24 +67,24 @@ def arrow_values(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[
         raise UnreadableFileError("broken arrow") from None
 
 
-def _record_batches(part: Part, opened: OpenedFile, fields: list[str]) -> Iterator[pa.RecordBatch]:
-    source = pa.PythonFile(opened.stream(), "r")
-    if opened.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
-        if part.start == 0:
-            columns = _columns(pa.ipc.open_stream(source).schema, fields)
+def _record_batches(file_range: FileRange, reader: FileReader, fields: list[str]) -> Iterator[pa.RecordBatch]:
+    source = pa.PythonFile(reader.stream(), "r")
+    if reader.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
+        if file_range.start == 0:
+            columns = _column_indices(pa.ipc.open_stream(source).schema, fields)
             source.seek(0)
             yield from pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=columns))
         return
-    with _io_thread_awaited():
-        columns = _columns(pa.ipc.open_file(source).schema, fields)
-        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False))
-    for number in _numbers(part, reader.num_record_batches):
-        yield reader.get_batch(number)
+    with _await_io_thread():
+        columns = _column_indices(pa.ipc.open_file(source).schema, fields)
+        batches = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False))
+    for index in _indices_in_range(file_range, batches.num_record_batches):
+        yield batches.get_batch(index)
 
 
 @contextlib.contextmanager
-def _io_thread_awaited() -> Iterator[None]:
-    """Open files in this context; on exit, Arrow's I/O thread has released the footers that it read.
+def _await_io_thread() -> Iterator[None]:
+    """Open files in this context: on exit, wait until Arrow's I/O thread has released the footers that it read.
 
     The thread does so a moment after `open_file` returned and needs the GIL: a process that exits in this moment is
     aborted (https://docs.python.org/3.11/c-api/init.html#c.PyGILState_Ensure). A single thread works in order, so once
@@ -98,21 +100,21 @@ def _io_thread_awaited() -> Iterator[None]:
         pa.set_io_thread_count(threads)
 
 
-def _numbers(part: Part, count: int) -> list[int]:
-    """The row groups or record batches of the part, assuming that they are of equal size.
+def _indices_in_range(file_range: FileRange, count: int) -> list[int]:
+    """Return the row groups or record batches of the range, assuming that they are of equal size.
 
     pyarrow does not report where record batches begin, and its functions for row groups crash the process on a damaged
     footer (version 25).
     """
-    size = part.file.size
-    return [number for number in range(count) if part.start <= size * number // count < part.stop]
+    size = file_range.file.size
+    return [number for number in range(count) if file_range.start <= size * number // count < file_range.stop]
 
 
-def _columns(schema: pa.Schema, fields: list[str]) -> list[int]:
-    return [_column(schema, field) for field in fields]
+def _column_indices(schema: pa.Schema, fields: list[str]) -> list[int]:
+    return [_column_index(schema, field) for field in fields]
 
 
-def _column(schema: pa.Schema, field: str) -> int:
+def _column_index(schema: pa.Schema, field: str) -> int:
     index = schema.get_field_index(field)
     if index < 0:
         raise UnreadableFileError(f"no field {field!r}")
@@ -135,7 +137,7 @@ def _values(column: pa.Array) -> Iterator[Value]:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """A binary view of the column."""
+    """Return a binary view of the column."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     for text, binary in _BINARY:

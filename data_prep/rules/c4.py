@@ -20,8 +20,8 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 """Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no spaces between words."""
 
 
-def editor(config: C4) -> Callable[[str], str]:
-    """A function that removes citation markers and then lines from a cleaned text, and cleans the rest.
+def make_editor(config: C4) -> Callable[[str], str]:
+    """Make a function that removes citation markers and then lines from a cleaned text, and cleans the rest.
 
     Empty lines are kept, since they separate paragraphs.
     """
@@ -29,13 +29,13 @@ def editor(config: C4) -> Callable[[str], str]:
     def edit(text: str) -> str:
         uncited = _CITATION.sub("", text) if config.citations and "[" in text else text
         lines = uncited.split("\n")
-        kept = [line for line in lines if not line or _stays(line, config)]
+        kept = [line for line in lines if not line or _keeps_line(line, config)]
         return text if len(kept) == len(lines) and uncited == text else clean("\n".join(kept))
 
     return edit
 
 
-def _stays(line: str, config: C4) -> bool:
+def _keeps_line(line: str, config: C4) -> bool:
     if config.terminal_punctuation and not ends_a_sentence(line):
         return False
     if config.min_line_words is not None and len(line.split(None, config.min_line_words)) < config.min_line_words:
@@ -47,39 +47,43 @@ def _stays(line: str, config: C4) -> bool:
 
 
 def ends_a_sentence(line: str) -> bool:
-    """Whether the line ends in a terminal punctuation mark that is not part of an ellipsis."""
+    """Return whether the line ends in a terminal punctuation mark that is not part of an ellipsis."""
     line = line.rstrip()
     return line.endswith(TERMINAL) and not line.endswith(ELLIPSES)
 
 
-def rules(config: C4) -> list[Rule]:
-    """The enabled rules that drop documents. Raises UserError when the list of bad words cannot be read."""
-    found: list[Rule] = [("no line is left", lambda document: not document.text)]
+def make_rules(config: C4) -> list[Rule]:
+    """Make the enabled rules that drop documents.
+
+    Raises:
+        UserError: the list of bad words cannot be read.
+    """
+    enabled: list[Rule] = [("no line is left", lambda document: not document.text)]
     if config.lorem_ipsum:
-        found.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
+        enabled.append(("holds lorem ipsum", lambda document: "lorem ipsum" in document.text.lower()))
     if config.curly_bracket:
-        found.append(("holds a curly bracket", lambda document: "{" in document.text))
+        enabled.append(("holds a curly bracket", lambda document: "{" in document.text))
     if config.min_sentences is not None:
         reason = f"fewer than {config.min_sentences:,} sentences"
-        found.append((reason, partial(_fewer_sentences, config.min_sentences)))
+        enabled.append((reason, partial(_fewer_sentences, config.min_sentences)))
     if config.bad_words is not None:
-        found.append(("holds a bad word", bad_word_finder(_read_words(config.bad_words))))
-    return found
+        enabled.append(("holds a bad word", make_bad_word_check(_read_words(config.bad_words))))
+    return enabled
 
 
 def _fewer_sentences(limit: int, document: Document) -> bool:
-    found = 0
+    sentences = 0
     for line in document.lines:
-        found += len(split_sentences(line))
-        if found >= limit:
+        sentences += len(split_sentences(line))
+        if sentences >= limit:
             return False
     return True
 
 
-def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
-    """A function that tells whether a document contains one of `words` as a whole word, ignoring case.
+def make_bad_word_check(words: list[str]) -> Callable[[Document], bool]:
+    """Make a function that returns whether a document contains one of `words` as a whole word, ignoring case.
 
-    Words of scripts without spaces between words are found anywhere.
+    Words of scripts without spaces between words match anywhere.
     """
     wanted = {word.lower() for word in words}
     anywhere = sorted(filter(_UNSPACED.search, wanted))
@@ -100,7 +104,11 @@ def bad_word_finder(words: list[str]) -> Callable[[Document], bool]:
 
 
 def bad_words_hash(path: str) -> str:
-    """SHA-256 of the list, in hex. Raises UserError when it cannot be read."""
+    """Return the SHA-256 of the list, in hex.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     return hashlib.sha256("\n".join(_read_words(path)).encode()).hexdigest()
 
 

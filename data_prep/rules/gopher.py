@@ -16,37 +16,38 @@ _BULLET = re.compile(r"\s*(?:[•‣◦▪●■]|[-*] )")
 
 
 def word_count(document: Document) -> int:
-    """Number of words."""
+    """Return the number of words."""
     return document.word_count
 
 
 def mean_word_length(document: Document) -> float:
-    """Characters per word."""
+    """Return the mean number of characters per word."""
     return document.characters / max(len(document.words), 1)
 
 
 def hashes(document: Document) -> float:
-    """Number signs per word."""
+    """Return the number signs per word."""
     return document.text.count("#") / max(document.word_count, 1)
 
 
 def ellipses(document: Document) -> float:
-    """Ellipses per word."""
+    """Return the ellipses per word."""
     return sum(map(document.text.count, ELLIPSES)) / max(document.word_count, 1)
 
 
 def bullet_lines(document: Document) -> float:
-    """Share of the lines that start with a bullet point."""
+    """Return the share of the lines that start with a bullet point."""
     return sum(map(bool, map(_BULLET.match, document.lines))) / max(len(document.lines), 1)
 
 
 def ellipsis_lines(document: Document) -> float:
-    """Share of the lines that end with an ellipsis."""
+    """Return the share of the lines that end with an ellipsis."""
     return sum(line.rstrip().endswith(ELLIPSES) for line in document.lines) / max(len(document.lines), 1)
 
 
 def alphabetic_words(enough: float, document: Document) -> float:
-    """Share of the words with an alphabetic character; of purely alphabetic words, if that is at least `enough`."""
+    """Return the share of the words with an alphabetic character; of purely alphabetic words, if that is at least
+    `enough`."""
     words = document.words
     of_letters = sum(map(str.isalpha, words))
     if of_letters < enough * len(words):
@@ -55,28 +56,28 @@ def alphabetic_words(enough: float, document: Document) -> float:
 
 
 def stop_words(wanted: re.Pattern[str], enough: int, document: Document) -> int:
-    """Number of different words that `wanted` finds, up to `enough`."""
-    found: set[str] = set()
+    """Return the number of different words that `wanted` finds, up to `enough`."""
+    words: set[str] = set()
     for match in wanted.finditer(document.text):
-        found.add(match[0].casefold())
-        if len(found) >= enough:
+        words.add(match[0].casefold())
+        if len(words) >= enough:
             break
-    return len(found)
+    return len(words)
 
 
-def duplicate_share(parts: list[str]) -> float:
-    """Share of `parts` that equal an earlier one."""
-    return (len(parts) - len(set(parts))) / max(len(parts), 1)
+def duplicate_share(items: list[str]) -> float:
+    """Return the share of `items` that equal an earlier one."""
+    return (len(items) - len(set(items))) / max(len(items), 1)
 
 
-def duplicate_character_share(parts: list[str]) -> float:
-    """Share of the characters of `parts` in those that equal an earlier one."""
-    characters = sum(map(len, parts))
-    return (characters - sum(map(len, set(parts)))) / max(characters, 1)
+def duplicate_character_share(items: list[str]) -> float:
+    """Return the share of the characters of `items` in those that equal an earlier one."""
+    characters = sum(map(len, items))
+    return (characters - sum(map(len, set(items)))) / max(characters, 1)
 
 
 def quality_rules(config: GopherQuality) -> list[Rule]:
-    """The enabled rules of "Quality filtering", in the paper's order."""
+    """Return the enabled rules of "Quality filtering", in the paper's order."""
     wanted = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, config.stop_words))})(?!\w)", re.IGNORECASE)
     letters, enough = config.min_alphabetic_words, config.min_stop_words
     table: list[tuple[float | None, str, Callable[[Document], float], Callable[[float, float], bool]]] = [
@@ -92,15 +93,15 @@ def quality_rules(config: GopherQuality) -> list[Rule]:
         (enough, "fewer than {:,} of the stop words", partial(stop_words, wanted, enough or 0), lt),
     ]
     return [
-        (reason.format(limit), partial(_beyond, measure, compare, limit))
+        (reason.format(limit), partial(_exceeds, measure, compare, limit))
         for limit, reason, measure, compare in table
         if limit is not None
     ]
 
 
 def repetition_rules(config: GopherRepetition) -> list[Rule]:
-    """The enabled rules of "Repetition removal", in the order of table A1."""
-    of_parts: list[tuple[float | None, str, Callable[[Document], float]]] = [
+    """Return the enabled rules of "Repetition removal", in the order of table A1."""
+    duplicate_rules: list[tuple[float | None, str, Callable[[Document], float]]] = [
         (config.max_duplicate_lines, "more than {:g} of the lines repeat others",
          lambda document: duplicate_share(document.lines)),
         (config.max_duplicate_paragraphs, "more than {:g} of the paragraphs repeat others",
@@ -111,30 +112,30 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
          lambda document: duplicate_character_share(document.paragraphs)),
     ]  # fmt: skip
     rules: list[Rule] = [
-        (reason.format(limit), partial(_beyond, measure, gt, limit))
-        for limit, reason, measure in of_parts
+        (reason.format(limit), partial(_exceeds, measure, gt, limit))
+        for limit, reason, measure in duplicate_rules
         if limit is not None
     ]
     for n in (2, 3, 4):
         if (limit := getattr(config, f"max_top_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in the most frequent {n} words"
-            rules.append((reason, partial(_top_beyond, n, limit)))
+            rules.append((reason, partial(_top_share_exceeds, n, limit)))
     for n in range(5, 11):
         if (limit := getattr(config, f"max_duplicate_{n}gram")) is not None:
             reason = f"more than {limit:g} of the characters in {n} words that stood before"
-            rules.append((reason, partial(_duplicated_beyond, n, limit)))
+            rules.append((reason, partial(_duplicate_share_exceeds, n, limit)))
     return rules
 
 
-def _beyond(
+def _exceeds(
     measure: Callable[[Document], float], compare: Callable[[float, float], bool], limit: float, document: Document
 ) -> bool:
     return compare(measure(document), limit)
 
 
-def _top_beyond(n: int, limit: float, document: Document) -> bool:
-    return document.repeated.top(n) > limit
+def _top_share_exceeds(n: int, limit: float, document: Document) -> bool:
+    return document.repeated_ngrams.top_share(n) > limit
 
 
-def _duplicated_beyond(n: int, limit: float, document: Document) -> bool:
-    return document.repeated.duplicated_beyond(n, limit)
+def _duplicate_share_exceeds(n: int, limit: float, document: Document) -> bool:
+    return document.repeated_ngrams.duplicate_share_exceeds(n, limit)

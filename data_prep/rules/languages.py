@@ -1,7 +1,7 @@
 """Identifies the language of a text, by the naive Bayes model of py3langid over byte n-grams of 140 languages.
 
 py3langid walks its automaton in Python and multiplies in half precision, which takes 1 ms per document, and float sums
-differ in their last bits between machines. Here the automaton is walked at many places of the text at once, and
+differ in their last bits between machines. Here the automaton is walked from many offsets of the text at once, and
 integers are summed: the same scores (to a thousandth, see the test), three times as fast, and equal on all machines.
 """
 
@@ -17,7 +17,7 @@ from multihop.common.errors import UserError
 CHARACTERS = 1000
 """Only the first characters of a document are used."""
 _STRIDE = 8
-"""Bytes of the text per walk."""
+"""Number of bytes of the text per walk."""
 _NO_BYTE = b"\xff"
 """Never occurs in UTF-8, so that the automaton is in its start state after it."""
 _WEIGHT_SCALE = 512.0
@@ -28,7 +28,7 @@ _COUNT_SCALE = 4096.0
 @dataclass(frozen=True)
 class _Model:
     next_state: np.ndarray
-    """int32: next state, indexed by the row of a state plus a byte."""
+    """int32: next state, by the row of a state plus a byte."""
     row: np.ndarray
     """int32 (states,)"""
     feature: np.ndarray
@@ -41,15 +41,16 @@ class _Model:
     label_of: np.ndarray
     """int64 (classes,): index into `labels`; a language in two scripts has several classes."""
     context: int
-    """Bytes of the longest n-gram."""
+    """Length of the longest n-gram in bytes."""
 
 
 def identify(text: str) -> tuple[str, float]:
-    """The most probable language of the first CHARACTERS of `text`, and its probability between 0 and 1.
+    """Return the most probable language of the first CHARACTERS of `text`, and its probability between 0 and 1.
 
     ISO 639-1 code if there is one, else ISO 639-3; "zxx": no language. Deterministic across machines.
 
-    Raises UserError when py3langid is not installed.
+    Raises:
+        UserError: py3langid is not installed.
     """
     model = _model()
     text = text[:CHARACTERS]
@@ -67,18 +68,26 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def labels() -> list[str]:
-    """The codes that `identify` can return. Raises UserError when py3langid is not installed."""
+    """Return the codes that `identify` can return.
+
+    Raises:
+        UserError: py3langid is not installed.
+    """
     return _model().labels
 
 
 def model_version() -> str:
-    """The model's name and version. Raises UserError when py3langid is not installed."""
+    """Return the model's name and version.
+
+    Raises:
+        UserError: py3langid is not installed.
+    """
     _model()
     return f"py3langid {version('py3langid')}"
 
 
 def _features(model: _Model, data: bytes) -> np.ndarray:
-    """int32 (n,): the n-grams in `data`.
+    """Return int32 (n,): the n-grams in `data`.
 
     The state after a byte depends on at most the last `context` bytes, so each walk starts that much earlier.
     """
@@ -88,10 +97,10 @@ def _features(model: _Model, data: bytes) -> np.ndarray:
     columns = np.lib.stride_tricks.as_strided(padded, (lead + _STRIDE, walks), (1, _STRIDE)).astype(np.int32)
     state = np.zeros(walks, dtype=np.int32)
     states = np.empty((_STRIDE, walks), dtype=np.int32)
-    for place, column in enumerate(columns):
+    for offset, column in enumerate(columns):
         state = model.next_state.take(model.row.take(state) + column)
-        if place >= lead:
-            states[place - lead] = state
+        if offset >= lead:
+            states[offset - lead] = state
     features = model.feature.take(states.ravel())
     return features[features >= 0]
 

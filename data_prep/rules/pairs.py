@@ -13,29 +13,31 @@ _SEPARATOR = "\t"
 
 
 def clean_side(text: str, fix_mojibake: bool = False) -> str:
-    """`text` cleaned as a document is (see `clean`), on one line with single spaces. Idempotent."""
+    """Clean `text` as a document (see `clean`), on one line with single spaces. Idempotent."""
     return " ".join(clean(text, fix_mojibake).split())
 
 
 def join_sides(source: str, target: str) -> str:
-    """Two cleaned sides as the text of one document."""
+    """Join two cleaned sides to the text of one document."""
     return source + _SEPARATOR + target
 
 
-def sides_of(text: str) -> tuple[str, str]:
-    """Source and target of what `join_sides` returned."""
+def split_sides(text: str) -> tuple[str, str]:
+    """Split what `join_sides` returned into source and target."""
     source, _, target = text.partition(_SEPARATOR)
     return source, target
 
 
 def make_pair_filter(config: PairFilters) -> PairFilter:
-    """A function that returns the first reason to drop a pair of cleaned sides.
+    """Make a function that returns the first reason to drop a pair of cleaned sides.
 
-    Words are separated by spaces. Raises UserError for an unknown language, and when py3langid is needed and not
-    installed.
+    Words are separated by spaces.
+
+    Raises:
+        UserError: a language is unknown, or py3langid is needed and not installed.
     """
     if config.languages is not None:
-        _check(config.languages)
+        _check_languages(config.languages)
     least, most = config.min_words or 0, config.max_words or float("inf")
     ratio, longest = config.max_ratio or float("inf"), config.max_word_length or float("inf")
 
@@ -57,15 +59,19 @@ def make_pair_filter(config: PairFilters) -> PairFilter:
     return apply
 
 
-def depends_on(config: PairFilters | None) -> dict[str, str]:
-    """What the results depend on besides `config`: versions of packages. Raises UserError as `make_pair_filter`."""
+def dependencies(config: PairFilters | None) -> dict[str, str]:
+    """Return the versions of packages that the results depend on besides `config`.
+
+    Raises:
+        UserError: as `make_pair_filter`.
+    """
     if config is None or config.languages is None:
         return {}
-    _check(config.languages)
+    _check_languages(config.languages)
     return {"languages": languages.model_version()}
 
 
-def _check(config: PairLanguages) -> None:
+def _check_languages(config: PairLanguages) -> None:
     known = languages.labels()
     for side in ("source", "target"):
         if (code := getattr(config, side)) not in known:
@@ -76,7 +82,7 @@ def _check(config: PairLanguages) -> None:
 
 def _other_language(source: str, target: str, config: PairLanguages) -> str | None:
     for name, text, wanted in (("source", source, config.source), ("target", target, config.target)):
-        found, score = languages.identify(text)
-        if found != wanted and score >= config.min_score:
+        language, score = languages.identify(text)
+        if language != wanted and score >= config.min_score:
             return f"{name} not in {wanted}"
     return None

@@ -1,4 +1,4 @@
-"""A filter's rule: a reason, and a predicate on documents."""
+"""Defines a filter's rule, a reason and a predicate on documents, and the document that it sees."""
 
 import re
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from functools import cached_property
 from multihop.data_prep.rules.languages import identify
 from multihop.data_prep.rules.repetition import RepeatedNgrams
 
-MOST = 1_000_000
+MAX_ITEMS = 1_000_000
 """Most words, lines and paragraphs that are used, to bound memory; Gopher drops longer documents."""
 ELLIPSES = ("...", "…")
 
 
 class Document:
-    """A text and derived values, computed once for all rules."""
+    """Holds a text and derived values, which are computed once for all rules."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -21,12 +21,12 @@ class Document:
     @cached_property
     def words(self) -> list[str]:
         """The first MOST words."""
-        return self.text.split(None, MOST)[:MOST]
+        return self.text.split(None, MAX_ITEMS)[:MAX_ITEMS]
 
     @cached_property
     def word_count(self) -> int:
         """Number of all words."""
-        return len(self.words) if len(self.words) < MOST else sum(1 for _ in re.finditer(r"\S+", self.text))
+        return len(self.words) if len(self.words) < MAX_ITEMS else sum(1 for _ in re.finditer(r"\S+", self.text))
 
     @cached_property
     def characters(self) -> int:
@@ -36,12 +36,12 @@ class Document:
     @cached_property
     def lines(self) -> list[str]:
         """The first MOST lines, without blank ones."""
-        return [line for line in self.text.split("\n", MOST)[:MOST] if line and not line.isspace()]
+        return [line for line in self.text.split("\n", MAX_ITEMS)[:MAX_ITEMS] if line and not line.isspace()]
 
     @cached_property
     def paragraphs(self) -> list[str]:
         """The first MOST paragraphs, without blank ones."""
-        return [part for part in self.text.split("\n\n", MOST)[:MOST] if part and not part.isspace()]
+        return [part for part in self.text.split("\n\n", MAX_ITEMS)[:MAX_ITEMS] if part and not part.isspace()]
 
     @cached_property
     def language(self) -> tuple[str, float]:
@@ -49,7 +49,7 @@ class Document:
         return identify(self.text)
 
     @cached_property
-    def repeated(self) -> RepeatedNgrams:
+    def repeated_ngrams(self) -> RepeatedNgrams:
         return RepeatedNgrams(self.words)
 
 

@@ -7,12 +7,12 @@ import sentencex
 
 LANGUAGE = "en"
 CHUNK = 65_536
-"""Most characters given to sentencex at once."""
+"""Maximum characters to pass to sentencex at once."""
 RUN = 500
-"""Most characters without whitespace given to sentencex at once."""
+"""Maximum characters without whitespace to pass to sentencex at once."""
 
 _SEPARATORS = ("\n\n", ".\n", "\n", ". ", " ")
-"""Where a long text is cut, in order of preference: only the first is certainly the end of a sentence."""
+"""Separators after which a long text is cut, in order of preference; only the first certainly ends a sentence."""
 _PARAGRAPH_END = re.compile(r"\n(?<=[^\n]{100}[.!?:。！？]\n)(?!\n)")  # noqa: RUF001
 """A line this long that ends with a full stop is a paragraph, even if no empty line follows: sentencex joins a list
 item and the text below it, up to the next empty line, to one sentence."""
@@ -21,19 +21,20 @@ _ODD_BLANKS = re.compile("[\t\x0b\x0c\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u202
 
 
 def split_sentences(text: str, language: str = LANGUAGE) -> list[str]:
-    """The non-empty sentences of a cleaned document; ends of paragraphs end sentences, single line breaks do not."""
+    """Return the non-empty sentences of a cleaned document; ends of paragraphs end sentences, single line breaks do
+    not."""
     return [text[start:stop] for start, stop in sentence_spans(text, language)]
 
 
 def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]:
-    """Start and stop, in characters, of each sentence of a cleaned document, without surrounding whitespace.
+    """Return start and stop, in characters, of each sentence of a cleaned document, without surrounding whitespace.
 
     Spans are in order, do not overlap, and cover every non-whitespace character. `language` is an ISO 639 code; a
     language without rules in sentencex gets those of a close one, or of English.
 
     sentencex takes quadratic time where full stops have no spaces around them, where quotation marks are not closed,
-    and in lists. So paragraphs of more than CHUNK characters are given in chunks, and RUN characters without whitespace
-    are cut at a full stop. Other paragraphs are split exactly as by sentencex.
+    and in lists. So paragraphs of more than CHUNK characters are passed in chunks, and RUN characters without
+    whitespace are cut at a full stop. Other paragraphs are split exactly as by sentencex.
     """
     if "\r" in text or not text.isascii():
         # sentencex 1.0 panics at whitespace of several bytes before a full stop, and loses offsets at "\n\r\n".
@@ -54,13 +55,13 @@ def sentence_spans(text: str, language: str = LANGUAGE) -> list[tuple[int, int]]
 
 
 def _left_out(text: str, start: int, stop: int) -> list[tuple[int, int]]:
-    """The span that sentencex left out, as a sentence, unless it is blank."""
+    """Return the span that sentencex left out, as a sentence, unless it is blank."""
     bare = text[start:stop].lstrip()
     return [(stop - len(bare), start + len(text[start:stop].rstrip()))] if bare else []
 
 
 def _chunks(text: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of the chunks of `text` that are given to sentencex."""
+    """Yield start and stop of the chunks of `text` that are passed to sentencex."""
     start = 0
     for stop in _run_ends(text):
         while stop - start > CHUNK:
@@ -80,7 +81,7 @@ def _cut_after(text: str, start: int) -> int:
 
 
 def _run_ends(text: str) -> Iterator[int]:
-    """Where runs without whitespace are cut, and the end of the text."""
+    """Yield the offsets at which runs without whitespace are cut, and the end of the text."""
     start = 0
     while len(text) - start > RUN:
         blank = max(text.rfind(" ", start, start + RUN), text.rfind("\n", start, start + RUN))

@@ -1,1 +1,1 @@
-"""What the pipeline's stages share: outputs that are written once, and the documents in them."""
+"""Shared parts of the pipeline's stages: outputs that are written once, their runners, and the documents in them."""

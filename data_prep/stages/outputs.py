@@ -1,8 +1,8 @@
-"""Makes stages restartable: an output is written once, hashed, renamed, and then entered with its hash.
+"""Makes stages restartable: an output is written once, hashed, renamed, and then recorded with its hash.
 
 A stage's directory has a small JSON file, the entry, for each output, named by the output's key. The key is a hash of
 everything that the output depends on, so outputs of other inputs or settings are never confused, and workers on many
-machines enter their outputs without waiting for each other.
+machines record their outputs without waiting for each other.
 """
 
 import json
@@ -16,92 +16,93 @@ from typing import Any
 import pyarrow as pa
 
 from multihop.common.files import (
+    atomic_replace,
     canonical_json,
     make_folder,
     open_regular,
-    replacing,
     sha256_file,
     sha256_json,
     write_atomically,
 )
 
-_OWN = "own"
-"""In an entry: the SHA-256 of the rest of it, since the facts (a shard's size) go into the manifest."""
+_ENTRY_SHA256 = "own"
+"""Key of an entry with the SHA-256 of the rest of it, since the facts (a shard's size) go into the manifest."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One finished output of a stage."""
+    """Describes one finished output of a stage."""
 
     key: str
     path: str
     sha256: str
     facts: dict[str, Any]
-    """Counts and sizes, as JSON."""
+    """Counts and sizes, as JSON values."""
 
 
-AtHand = Callable[[Output], AbstractContextManager[Path]]
-"""The file of an output on this node, for the length of a block."""
+LocalFile = Callable[[Output], AbstractContextManager[Path]]
+"""Makes the file of an output available on this node, for the length of a block."""
 
 
 @contextmanager
-def on_disk(output: Output) -> Iterator[Path]:
-    """`AtHand` where all nodes share a disk."""
+def file_on_shared_disk(output: Output) -> Iterator[Path]:
+    """`LocalFile` for nodes that share a disk."""
     yield Path(output.path)
 
 
 def stage_key(stage: str, packages: list[str], *depends_on: Any) -> str:
-    """The key of an output: a hash of everything that decides its bytes, versions of packages included."""
+    """Return the key of an output: a hash of everything that decides its bytes, versions of packages included."""
     versions = {name: version(name) for name in ["pyarrow", *packages]}
     return sha256_json([stage, 1, versions, depends_on])[:32]
 
 
-def once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Output:
-    """The output at `path`, entered in `entry` (KEY.json); made by `write` unless it exists and has its hash.
+def write_once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Output:
+    """Return the output at `path`, recorded in `entry` (KEY.json); unless it exists and has its hash, `write` makes it.
 
-    `write` writes to the temporary path that it is given and returns the output's facts.
+    Args:
+        write: writes to the temporary path that it gets and returns the output's facts.
     """
-    standing = standing_at(entry, path)
-    if standing is not None:
-        return standing
+    finished = finished_output(entry, path)
+    if finished is not None:
+        return finished
     make_folder(entry.parent)
     make_folder(path.parent)
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         facts = write(temporary)
         sha256 = sha256_file(temporary)
     written = {"sha256": sha256, "facts": facts}
-    write_atomically(entry, canonical_json({**written, _OWN: sha256_json(written)}))
+    write_atomically(entry, canonical_json({**written, _ENTRY_SHA256: sha256_json(written)}))
     # Through JSON, so that new facts equal those read from an entry.
     return Output(entry.stem, str(path), sha256, json.loads(canonical_json(facts)))
 
 
-def standing_at(entry: Path, path: Path) -> Output | None:
-    """The output entered in `entry`, if `path` has its hash."""
-    standing = read_entry(entry)
-    if standing is None or not path.is_file() or sha256_file(path) != standing["sha256"]:
+def finished_output(entry: Path, path: Path) -> Output | None:
+    """Return the output that `entry` records, if `path` has its hash."""
+    content = read_entry(entry)
+    if content is None or not path.is_file() or sha256_file(path) != content["sha256"]:
         return None
-    return Output(entry.stem, str(path), standing["sha256"], standing["facts"])
+    return Output(entry.stem, str(path), content["sha256"], content["facts"])
 
 
 def read_entry(entry: Path) -> dict[str, Any] | None:
-    """The entry's content; None if it is missing or damaged."""
+    """Read an entry; returns None if it is missing or damaged."""
     try:
         with open_regular(entry) as file:
-            return entry_in(file.read())
+            return parse_entry(file.read())
     except OSError:
         return None
 
 
-def entry_in(content: bytes) -> dict[str, Any] | None:
-    """What an entry's file holds; None if it is damaged. Entries of earlier versions have no hash of their own."""
+def parse_entry(content: bytes) -> dict[str, Any] | None:
+    """Parse an entry; returns None if it is damaged. Entries of earlier versions have no hash of themselves."""
     try:
-        found = json.loads(content)
+        entry = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.keys() - {_OWN} != {"sha256", "facts"}:
+    if not isinstance(entry, dict) or entry.keys() - {_ENTRY_SHA256} != {"sha256", "facts"}:
         return None
-    own = found.pop(_OWN, None)
-    return found if own in (None, sha256_json(found)) else None
+    sha256 = entry.pop(_ENTRY_SHA256, None)
+    return entry if sha256 in (None, sha256_json(entry)) else None
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], compression: str | None) -> None:
@@ -113,7 +114,11 @@ def write_batches(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatc
 
 
 def read_batches(path: str, columns: list[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow file; `columns` by position, None: all."""
+    """Yield the batches of an Arrow file.
+
+    Args:
+        columns: indices of the columns to read; None: all.
+    """
     options = pa.ipc.IpcReadOptions(included_fields=columns)
     with pa.memory_map(path) as mapped:
         reader = pa.ipc.open_file(mapped, options=options)
@@ -121,7 +126,7 @@ def read_batches(path: str, columns: list[int] | None = None) -> Iterator[pa.Rec
             yield reader.get_batch(index)
 
 
-def read_batch(path: str, number: int) -> pa.RecordBatch:
-    """One batch of an Arrow file."""
+def read_batch(path: str, index: int) -> pa.RecordBatch:
+    """Read one batch of an Arrow file, by its index."""
     with pa.memory_map(path) as mapped:
-        return pa.ipc.open_file(mapped).get_batch(number)
+        return pa.ipc.open_file(mapped).get_batch(index)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
-from multihop.data_prep.tokenizers.library import encode_each, searched_tokens
+from multihop.data_prep.tokenizers.hf_tokenizers import encode_each, matched_added_tokens
 from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable
 
 if TYPE_CHECKING:
@@ -29,17 +29,21 @@ _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000").u
 
 
 class ByteBPE:
-    """The tokenizer of GPT-2's vocabulary and merges."""
+    """Tokenizes by GPT-2's vocabulary and merges."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
 
-    def __init__(self, library: "Tokenizer", tokens: list[str]) -> None:
-        """`tokens` in the order of their ids, spelled as in vocab.json; they include all 256 bytes."""
+    def __init__(self, hf_tokenizer: "Tokenizer", tokens: list[str]) -> None:
+        """Wrap a library tokenizer.
+
+        Args:
+            tokens: the vocabulary in the order of the ids, spelled as in vocab.json, with all 256 bytes.
+        """
         self._tokens = tokens
-        self._added = library.get_added_tokens_decoder()
-        self._normalizes = library.normalizer is not None
-        self._may_be_in_added_token = _AddedTokenGuard(searched_tokens(library))
-        self._words = WordTable(partial(encode_each, library), cuts=_cut_table(self._may_be_in_added_token))
+        self._added = hf_tokenizer.get_added_tokens_decoder()
+        self._normalizes = hf_tokenizer.normalizer is not None
+        self._may_be_in_added_token = _AddedTokenGuard(matched_added_tokens(hf_tokenizer))
+        self._words = WordTable(partial(encode_each, hf_tokenizer), cuts=_cut_table(self._may_be_in_added_token))
 
     @property
     def vocab_size(self) -> int:
@@ -57,7 +61,7 @@ class ByteBPE:
         for sentence in split_sentences(document, language):
             at = document.index(sentence, at) + len(sentence)
             around = document[at - 1 : at + 1]
-            if len(around) == 2 and _may_end(*around) and not self._may_be_in_added_token(*around):
+            if len(around) == 2 and _may_end_sentence(*around) and not self._may_be_in_added_token(*around):
                 starts.append(at)
         return [document[start:end] for start, end in pairwise([*starts, len(document)])]
 
@@ -82,7 +86,7 @@ class ByteBPE:
         return self._bytes[i][:1] in {b"\t", b"\n", b"\v", b"\f", b"\r", b" "}
 
     def _changes(self, text: str) -> bool:
-        """Whether the tokenizer's normalization changes the text."""
+        """Return whether the tokenizer's normalization changes the text."""
         return self._normalizes and not unicodedata.is_normalized("NFC", text)
 
     @cached_property
@@ -96,19 +100,19 @@ class ByteBPE:
         ]
 
 
-def _letters() -> list[str]:
-    """The letter by which a vocabulary spells each byte: itself if it is printable, else one from U+0100 on."""
+def _byte_letters() -> list[str]:
+    """Return the letter by which a vocabulary spells each byte: itself if it is printable, else one from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = iter(range(0x100, 0x200))
     return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
 
 
-LETTERS = _letters()
+LETTERS = _byte_letters()
 _BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
 
 
 class _AddedTokenGuard:
-    """Tells between which characters a text must not be cut, because an added token may match there."""
+    """Returns whether an added token may match across two characters, so that no text may be cut there."""
 
     def __init__(self, added: "list[AddedToken]") -> None:
         spelled = [(token, token.content) for token in added if token.content]
@@ -123,11 +127,11 @@ class _AddedTokenGuard:
         return (before, after) in self._within or after in self._firsts or before in self._lasts
 
 
-def _may_end(before: str, after: str) -> bool:
-    """Whether a sentence can end between two characters of a text without changing its words.
+def _may_end_sentence(before: str, after: str) -> bool:
+    """Return whether a sentence can end between two characters of a text without changing its words.
 
     That is before whitespace, and between punctuation and a following letter or digit, except for the apostrophe, which
-    may begin a contraction. What comes before such a place does not affect the words after it.
+    may begin a contraction. The text before such a boundary does not affect the words after it.
     """
     if before in _SPACES:
         return False
@@ -139,13 +143,13 @@ def _may_end(before: str, after: str) -> bool:
 
 
 def _cut_table(guard: _AddedTokenGuard) -> NDArray[np.bool_]:
-    """bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
+    """Return bool (65536,), by two adjacent bytes, first + 256 * second: whether a text in UTF-8 is cut between them.
 
     Cuts are before whitespace that follows something else, and between letters, digits and punctuation of ASCII.
     """
     cuts = np.zeros((256, 256), bool)
     for before, after in product(map(chr, range(128)), repeat=2):
-        cuts[ord(after), ord(before)] = _is_boundary(before, after) and not guard(before, after)
+        cuts[ord(after), ord(before)] = _is_word_boundary(before, after) and not guard(before, after)
     if guard.are_ascii:
         for after in _SPACES & set(map(chr, range(128))):
             cuts[ord(after), 128:] = not guard(chr(128), after)
@@ -153,8 +157,8 @@ def _cut_table(guard: _AddedTokenGuard) -> NDArray[np.bool_]:
     return cuts.ravel()
 
 
-def _is_boundary(before: str, after: str) -> bool:
-    """Whether one of GPT-2's words is certain to end between two ASCII characters."""
+def _is_word_boundary(before: str, after: str) -> bool:
+    """Return whether one of GPT-2's words is certain to end between two ASCII characters."""
     if before in _SPACES or after in _SPACES:
         return before not in _SPACES
     return "'" not in (before, after) and _kind(before) != _kind(after)

@@ -1,4 +1,4 @@
-"""Existing tokenizers: converts their files to the one file that a data set keeps.
+"""Imports existing tokenizers: converts their files to the one file that a data set keeps.
 
 A SentencePiece model is copied. A BERT vocab.txt, and GPT-2's vocab.json with its merges.txt, become a tokenizer.json,
 which holds everything that decides the tokens.
@@ -13,13 +13,13 @@ from multihop.common.files import open_regular
 from multihop.data_prep.tokenizers.tokenizer import describe
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
-_FORMS = (
+_FORMATS = (
     "a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
 )
 
 
-def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
-    """The tokenizer at `path` as the bytes that `tokenizer.parse` reads; the same files give the same bytes.
+def import_tokenizer(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
+    """Convert the tokenizer at `path` to the bytes that `tokenizer.parse` reads; equal files give equal bytes.
 
     Args:
         path: a .model, a vocab.txt (or another .txt with one token per line), a tokenizer.json, a directory with
@@ -32,20 +32,20 @@ def adopt(path: str | Path, lowercase: bool = True, pairs: bool = False) -> byte
     """
     path = Path(path)
     try:
-        content = _read(path, lowercase)
+        content = _convert(path, lowercase)
         describe(content, "", pairs)
     except FileNotFoundError as error:
-        raise UserError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMS}") from None
+        raise UserError(f"tokenizer.path={path}: {error.filename} does not exist; give {_FORMATS}") from None
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"tokenizer.path={path} cannot be used: {error}") from None
     return content
 
 
 def has_matched_tokens(content: bytes) -> bool:
-    """Whether a tokenizer has added tokens that are matched in texts, which those that are not special are.
+    """Return whether a tokenizer has added tokens that are matched in texts: those that are not special.
 
     Args:
-        content: from `adopt`.
+        content: from `import_tokenizer`.
     """
     if not content.startswith(b"{"):
         return False
@@ -55,9 +55,9 @@ def has_matched_tokens(content: bytes) -> bool:
 def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
     """Raise UserError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
     if objective == "translation":
-        adopt(path, lowercase, pairs=True)
+        import_tokenizer(path, lowercase, pairs=True)
         return
-    special_ids = describe(adopt(path, lowercase), "").special_ids
+    special_ids = describe(import_tokenizer(path, lowercase), "").special_ids
     if ("end" in special_ids) != (objective == "clm"):
         has = "a decoder" if "end" in special_ids else "a masked model"
         raise UserError(
@@ -73,7 +73,7 @@ def _files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(path: Path, lowercase: bool) -> bytes:
+def _convert(path: Path, lowercase: bool) -> bytes:
     if path.suffix == ".txt" and path.name != "merges.txt":
         return wordpiece_json(_lines(path), lowercase)
     if not lowercase:
@@ -84,7 +84,7 @@ def _read(path: Path, lowercase: bool) -> bytes:
     with open_regular(path) as file:
         content = file.read()
     if path.suffix not in (".model", ".json") or content.startswith(b"{") != (path.suffix == ".json"):
-        raise UserError(f"unknown kind of file; give {_FORMS}")
+        raise UserError(f"unknown kind of file; give {_FORMATS}")
     return content
 
 
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """One token per line; the line's number is the token's id."""
+    """Read one token per line; the line's number is the token's id."""
     return [line.strip() for line in _text(path).removesuffix("\n").split("\n")]
 
 

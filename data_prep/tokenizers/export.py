@@ -1,6 +1,6 @@
 """Export a tokenizer as the files that transformers' AutoTokenizer reads; the ids are the same.
 
-A tokenizer.json only gets a post-processor, which adds special tokens around texts, and a mask token that stands for a
+A tokenizer.json only gets a post-processor, which adds special tokens around texts, and a mask token that replaces a
 word and the space before it. A SentencePiece model is converted, with care for four of its properties:
 
 - Its normalisation table is applied to the longest match from left to right. The library's `Precompiled` applies it to
@@ -10,7 +10,7 @@ word and the space before it. A SentencePiece model is converted, with care for 
 - A space is prepended to the text and belongs to its first token; trailing spaces are removed. No space is prepended
   after a special token: in "[MASK]ing" and "[MASK]." the rest continues the masked word.
 - BPE joins the pair whose result was learned first, however that is split: each split is a merge of its own.
-- The token of a byte, such as <0x41>, stands for a byte and never for these letters: in unigram its score is very low.
+- The token of a byte, such as <0x41>, represents a byte and never these letters: in unigram its score is very low.
 """
 
 import json
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 EXPORTED_MODEL = "sentencepiece.model"
-"""A name that no published model has: files of other names may need preprocessing that they do not describe."""
+"""Name of the exported SentencePiece model. No published model has it: files of other names may need preprocessing that
+they do not describe."""
 _BLANK = "\u2581"
 # Characters that continue a grapheme: marks, joiners, and letters that count as marks.
 _BREAKS = r"(?!\A)(?=[\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{0E33}\x{0EB3}])"
@@ -76,7 +77,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
 
 
 def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
-    """The tokenizer of a data set's file as one of the library tokenizers."""
+    """Build a library tokenizer from the bytes of a data set's tokenizer."""
     from tokenizers import Tokenizer, processors
 
     if model.startswith(b"{"):
@@ -84,7 +85,7 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
         tokenizer.no_truncation()
         tokenizer.no_padding()
     else:
-        tokenizer = _of_sentencepiece(model, special_ids)
+        tokenizer = _from_sentencepiece(model, special_ids)
     names = {name: tokenizer.id_to_token(number) for name, number in special_ids.items()}
     if "cls" in special_ids:
         cls, sep = names["cls"], names["sep"]
@@ -97,13 +98,13 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
 
 
 def _with_stripping_mask(tree: dict[str, Any], special_ids: dict[str, int]) -> dict[str, Any]:
-    """The mask token takes the space before it along, as RoBERTa's: a byte-level token of a word has that space."""
+    """Let the mask token take the space before it, as RoBERTa's does: a byte-level token of a word has that space."""
     for token in tree.get("added_tokens", []):
         token["lstrip"] |= token["id"] == special_ids.get("mask")
     return tree
 
 
-def _of_sentencepiece(model: bytes, special_ids: dict[str, int]) -> "Tokenizer":
+def _from_sentencepiece(model: bytes, special_ids: dict[str, int]) -> "Tokenizer":
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 

@@ -55,7 +55,7 @@ def export_marian_tokenizers(
 
 
 def _vocabulary(model: Path, info: TokenizerInfo) -> list[str]:
-    """The tokens of a SentencePiece file in the order of their ids."""
+    """Return the tokens of a SentencePiece file in the order of their ids."""
     from sentencepiece import sentencepiece_model_pb2
 
     content = model.read_bytes()

@@ -1,11 +1,11 @@
-"""Facts about a tokenizer that training needs without loading it."""
+"""Describes a tokenizer, so that training need not load it."""
 
 from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from multihop.common.config import Count, PlainName, Record
+from multihop.common.config import Count, FileName, Record
 from multihop.common.errors import UserError
 
 TOKENIZER = "tokenizer.model"
@@ -15,17 +15,17 @@ TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
 
 
 class TokenizerInfo(Record):
-    """Facts about a tokenizer that training needs without loading it."""
+    """Describes a tokenizer, so that training need not load it."""
 
-    file: PlainName = TOKENIZER
-    """tokenizer.model: a SentencePiece model; tokenizer.json: WordPiece or byte-bpe in tokenizers' format;
-    target_tokenizer.model: a SentencePiece model for the target sides of pairs, where they have one of their own."""
+    file: FileName = TOKENIZER
+    """tokenizer.model, a SentencePiece model; tokenizer.json, WordPiece or byte-bpe in tokenizers' format; or
+    target_tokenizer.model, the SentencePiece model of the target sides of pairs, if it is another."""
     kind: TokenizerKind
     vocab_size: int = Field(ge=1, le=2**32)
     sha256: str
     special_ids: dict[str, Count]
-    """For masked models pad, unk, cls, sep and mask; for decoders end, and unk if there is one;
-    for pairs pad, end, and unk if there is one."""
+    """Ids of pad, unk, cls, sep and mask for masked models; of end for decoders; of pad and end for pairs; and of unk
+    if the vocabulary has it."""
     word_start: str = Field(pattern="^[0-9a-f]*$")
     """One bit per token in hex, the first token in the highest bit, padded with zeros to whole bytes; set for tokens
     that begin a word."""
@@ -40,11 +40,11 @@ class TokenizerInfo(Record):
 
 
 def word_start_flags(tokenizer: TokenizerInfo) -> np.ndarray:
-    """bool (vocab_size,): true for tokens that begin a word; false for special tokens."""
+    """Return bool (vocab_size,): true for tokens that begin a word; false for special tokens."""
     packed = np.frombuffer(bytes.fromhex(tokenizer.word_start), dtype=np.uint8)
     return np.unpackbits(packed, count=tokenizer.vocab_size).astype(bool)
 
 
 def pack_flags(flags: np.ndarray) -> str:
-    """bool (n,) as the hex string that `word_start_flags` reads."""
+    """Encode bool (n,) as the hex string that `word_start_flags` reads."""
     return np.packbits(flags).tobytes().hex()

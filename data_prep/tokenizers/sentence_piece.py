@@ -1,4 +1,4 @@
-"""A SentencePiece model as a tokenizer. Encoded words are cached where that provably changes no id.
+"""Wraps a SentencePiece model as a tokenizer, and caches encoded words where that provably changes no id.
 
 A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalisation
 looks past a space. For BPE, which merges within a word, that is enough. Unigram sums the scores of a sentence from its
@@ -17,12 +17,12 @@ import sentencepiece as spm
 
 from multihop.common.errors import UserError
 from multihop.data_prep.rules.sentences import LANGUAGE, split_sentences
-from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, flat
+from multihop.data_prep.tokenizers.word_table import Ids, Lengths, WordTable, concatenate
 
 BLANK = "\u2581"
 _BLANK_BYTES = BLANK.encode()
 SCORE_STEP = 2.0**-6
-"""A unigram model's scores, natural logarithms of probabilities, are rounded to multiples of this."""
+"""Step to whose multiples a unigram model's scores, natural logarithms of probabilities, are rounded."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _UNIGRAM, _BPE = 1, 2
@@ -30,10 +30,14 @@ _UNKNOWN_PENALTY = 10.0  # SentencePiece gives a character without a token this 
 
 
 class SentencePiece:
-    """The tokenizer of a SentencePiece model."""
+    """Tokenizes by a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises UserError when `model` is not a SentencePiece model, or neither unigram nor BPE."""
+        """Load a model.
+
+        Raises:
+            UserError: `model` is not a SentencePiece model, or neither unigram nor BPE.
+        """
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
 
@@ -50,11 +54,11 @@ class SentencePiece:
             raise UserError("the SentencePiece model is neither unigram nor bpe; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
         self._tokens = [piece.piece for piece in proto.pieces]
-        ends_line = self._processor.normalize("a\nb") == self._processor.normalize("a b")
+        newline_separates = self._processor.normalize("a\nb") == self._processor.normalize("a b")
         # The longest text, in characters after normalisation, whose words may be looked up; 0: never.
-        self._most_chars = _most_chars(proto)
+        self._max_chars = _max_chars(proto)
         self._growth = _growth(proto.normalizer_spec.precompiled_charsmap)
-        self._words = WordTable(self._encode, b" \n" if ends_line else b" ")
+        self._words = WordTable(self._encode, b" \n" if newline_separates else b" ")
 
     @property
     def vocab_size(self) -> int:
@@ -62,21 +66,21 @@ class SentencePiece:
 
     @property
     def keeps_words(self) -> bool:
-        """Whether encoded words are cached; otherwise each sentence is encoded anew."""
-        return self._most_chars > 0
+        """True if encoded words are cached; otherwise each sentence is encoded anew."""
+        return self._max_chars > 0
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """Sentences; the whitespace between them has no token."""
+        """Split into sentences; the whitespace between them has no token."""
         return split_sentences(document, language)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         if not self.keeps_words:
-            return flat(self._encode(list(texts)))
+            return concatenate(self._encode(list(texts)))
         spelled = [text.encode() for text in texts]
         chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
         # A character outside ASCII has at least two bytes and becomes at most `_growth` characters. A literal U+2581 is
         # not a space to normalisation, but is one to the model.
-        long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._most_chars).tolist()
+        long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._max_chars).tolist()
         blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
         return self._words.encode(spelled, sorted({*long, *blank}))
 
@@ -97,7 +101,7 @@ class SentencePiece:
 
     @cached_property
     def _continuing(self) -> spm.SentencePieceProcessor:
-        """The same model, but for the space that is put before a text."""
+        """The same model without the space that is put before a text."""
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(self._model)  # type: ignore[attr-defined]
@@ -109,11 +113,11 @@ class SentencePiece:
 
 
 def is_exact(scores: np.ndarray) -> bool:
-    """Whether scores, float32, are multiples of SCORE_STEP and <= 0, so that their sums are exact."""
+    """Return whether scores, float32, are multiples of SCORE_STEP and <= 0, so that their sums are exact."""
     return bool((scores <= 0).all() and (scores % SCORE_STEP == 0).all())
 
 
-def _most_chars(proto: Any) -> int:
+def _max_chars(proto: Any) -> int:
     normal = proto.normalizer_spec
     pieces = [piece.piece for piece in proto.pieces if piece.type == _NORMAL]
     by_words = (
@@ -138,18 +142,18 @@ def _most_chars(proto: Any) -> int:
 
 
 def _table(charsmap: bytes) -> tuple[np.ndarray, bytes]:
-    """The rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
+    """Return the rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
     size = int.from_bytes(charsmap[:4], "little")
     return np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
 
 
 def _growth(charsmap: bytes) -> int:
-    """The largest number of characters that one character becomes."""
+    """Return the largest number of characters that one character becomes."""
     return max((len(text.decode()) for text in _table(charsmap)[1].split(b"\0")), default=1) if charsmap else 1
 
 
 def _blanks_stand_alone(charsmap: bytes) -> bool:
-    """Whether no rule matches a space, none a line break with something else, and none produces two spaces.
+    """Return whether no rule matches a space, none a line break with something else, and none produces two spaces.
 
     The rules are a double-array trie in the layout of darts-clone: a unit has its label in the low byte and an offset
     from bit 10 on; its index XOR the offset is the index of its child with label 0, and that XOR a label the index of

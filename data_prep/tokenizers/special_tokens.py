@@ -1,11 +1,11 @@
-"""Special tokens: how vocabularies spell them, and which of them an objective needs."""
+"""Spellings of special tokens in vocabularies, and the ones that each kind of model needs."""
 
 from collections.abc import Container, Sequence
 
 from multihop.common.errors import UserError
 
 # In the order of their ids, from 0, in tokenizers that `multihop prep` trains. albert: as in its published vocabulary.
-TRAINED = {
+SPECIAL_TOKENS = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "albert": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "gpt2": {"end": "<|endoftext|>", "unk": "<unk>"},
@@ -24,15 +24,15 @@ _DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
 _PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("<unk>", "[UNK]")}
 
 
-def is_for(tokens: Container[str], causal: bool, translates: bool) -> bool:
-    """Whether special tokens of these names are those of a model of pairs, of a causal or of a masked one."""
+def suits_objective(tokens: Container[str], causal: bool, translates: bool) -> bool:
+    """Return whether special tokens of these names suit a translation model, a causal or a masked one."""
     if translates:
         return "pad" in tokens and "end" in tokens
     return "pad" not in tokens if causal else "mask" in tokens
 
 
-def find_special(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
-    """Ids by name: pad, unk, cls, sep and mask if it has those of a masked model, else end and unk of a decoder.
+def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:
+    """Find ids by name: pad, unk, cls, sep and mask of a masked model if it has all, else end and unk of a decoder.
 
     unk may be missing, since a byte-level tokenizer has none.
 

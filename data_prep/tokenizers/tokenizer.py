@@ -1,4 +1,4 @@
-"""The interface of a tokenizer: `load` reads one from a file of any kind, `describe` collects what training needs."""
+"""Defines the interface of a tokenizer, loads one from a file of any kind, and describes it for training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,15 @@ from multihop.common.errors import UserError
 from multihop.common.files import open_regular
 from multihop.data_prep.rules.sentences import LANGUAGE
 from multihop.data_prep.tokenizers.info import TOKENIZER, TOKENIZER_JSON, TokenizerInfo, TokenizerKind, pack_flags
-from multihop.data_prep.tokenizers.special_tokens import find_special
+from multihop.data_prep.tokenizers.special_tokens import find_special_ids
 from multihop.data_prep.tokenizers.word_table import Ids, Lengths
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Text is never parsed for special tokens: `[SEP]` in it is brackets and letters."""
+    """Converts text to token ids and back.
+
+    Text is never parsed for special tokens: `[SEP]` in it is brackets and letters.
+    """
 
     @property
     def kind(self) -> TokenizerKind: ...
@@ -24,32 +27,37 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
 
     def split(self, document: str, language: str = LANGUAGE) -> list[str]:
-        """The parts of a document to encode: its sentences; for byte-bpe with everything between them.
+        """Split a document into the texts to encode: its sentences; for byte-bpe with everything between them.
 
-        `language` is the ISO 639 code of the rules for ends of sentences.
+        Args:
+            language: the ISO 639 code of the rules for ends of sentences.
         """
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        """Token ids of all texts, concatenated, int32; and the number of tokens of each text, int64 (texts,)."""
+        """Return the token ids of all texts, concatenated, int32; and the number of tokens of each, int64 (texts,)."""
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Token ids of a text after a special token: it continues a word unless it begins with whitespace."""
+        """Encode a text after a special token: it continues a word unless it begins with whitespace."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, as far as the tokens preserve it."""
+        """Return the text of token ids, as far as the tokens preserve it."""
 
     def id_to_token(self, i: int) -> str:
-        """The token as the vocabulary spells it."""
+        """Return the token as the vocabulary spells it."""
 
     def token_text(self, i: int) -> str:
-        """The token as text, with a space before it if it begins a word."""
+        """Return the token as text, with a space before it if it begins a word."""
 
     def begins_word(self, i: int) -> bool:
-        """Whether the token begins a word, or the whitespace before one."""
+        """Return whether the token begins a word, or the whitespace before one."""
 
 
 def load(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a data set. Raises UserError when the file is not a tokenizer."""
+    """Load the tokenizer of a data set.
+
+    Raises:
+        UserError: the file is not a tokenizer.
+    """
     try:
         with open_regular(path) as file:
             return parse(file.read())
@@ -58,7 +66,7 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """The tokenizer in a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
+    """Load the tokenizer in a file's bytes: a SentencePiece model, or a tokenizer.json of BERT's or GPT-2's kind.
 
     Raises UserError for anything else.
     """
@@ -72,16 +80,17 @@ def parse(content: bytes) -> Tokenizer:
 
 
 def describe(content: bytes, sha256: str, pairs: bool = False) -> TokenizerInfo:
-    """What training needs to know of the tokenizer in a file's bytes.
+    """Describe the tokenizer in a file's bytes, as training needs it.
 
     Args:
-        pairs: with the special tokens that pairs need, see `find_special`.
+        pairs: look for the special tokens that pairs need, see `find_special_ids`.
 
-    Raises UserError when it lacks special tokens.
+    Raises:
+        UserError: it lacks special tokens.
     """
     tokenizer = parse(content)
     ids = range(tokenizer.vocab_size)
-    special_ids = find_special([tokenizer.id_to_token(i) for i in ids], pairs)
+    special_ids = find_special_ids([tokenizer.id_to_token(i) for i in ids], pairs)
     starts = np.array([tokenizer.begins_word(i) for i in ids])
     starts[list(special_ids.values())] = False
     return TokenizerInfo(
@@ -92,3 +101,16 @@ def describe(content: bytes, sha256: str, pairs: bool = False) -> TokenizerInfo:
         special_ids=special_ids,
         word_start=pack_flags(starts),
     )
+
+
+def encode_masked(tokenizer: Tokenizer, mask: int, text: str) -> list[int]:
+    """Encode a text such as "The river [MASK] stone.", with `mask` where the mask token is spelled out.
+
+    No other special tokens are added. A mask token replaces a word and the space before it: in "[MASK]." and
+    "[MASK]ing" the rest continues that word.
+    """
+    first, *rest = text.split(tokenizer.id_to_token(mask))
+    ids: list[int] = tokenizer.encode([first.rstrip() if rest else first])[0].tolist()
+    for number, text_after in enumerate(rest, start=1):
+        ids += [mask, *tokenizer.encode_continuation(text_after.rstrip() if number < len(rest) else text_after)]
+    return ids

@@ -6,14 +6,14 @@ from typing import Any
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.byte_bpe import LETTERS, ByteBPE
-from multihop.data_prep.tokenizers.library import open_library
-from multihop.data_prep.tokenizers.special_tokens import find_special
-from multihop.data_prep.tokenizers.wordpiece import CONTINUES, UNKNOWN, WordPiece
+from multihop.data_prep.tokenizers.hf_tokenizers import load_hf_tokenizer
+from multihop.data_prep.tokenizers.special_tokens import find_special_ids
+from multihop.data_prep.tokenizers.wordpiece import CONTINUATION_PREFIX, UNKNOWN, WordPiece
 
 _MAX_WORD_CHARS = 200
 """A longer word becomes one [UNK]: 200 in Google's program, 100 in most published tokenizer.json. A larger limit is
 refused: the library's time for a WordPiece word grows faster than the square of its length."""
-_WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUES}
+_WORDPIECE = {"type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": CONTINUATION_PREFIX}
 _BERT_NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _BPE = {
     "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
@@ -21,22 +21,26 @@ _BPE = {
 }  # fmt: skip
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _REQUIRED_KEYS = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-"""Keys of a BPE model whose values must be GPT-2's. The library honours the others, or they concern characters without
-a token."""
+"""Keys of a BPE model that must have GPT-2's values. The library honours the others, or they concern characters
+without a token."""
 
 
 def parse_json(content: bytes) -> WordPiece | ByteBPE:
-    """The tokenizer in a tokenizer.json. Raises UserError when it is neither of BERT's nor of GPT-2's kind."""
+    """Load the tokenizer in a tokenizer.json.
+
+    Raises:
+        UserError: it is neither of BERT's nor of GPT-2's kind.
+    """
     try:
         tokenizer_class = _tokenizer_class(json.loads(content))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise UserError(f"the tokenizer.json is malformed ({error!r}); give another") from None
-    library = open_library(content)
-    return tokenizer_class(library, _in_order(library.get_vocab(with_added_tokens=True)))
+    hf_tokenizer = load_hf_tokenizer(content)
+    return tokenizer_class(hf_tokenizer, _tokens_by_id(hf_tokenizer.get_vocab(with_added_tokens=True)))
 
 
 def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
-    """The class for a tokenizer.json.
+    """Return the class for a tokenizer.json.
 
     Raises:
         UserError: As for `parse_json`.
@@ -44,18 +48,20 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
         raise UserError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
-    tokens = _in_order(model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])})
+    tokens = _tokens_by_id(
+        model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])}
+    )
     if (
-        _agrees(model, _WORDPIECE)
+        _has_settings(model, _WORDPIECE)
         and normalizer.get("type") == _BERT_NORMALIZER["type"]
         and cutter.get("type") == "BertPreTokenizer"
     ):
         _check_wordpiece(tokens, model["max_input_chars_per_word"])
         return WordPiece
     if (
-        _agrees(model, {key: _BPE[key] for key in _REQUIRED_KEYS})
+        _has_settings(model, {key: _BPE[key] for key in _REQUIRED_KEYS})
         and normalizer.get("type") in (None, "NFC")
-        and _agrees({"use_regex": True} | cutter, _BYTE_LEVEL)
+        and _has_settings({"use_regex": True} | cutter, _BYTE_LEVEL)
     ):
         # Newer versions of the library write a merge as a list, older ones as its parts separated by a space.
         merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
@@ -65,39 +71,48 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
 
 
 def wordpiece_json(tokens: list[str], lowercase: bool) -> bytes:
-    """The tokenizer.json of a BERT vocabulary. Raises UserError when it is not one."""
+    """Return the tokenizer.json of a BERT vocabulary.
+
+    Raises:
+        UserError: it is not one.
+    """
     _check_wordpiece(tokens, _MAX_WORD_CHARS)
     return _json(
         tokens,
         normalizer={**_BERT_NORMALIZER, "strip_accents": None, "lowercase": lowercase},
         pre_tokenizer={"type": "BertPreTokenizer"},
-        decoder={"type": "WordPiece", "prefix": CONTINUES, "cleanup": False},
-        model={**_WORDPIECE, "max_input_chars_per_word": _MAX_WORD_CHARS, "vocab": _numbered(tokens)},
+        decoder={"type": "WordPiece", "prefix": CONTINUATION_PREFIX, "cleanup": False},
+        model={**_WORDPIECE, "max_input_chars_per_word": _MAX_WORD_CHARS, "vocab": _ids_by_token(tokens)},
     )
 
 
 def byte_bpe_json(vocab: dict[str, int], merges: list[list[str]]) -> bytes:
-    """The tokenizer.json of GPT-2's vocabulary and merges. Raises UserError when they do not belong together."""
-    tokens = _in_order(vocab)
+    """Return the tokenizer.json of GPT-2's vocabulary and merges.
+
+    Raises:
+        UserError: they do not belong together.
+    """
+    tokens = _tokens_by_id(vocab)
     _check_byte_bpe(tokens, merges)
     return _json(
         tokens,
         normalizer=None,
         pre_tokenizer={**_BYTE_LEVEL, "trim_offsets": True},
         decoder={**_BYTE_LEVEL, "trim_offsets": True},
-        model={**_BPE, "fuse_unk": False, "vocab": _numbered(tokens), "merges": merges},
+        model={**_BPE, "fuse_unk": False, "vocab": _ids_by_token(tokens), "merges": merges},
     )
 
 
-def _agrees(part: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether a part of a tokenizer.json has these settings; null, false and empty are equal."""
+def _has_settings(part: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Return whether a part of a tokenizer.json has these settings; null, false and empty are equal."""
     return all((part.get(key) or None) == (value or None) for key, value in expected.items())
 
 
 def _json(tokens: list[str], **parts: Any) -> bytes:
-    """A tokenizer.json that declares the special tokens, as its readers expect; `parse_json` finds none in texts."""
+    """Return a tokenizer.json that declares the special tokens, as its readers expect; `parse_json` finds none in
+    texts."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = [{"id": i, "content": tokens[i], **flags} for i in sorted(find_special(tokens).values())]
+    special = [{"id": i, "content": tokens[i], **flags} for i in sorted(find_special_ids(tokens).values())]
     tree = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "post_processor": None, **parts
     }  # fmt: skip
@@ -125,11 +140,11 @@ def _check_byte_bpe(tokens: list[str], merges: list[list[str]]) -> None:
             raise UserError(f"merge {number}, {' '.join(merge)!r}, does not join two tokens into one of the vocabulary")
 
 
-def _in_order(vocab: dict[str, int]) -> list[str]:
+def _tokens_by_id(vocab: dict[str, int]) -> list[str]:
     if not isinstance(vocab, dict) or {*vocab.values()} != {*range(len(vocab))} or not vocab:
         raise UserError(f"the ids of its {len(vocab):,} tokens are not 0, 1, 2, …")
     return sorted(vocab, key=lambda token: vocab[token])
 
 
-def _numbered(tokens: list[str]) -> dict[str, int]:
+def _ids_by_token(tokens: list[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}

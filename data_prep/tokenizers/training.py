@@ -9,10 +9,10 @@ import numpy as np
 import sentencepiece as spm
 
 from multihop.common.errors import UserError
+from multihop.common.machine import available_memory
 from multihop.data_prep.config import TokenizerConfig
-from multihop.data_prep.tokenizers.memory import available_memory
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP
-from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 
 # The trainer silently drops longer sentences, which text without full stops has, so they are cut.
 _MAX_SENTENCE_CHARS = 2**14
@@ -41,7 +41,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
     model = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=_cut(sentences),
+            sentence_iterator=_cut_long(sentences),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -53,7 +53,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
         )
     except RuntimeError as error:
         raise UserError(_explain(str(error), config)) from error
-    return _rounded(model.getvalue()) if config.kind == "unigram" else model.getvalue()
+    return _round_scores(model.getvalue()) if config.kind == "unigram" else model.getvalue()
 
 
 def training_memory(config: TokenizerConfig, sample_bytes: int) -> int:
@@ -66,15 +66,19 @@ def _check_memory(config: TokenizerConfig, sample_bytes: int) -> None:
     needed, available = training_memory(config, sample_bytes), available_memory()
     if needed > available:
         least, per_byte = _MEMORY[config.kind]
-        fitting = int(max(available - least, 0) / per_byte / 1e6)
+        max_sample_mb = int(max(available - least, 0) / per_byte / 1e6)
         raise UserError(
             f"training a tokenizer on tokenizer.sample_mb={config.sample_mb:g} needs about {needed / 2**30:.1f} GiB of "
             f"memory, {available / 2**30:.1f} GiB are free; "
-            + (f"set it to {fitting} or less, or use a larger machine" if fitting else "use a larger machine")
+            + (
+                f"set it to {max_sample_mb} or less, or use a larger machine"
+                if max_sample_mb
+                else "use a larger machine"
+            )
         )
 
 
-def _rounded(model: bytes) -> bytes:
+def _round_scores(model: bytes) -> bytes:
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
@@ -83,14 +87,14 @@ def _rounded(model: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _cut(sentences: Iterable[str]) -> Iterator[str]:
+def _cut_long(sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
         for start in range(0, len(sentence), _MAX_SENTENCE_CHARS):
             yield sentence[start : start + _MAX_SENTENCE_CHARS]
 
 
 def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
-    tokens = TRAINED[config.special_tokens]
+    tokens = SPECIAL_TOKENS[config.special_tokens]
     if config.special_tokens == "gpt2":
         return {
             "eos_id": 0, "eos_piece": tokens["end"], "unk_id": 1, "unk_piece": tokens["unk"],
@@ -109,10 +113,10 @@ def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _explain(error: str, config: TokenizerConfig) -> str:
-    """SentencePiece's error message as a sentence about the recipe."""
-    given = f"tokenizer.vocab_size={config.vocab_size}"
+    """Explain SentencePiece's error message in terms of the recipe."""
+    setting = f"tokenizer.vocab_size={config.vocab_size}"
     if most := re.search(r"value <= (\d+)", error):
-        return f"{given} is more than the text can support; set it to {most[1]} or less, or add text"
+        return f"{setting} is more than the text can support; set it to {most[1]} or less, or add text"
     if least := re.search(r"required_chars\D*\d+ vs (\d+)", error):
-        return f"{given} is too small for the characters of the text; set it to {least[1]} or more"
-    return f"a tokenizer with {given} cannot be trained on this text: {error}"
+        return f"{setting} is too small for the characters of the text; set it to {least[1]} or more"
+    return f"a tokenizer with {setting} cannot be trained on this text: {error}"

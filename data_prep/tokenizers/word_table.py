@@ -1,4 +1,4 @@
-"""A cache of the tokens of words, which numpy finds, compares and looks up.
+"""Caches the tokens of words, which numpy finds, compares and looks up.
 
 Half of a text consists of a few hundred words (Zipf 1949), and the tokens of a word do not depend on its context as
 long as no token spans words. So each word is encoded when it is first seen, and numpy gathers the tokens of texts.
@@ -28,11 +28,11 @@ _FIRST_SLOTS = 2**16
 _LOW_MASKS = np.array([2 ** (8 * min(n, 8)) - 1 for n in range(_SHORT + 1)], np.uint64)
 _HIGH_MASKS = np.array([2 ** (8 * max(n - 8, 0)) - 1 for n in range(_SHORT + 1)], np.uint64)
 _LENGTH_BYTES = np.array([(n + 1) << 56 for n in range(_SHORT + 1)], np.uint64)
-_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], np.uint64)
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], np.uint64)
 
 
 class WordTokens:
-    """The tokens of words, by the words' numbers from 0."""
+    """Holds the tokens of words, by the words' numbers from 0."""
 
     def __init__(self) -> None:
         self._ids: Ids = np.empty(0, np.int32)
@@ -42,13 +42,13 @@ class WordTokens:
         return len(self._starts) - 1
 
     def append(self, tokens: Iterable[Sequence[int]]) -> None:
-        """Add words with the next numbers, given the tokens of each."""
-        ids, lengths = flat(tokens)
+        """Add words with the next numbers."""
+        ids, lengths = concatenate(tokens)
         self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths)])
         self._ids = np.concatenate([self._ids, ids])
 
     def gather(self, words: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[Ids, Lengths]:
-        """The tokens of texts.
+        """Return the tokens of texts.
 
         Args:
             words: int64, the numbers of the texts' words, concatenated.
@@ -66,7 +66,7 @@ class WordTokens:
 
 
 class WordTable:
-    """The tokens of words, within MAX_BYTES."""
+    """Caches the tokens of words, within MAX_BYTES."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class WordTable:
         self._encode = encode
         self._separators = separators
         self._cuts = cuts
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._tokens = WordTokens()
         self._long: dict[bytes, int] = {}
         self._bytes = 0
@@ -102,12 +102,13 @@ class WordTable:
         return len(self._tokens)
 
     def encode(self, texts: list[bytes], whole: Sequence[int] = ()) -> tuple[Ids, Lengths]:
-        """The tokens of texts in UTF-8, as `WordTokens.gather` returns them.
+        """Encode texts in UTF-8; returns the tokens as `WordTokens.gather`.
 
-        `whole` are the indices of texts that are one word each.
+        Args:
+            whole: indices of texts that are one word each.
         """
         if self._bytes > MAX_BYTES:
-            self._forget()
+            self._clear()
         joined = b"\n".join([*texts, bytes(16)])  # keys are read beyond the ends of words
         text_ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
         is_separator = np.zeros(len(joined), bool)
@@ -127,7 +128,7 @@ class WordTable:
         return self._tokens.gather(words, np.concatenate([[0], np.searchsorted(ends, text_ends) + 1]))
 
     def _number(self, text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The words' numbers; new words are encoded."""
+        """Return the words' numbers; new words are encoded."""
         words = np.empty(len(starts), np.int64)
         short, long = np.flatnonzero(lengths <= _SHORT), np.flatnonzero(lengths > _SHORT)
         words[short], first = self._look_up(*_keys(text, starts.take(short), lengths.take(short)))
@@ -146,7 +147,7 @@ class WordTable:
         return words
 
     def _look_up(self, low: UInt64, high: UInt64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of keys, new ones from `len(self)` on; and for each new key an index into the keys."""
+        """Return the numbers of keys, new ones from `len(self)` on; and for each new key an index into the keys."""
         numbers, first = np.empty(len(low), np.int64), np.empty(0, np.int64)
         start = 0
         while start < len(low):
@@ -168,10 +169,10 @@ class WordTable:
         self._numbers[used] = numbers[order[self._numbers[used]]]
 
     def _probe(self, low: UInt64, high: UInt64, free: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of keys, after entering the new ones with those in `free`; and an index for each new key."""
+        """Return the numbers of keys, after adding the new ones with those in `free`; and an index for each new key."""
         numbers, new = np.empty(len(low), np.int64), np.empty(0, np.int64)
-        mixed = (low * _ODD[0]) ^ (high * _ODD[1])
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * _ODD[2]
+        mixed = (low * _MULTIPLIERS[0]) ^ (high * _MULTIPLIERS[1])
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * _MULTIPLIERS[2]
         slots = (mixed >> np.uint64(32)).astype(np.int64) & (len(self._low) - 1)
         left = np.arange(len(low))
         while len(left):
@@ -193,7 +194,7 @@ class WordTable:
 
 
 def _keys(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[UInt64, UInt64]:
-    """The keys of words of at most 15 bytes: the bytes, padded with zeros, and the length + 1 in the last byte.
+    """Return the keys of words of at most 15 bytes: the bytes, padded with zeros, and the length + 1 in the last byte.
 
     Returns two uint64 (words,), the halves of the keys.
     """
@@ -203,8 +204,8 @@ def _keys(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) ->
     return low, high | _LENGTH_BYTES.take(lengths)
 
 
-def flat(tokens: Iterable[Sequence[int]]) -> tuple[Ids, Lengths]:
-    """Tokens of several texts, concatenated, int32; and the number of tokens of each, int64."""
+def concatenate(tokens: Iterable[Sequence[int]]) -> tuple[Ids, Lengths]:
+    """Concatenate the tokens of several texts, int32; also returns the number of tokens of each, int64."""
     tokens = list(tokens)
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     return np.fromiter(chain.from_iterable(tokens), np.int32, lengths.sum()), lengths

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
 
-from multihop.common.config import LOGGING, decided_by
+from multihop.common.config import LOGGING, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.eval.comparison.differences import METHOD, Outcome, RunDifference, run_differences
@@ -166,7 +166,7 @@ def _section_without(recipe: dict[str, Any], key: str) -> str | None:
 def _decides_nothing(key: str) -> bool:
     """A key of pretraining that changes what is logged or kept, or names what other keys say."""
     try:
-        return decided_by(TrainingConfig, key) == LOGGING
+        return effect_of(TrainingConfig, key) == LOGGING
     except KeyError:  # of another section, or of another version
         return False
 

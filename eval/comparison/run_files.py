@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, decided_by
+from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
@@ -151,7 +151,7 @@ def _decides_results(key: str) -> bool:
     if key.partition(".")[0] in _NOT_OF_RESULTS:
         return False
     try:
-        return bool(decided_by(TrainingConfig, key) & (DATA | ORDER | COMPATIBILITY | UPDATES))
+        return bool(effect_of(TrainingConfig, key) & (DATA | ORDER | COMPATIBILITY | UPDATES))
     except KeyError:  # of another section, or of another version
         return True
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multihop.common.config import COMPATIBILITY, part_deciding
+from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
-from multihop.data_prep.tokenizers.special_tokens import TRAINED
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.eval.evaluated import Evaluated, open_tokenizer
 from multihop.pretrain.models.families import FAMILIES
 
@@ -48,7 +48,7 @@ class Examples:
                 "texts": self.texts,
                 "checkpoint": self.after.checkpoint_sha256,
                 "tokenizer": self.after.tokenizer_sha256,
-                "model": part_deciding(self.after.model, COMPATIBILITY),
+                "model": select_by_effect(self.after.model, COMPATIBILITY),
                 "before": None if self.before is None else self.before.checkpoint_sha256,
                 "seed": self.seed,
                 "made": [_CANDIDATES, _TOKENS, _TOP_K],
@@ -70,7 +70,9 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
         if not FAMILIES[family].causal:
             if mask is not None and mask not in text:
                 raise UserError(f"{given} has no mask token; write {mask} where a token is to be filled in")
-        elif found := {tokens["mask"] for tokens in TRAINED.values() if "mask" in tokens and tokens["mask"] in text}:
+        elif found := {
+            tokens["mask"] for tokens in SPECIAL_TOKENS.values() if "mask" in tokens and tokens["mask"] in text
+        }:
             raise UserError(
                 f"{given} has the mask token {found.pop()}, and model.family={family} continues texts; write a prompt"
             )

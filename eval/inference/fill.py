@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from multihop.common.errors import UserError
-from multihop.data_prep.tokenizers.masked_text import encode_masked
+from multihop.data_prep.tokenizers.tokenizer import encode_masked
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.objectives.batch import layout

@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 import torch
 
+from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
-from multihop.common.keyed import key_of, random_bits, uniform
 from multihop.eval.inference.sampling import Sampling, sample
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import on_device

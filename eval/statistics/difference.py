@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.eval.metrics import from_sums
 
 Float = NDArray[np.float64]

@@ -27,7 +27,7 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
         return None
     path, advice = run_dir / "eval" / "predictions" / f"{key}.json", "delete it: seeds are then judged alone"
     try:
-        content = read_json_object(path, advice=advice, most_bytes=_MOST_BYTES)
+        content = read_json_object(path, advice=advice, max_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return None
     if row.get("predictions_sha256") not in (None, sha256_file(path)):

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from multihop.common.config import Section
 from multihop.common.errors import UserError
-from multihop.common.user_file import read_given_text
+from multihop.common.files import read_user_text
 from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
 from multihop.eval.tasks.pair_files import OwnPairs, read_pairs
 from multihop.eval.tasks.table_files import (
@@ -218,7 +218,7 @@ def read_own(path: Path) -> Task:
 
 
 def _parse(path: Path) -> _Own:
-    text = read_given_text(path, str(path), "a task's YAML file")
+    text = read_user_text(path, str(path), "a task's YAML file")
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -59,7 +59,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
             counts Unicode code points; a question has no answer, except where SQuAD 2.0 marks it as impossible; two
             questions have the same id.
     """
-    content = read_json_object(path, advice=f"download it again from {_SITE}", most_bytes=_MOST_BYTES)
+    content = read_json_object(path, advice=f"download it again from {_SITE}", max_bytes=_MOST_BYTES)
     examples = []
     try:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from multihop.common.errors import UserError
-from multihop.common.storage import Source
+from multihop.common.storage import RandomAccessFile
 from multihop.pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
 
-Open = Callable[[int], AbstractContextManager[Source]]
+Open = Callable[[int], AbstractContextManager[RandomAccessFile]]
 """The file with this index in the manifest."""
 
 

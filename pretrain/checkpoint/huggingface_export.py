@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.common.files import replacing, write_atomically
+from multihop.common.files import atomic_replace, write_atomically
 from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
 from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
 from multihop.pretrain.checkpoint.reader import CheckpointReader
@@ -55,7 +55,7 @@ def export_model(
     out.mkdir(parents=True, exist_ok=True)
     with (
         CheckpointReader(checkpoint) as reader,
-        replacing(out / WEIGHTS) as temporary,
+        atomic_replace(out / WEIGHTS) as temporary,
         open(temporary, "wb") as file,
     ):
         file.write(_header(shapes))

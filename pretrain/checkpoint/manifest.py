@@ -155,7 +155,7 @@ def read_any_manifest(location: str) -> CheckpointManifest:
             raise
         raise UserError(f"{path} is damaged: it cannot be read ({error.strerror})") from None
     try:
-        content = json_object(data, "it", most_bytes=_MOST_BYTES)
+        content = json_object(data, "it", max_bytes=_MOST_BYTES)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if "format_version" not in content:

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from multihop.common.bucket import no_conditions
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, json_object, open_regular
+from multihop.common.s3 import no_conditional_writes
 from multihop.common.storage import open_folder
 
 _IDENTITY = "identity"
@@ -62,7 +62,7 @@ def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> 
             data = _json_of(mine)
             if folder.create(_OWNER, data, mine.run[:8]):
                 if folder.create(_OWNER, data, mine.run[:8]):  # some stores accept the condition and ignore it
-                    raise UserError(no_conditions(location))
+                    raise UserError(no_conditional_writes(location))
                 return mine.run
             found = read_owner(location)
             assert found is not None, "somebody claimed it and removed the claim at once"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.common.storage import Source, open_folder
+from multihop.common.storage import RandomAccessFile, open_folder
 from multihop.pretrain.checkpoint.headers import read_headers
 from multihop.pretrain.checkpoint.layout import Locate
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
@@ -30,7 +30,7 @@ UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
 class _OpenFile:
     lock: Lock = field(default_factory=Lock)
     """Held while the file is opened: other threads need other files meanwhile."""
-    source: Source | None = None
+    source: RandomAccessFile | None = None
     users: int = 0
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class CheckpointReader:
             yield from threads.map(whole, self.manifest.parameters.items())
 
     @contextmanager
-    def _file(self, index: int) -> Iterator[Source]:
+    def _file(self, index: int) -> Iterator[RandomAccessFile]:
         """A file of the checkpoint, which is opened if it is not, and stays open while it is one of the last used."""
         with self._lock:
             file = self._open.pop(index, None) or _OpenFile()
@@ -137,7 +137,7 @@ class CheckpointReader:
         idle = [index for index, file in self._open.items() if not file.users] if excess > 0 else []
         return [self._open.pop(index) for index in idle[: max(excess, 0)]]
 
-    def _opened(self, index: int) -> Source:
+    def _opened(self, index: int) -> RandomAccessFile:
         entry = self.manifest.files[index]
         try:
             file = self._folder.open(entry.file)

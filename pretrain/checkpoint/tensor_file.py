@@ -13,7 +13,7 @@ from typing import Any
 
 from multihop.common.errors import UserError
 from multihop.common.files import json_object
-from multihop.common.storage import Source
+from multihop.common.storage import RandomAccessFile
 
 ITEM_BYTES = 4
 _LENGTH = struct.Struct("<Q")
@@ -45,7 +45,7 @@ def header_of(lengths: dict[str, int]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def read_header(file: Source) -> tuple[dict[str, Extent], int]:
+def read_header(file: RandomAccessFile) -> tuple[dict[str, Extent], int]:
     """The tensors of a file, and how many bytes were read to know them.
 
     Raises:
@@ -62,7 +62,7 @@ def read_header(file: Source) -> tuple[dict[str, Extent], int]:
     data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
     if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_LIST + 1:
         raise UserError("its header holds more lists than a table of tensors has")
-    header = json_object(data, "its header", most_bytes=_LONGEST_HEADER)
+    header = json_object(data, "its header", max_bytes=_LONGEST_HEADER)
     header.pop("__metadata__", None)
     extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
     stop = begin

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.common.storage import Source, open_folder
+from multihop.common.storage import RandomAccessFile, open_folder
 from multihop.pretrain.checkpoint.layout import Layout
 from multihop.pretrain.checkpoint.manifest import (
     CheckpointFile,
@@ -89,7 +89,7 @@ def _damage(location: str, entry: CheckpointFile, layout: Layout | None, index: 
     return None
 
 
-def _has_header(file: Source, header: bytes) -> bool:
+def _has_header(file: RandomAccessFile, header: bytes) -> bool:
     return file.read_at(0, len(header)) == header
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
-from multihop.common.s3 import reason_of
+from multihop.common.s3 import error_reason
 from multihop.common.storage import Folder, open_folder
 from multihop.pretrain.checkpoint.layout import Slices, in_order, stripes_of
 from multihop.pretrain.checkpoint.manifest import (
@@ -133,8 +133,8 @@ class CheckpointWriter:
             return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt))
         except OSError as error:
             return [
-                f"could not remove older checkpoints from {self._checkpoints} ({reason_of(error)}); tries again at the "
-                "next save"
+                f"could not remove older checkpoints from {self._checkpoints} ({error_reason(error)}); tries again at "
+                "the next save"
             ]
 
     def _write_part(self, folder: Folder, manifest: CheckpointManifest) -> None:
@@ -258,6 +258,6 @@ def _explaining(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{what} ({reason_of(error)}); make room or repair the storage, and rerun the same command to resume: "
+            f"{what} ({error_reason(error)}); make room or repair the storage, and rerun the same command to resume: "
             "earlier checkpoints are unchanged"
         ) from error

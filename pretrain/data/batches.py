@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import UInt64, key_of, random_bits
+from multihop.common.counter_rng import UInt64, key_of, random_bits
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import Documents, TokenDataset, open_dataset
 from multihop.pretrain.config import TrainingConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.common.counter_rng import key_of
 from multihop.common.errors import UserError
-from multihop.common.keyed import key_of
 from multihop.data_prep.dataset.shards import Documents, TokenDataset
 from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
 from multihop.pretrain.data.array_file import ensure_array, open_array

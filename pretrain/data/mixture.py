@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.data.permutation import permute
 
 Int64 = NDArray[np.int64]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.config import PhaseConfig
 from multihop.pretrain.data.mixture import Int64, draw, quotas, upcoming
 from multihop.pretrain.data.permutation import permute

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from multihop.common.keyed import UInt64, key_of, mix
+from multihop.common.counter_rng import UInt64, key_of, mix
 
 _ROUNDS = 6
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.data.index import SampleIndex
 from multihop.pretrain.data.permutation import permute

@@ -8,7 +8,7 @@ the pairs within each class, which decides what a batch consists of, and the law
 
 import numpy as np
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.data.mixture import Int64
 from multihop.pretrain.data.permutation import permute
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.data_prep.dataset.shards import Documents, TokenDataset
 from multihop.pretrain.data.array_file import ensure_array, open_array
 from multihop.pretrain.models.config import ModelConfig

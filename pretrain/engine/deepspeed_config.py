@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from multihop.common.errors import UserError
-from multihop.common.user_file import read_given_text
+from multihop.common.files import read_user_text
 from multihop.pretrain.config import TrainingConfig
 
 # Keys of DeepSpeed that are set elsewhere in a multihop run.
@@ -107,7 +107,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     name = f"engine.deepspeed={path}"
     try:
         content = json.loads(
-            read_given_text(path, name, "a DeepSpeed configuration"), object_pairs_hook=_without_doubles
+            read_user_text(path, name, "a DeepSpeed configuration"), object_pairs_hook=_without_doubles
         )
     except (ValueError, RecursionError) as error:
         if str(error).startswith(name):

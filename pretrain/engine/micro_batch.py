@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multihop.common.config import MEMORY, part_deciding
+from multihop.common.config import MEMORY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json, write_atomically
 from multihop.data_prep.dataset.manifest import read_data_manifest
@@ -96,7 +96,7 @@ def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: in
         "torch": torch.__version__,
         "vocabularies": [data.output_tokenizer.vocab_size, data.source_vocab_size],
         "share": math.ceil(config.phases[phase].global_batch_size / ranks.world_size),
-        **{key: part[phase] if key == "phases" else part for key, part in part_deciding(config, MEMORY).items()},
+        **{key: part[phase] if key == "phases" else part for key, part in select_by_effect(config, MEMORY).items()},
     }
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.init import STD

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from multihop.common.config import COMPATIBILITY, FINE_TUNING, LOGGING, MEMORY, UPDATES, ZERO_SHOT, Affects, Section
+from multihop.common.config import COMPATIBILITY, FINE_TUNING, LOGGING, MEMORY, UPDATES, ZERO_SHOT, Effect, Section
 from multihop.common.errors import UserError
 
-SIZES: Affects = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
+SIZES: Effect = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
 """What every key decides that the weights' shapes or equations depend on."""
 
 OutputBias = Annotated[Literal["zeros", "unigram"], UPDATES]

@@ -8,7 +8,7 @@ is the extra [SEP] between two documents, or, with isolated documents, [SEP] and
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import UInt64
+from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.config import ObjectiveConfig

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import UInt64, random_bits, uniform
+from multihop.common.counter_rng import UInt64, random_bits, uniform
 from multihop.data_prep.tokenizers.info import TokenizerInfo, word_start_flags
 from multihop.pretrain.config import ObjectiveConfig
 

@@ -9,7 +9,7 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.keyed import UInt64
+from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.config import ObjectiveConfig

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from multihop.common.config import COMPATIBILITY, DATA, LOCATION, ORDER, UPDATES, Section, decided_by, part_deciding
+from multihop.common.config import COMPATIBILITY, DATA, LOCATION, ORDER, UPDATES, Section, effect_of, select_by_effect
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 from multihop.pretrain.config import TrainingConfig
@@ -41,7 +41,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
 
 def locked_changes(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
     """The differences between two dumps of `section` in keys that the user has to allow, or that cannot change."""
-    return [entry for entry in differences(then, now) if decided_by(section, entry[0]) & _BINDING]
+    return [entry for entry in differences(then, now) if effect_of(section, entry[0]) & _BINDING]
 
 
 def check_allowed(changed: list[Difference], section: type[Section], allowed: Iterable[str], where: str) -> None:
@@ -55,7 +55,7 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
         UserError: naming the keys with both values, and what to do.
     """
     allowed = tuple(allowed)
-    fixed = [entry for entry in changed if decided_by(section, entry[0]) & COMPATIBILITY]
+    fixed = [entry for entry in changed if effect_of(section, entry[0]) & COMPATIBILITY]
     if fixed:
         raise UserError(f"{where} was started with another recipe ({format_diff(fixed)}); set name=… for a new run")
     refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]
@@ -81,7 +81,7 @@ def allowed_in(run_dir: Path) -> set[str]:
 
 def training_part(config: TrainingConfig) -> dict[str, Any]:
     """The part of the recipe that a checkpoint records: keys that decide order, meaning or updates of the weights."""
-    return part_deciding(config, _REMEMBERED)
+    return select_by_effect(config, _REMEMBERED)
 
 
 def completed(remembered: dict[str, Any]) -> dict[str, Any]:

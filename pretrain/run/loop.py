@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from multihop.common.counter_rng import key_of
 from multihop.common.json_lines import Row
-from multihop.common.keyed import key_of
 from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch

@@ -12,9 +12,9 @@ from typing import IO
 
 import torch
 
-from multihop.common.files import naming
-from multihop.common.hardware import datasheet_rate
+from multihop.common.files import add_path_to_disk_full_error
 from multihop.common.json_lines import Row, append_row
+from multihop.common.machine import datasheet_rate
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.run.start_times import StartTimes
@@ -27,7 +27,7 @@ def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
 
     def emit(row: Row) -> None:
         line = json.dumps({**row, "time": time.time()})
-        with naming(Path(metrics.name)):
+        with add_path_to_disk_full_error(Path(metrics.name)):
             metrics.write(line + "\n")
             metrics.flush()
         print(line, file=console, flush=True)

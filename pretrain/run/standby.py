@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from multihop.common.exit_codes import DONE, FAILED
+from multihop.common.errors import DONE, FAILED
 
 _LENGTH = struct.Struct("!I")
 _CODE = struct.Struct("!i")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from multihop.common.config import COMPATIBILITY, part_deciding
+from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
 from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
@@ -99,9 +99,9 @@ def _begin_with_huggingface(
     source = Path(config.model.init_from or "")
     theirs, vocab_size, weights = import_model(source)
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    there = {**part_deciding(theirs, COMPATIBILITY), **vocabularies}
+    there = {**select_by_effect(theirs, COMPATIBILITY), **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    here = {**part_deciding(config.model, COMPATIBILITY), **vocabularies}
+    here = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
     if differing := [key for key in there if here.get(key) != there[key]]:
         raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from multihop.common.files import open_regular, replacing
+from multihop.common.files import atomic_replace, open_regular
 
 log = logging.getLogger("multihop")
 
@@ -60,7 +60,7 @@ class Tracer:
         if self._profile is not None:
             self._profile.stop()
             path = self._folder / f"trace-rank-{self._rank}-{self._steps_seen:08d}.json"
-            with replacing(path) as temporary:
+            with atomic_replace(path) as temporary:
                 self._profile.export_chrome_trace(str(temporary))
             log.info("wrote %s", path)
             self._profile = None

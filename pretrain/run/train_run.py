@@ -14,8 +14,8 @@ from typing import IO
 
 from filelock import FileLock, Timeout
 
-from multihop.common.exit_codes import DONE, STOPPED
-from multihop.common.files import cut_torn_line, open_append
+from multihop.common.errors import DONE, STOPPED
+from multihop.common.files import open_append, truncate_torn_line
 from multihop.common.journal import JournalWriter
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
@@ -94,7 +94,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     writer.prepare(start.engine.state()[0])
 
     if ranks.rank == 0:
-        cut_torn_line(run_dir / "metrics.jsonl")
+        truncate_torn_line(run_dir / "metrics.jsonl")
         times.lap("restore_s")
         first_step = max(0, resume.step)
         nodes = round(over_ranks["nodes"])
@@ -160,7 +160,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
 
 def _journal(run_dir: Path) -> JournalWriter:
     """Takes rank 0's rows to the run's home, those of a save before its commit."""
-    cut_torn_line(run_dir / "metrics.jsonl")
+    truncate_torn_line(run_dir / "metrics.jsonl")
     return JournalWriter(open_folder(f"{os.environ[HOME]}/{JOURNAL}"), int(os.environ[START]), run_dir, ROWS)
 
 

@@ -2,7 +2,7 @@
 
 Its command is `python -m multihop.pretrain.run.worker RUN_DIR`.
 It needs neither Ray nor MLflow. It reads RUN_DIR/recipe.json and RUN_DIR/data, resumes from the newest checkpoint that
-verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `multihop.common.exit_codes`.
+verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `multihop.common.errors`.
 """
 
 import json
@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from multihop.common.errors import UserError
-from multihop.common.exit_codes import FAILED, USER_ERROR
+from multihop.common.errors import FAILED, USER_ERROR, UserError
 from multihop.common.files import DISK_FULL, make_folder, open_append, write_atomically
-from multihop.common.malloc import disable_malloc_trim
+from multihop.common.machine import disable_malloc_trim
 from multihop.pretrain.engine.ranks import join
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP

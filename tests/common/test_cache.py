@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.common.cache import LIMIT, make_room, used
+from multihop.common.cache import LIMIT, evict_until_fits, pin
 from multihop.common.errors import UserError
 
 
@@ -14,7 +14,7 @@ def folders(tmp_path: Path) -> list[Path]:
     """Three of a megabyte each, used one after the other."""
     found = [tmp_path / name for name in "abc"]
     for number, folder in enumerate(found):
-        with used(folder):
+        with pin(folder):
             (folder / "data").write_bytes(bytes(10**6))
         os.utime(folder / ".in-use", (number, number))
     return found
@@ -26,7 +26,7 @@ def left(folders: list[Path]) -> str:
 
 def test_without_a_limit_nothing_is_removed(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LIMIT, raising=False)
-    make_room(folders, 10**12)
+    evict_until_fits(folders, 10**12)
     assert left(folders) == "abc"
 
 
@@ -37,19 +37,19 @@ def test_what_was_not_used_for_longest_goes_first(
     limit: str, needed: int, stay: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT, limit)
-    make_room(folders, needed)
+    evict_until_fits(folders, needed)
     assert left(folders) == stay
 
 
 def test_what_is_used_stays(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "0.002")
-    with used(folders[0]), used(folders[0]):
+    with pin(folders[0]), pin(folders[0]):
         os.utime(folders[0] / ".in-use", (0, 0))
-        make_room(folders, 10**6)
+        evict_until_fits(folders, 10**6)
         assert left(folders) == "a"
         with pytest.raises(UserError, match=r"MULTIHOP_CACHE_GB=0.002 .* leaves no room for 0.0 GB"):
-            make_room(folders[:1], 2 * 10**6)
-    make_room(folders[:1], 2 * 10**6)
+            evict_until_fits(folders[:1], 2 * 10**6)
+    evict_until_fits(folders[:1], 2 * 10**6)
     assert left(folders) == ""
 
 
@@ -59,4 +59,4 @@ def test_a_limit_that_is_not_a_number_is_refused(
 ) -> None:
     monkeypatch.setenv(LIMIT, limit)
     with pytest.raises(UserError, match=rf"MULTIHOP_CACHE_GB={limit} .* is not a number of gigabytes"):
-        make_room(folders, 1)
+        evict_until_fits(folders, 1)

@@ -13,9 +13,9 @@ from multihop.common.config import (
     ORDER,
     SPEED,
     Section,
-    decided_by,
-    declarations,
-    part_deciding,
+    effect_of,
+    effects_by_key,
+    select_by_effect,
 )
 
 
@@ -37,7 +37,7 @@ class Outer(Section):
 
 
 def test_every_key_of_a_recipe_declares_what_it_decides() -> None:
-    found = declarations(Recipe)
+    found = effects_by_key(Recipe)
     assert len(found) > 100 and all(found.values())
 
 
@@ -45,12 +45,12 @@ def test_a_field_that_declares_nothing_is_an_error() -> None:
     class Forgotten(Section):
         inner: Plain = Plain()
 
-    with pytest.raises(TypeError, match=r"Plain.words does not declare what it decides"):
-        declarations(Forgotten)
+    with pytest.raises(TypeError, match=r"Plain.words does not declare its effects"):
+        effects_by_key(Forgotten)
 
 
 def test_a_section_in_a_declared_field_inherits() -> None:
-    assert declarations(Outer)["perhaps.words"] == DATA
+    assert effects_by_key(Outer)["perhaps.words"] == DATA
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_a_section_in_a_declared_field_inherits() -> None:
     ],
 )
 def test_a_key_is_found_with_indexes_and_as_a_whole_section(key: str, decides: object) -> None:
-    assert decided_by(Outer, key) == decides
+    assert effect_of(Outer, key) == decides
 
 
 def test_a_key_that_is_not_there() -> None:
     with pytest.raises(KeyError):
-        decided_by(Outer, "inner.other")
+        effect_of(Outer, "inner.other")
 
 
 def test_the_part_that_decides_something() -> None:
     outer = Outer()
-    assert part_deciding(outer, ORDER) == {"inner": {"rows": 1}, "several": [{"rows": 1}, {"rows": 5}]}
-    assert part_deciding(outer, DATA) == {"perhaps": None}
+    assert select_by_effect(outer, ORDER) == {"inner": {"rows": 1}, "several": [{"rows": 1}, {"rows": 5}]}
+    assert select_by_effect(outer, DATA) == {"perhaps": None}
     empty = outer.model_copy(update={"several": []})
-    assert part_deciding(empty, ORDER) == {"inner": {"rows": 1}, "several": []}
-    assert part_deciding(empty, COMPATIBILITY) == {"free": {"x": 1}}
-    assert part_deciding(outer.model_copy(update={"perhaps": Plain()}), DATA) == {"perhaps": {"words": 1}}
-    assert part_deciding(outer, COMPATIBILITY) == {"free": {"x": 1}}
+    assert select_by_effect(empty, ORDER) == {"inner": {"rows": 1}, "several": []}
+    assert select_by_effect(empty, COMPATIBILITY) == {"free": {"x": 1}}
+    assert select_by_effect(outer.model_copy(update={"perhaps": Plain()}), DATA) == {"perhaps": {"words": 1}}
+    assert select_by_effect(outer, COMPATIBILITY) == {"free": {"x": 1}}

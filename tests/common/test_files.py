@@ -78,6 +78,6 @@ def test_a_file_of_any_size_takes_no_more_memory_than_allowed(tmp_path):
     with pytest.raises(UserError, match="it has more than 8,388,608 bytes"):
         read_json_object(path)
     path.write_bytes(b'{"a": 1}')
-    assert read_json_object(path, most_bytes=8) == {"a": 1}
+    assert read_json_object(path, max_bytes=8) == {"a": 1}
     with pytest.raises(UserError, match="it has more than 7 bytes"):
-        read_json_object(path, most_bytes=7)
+        read_json_object(path, max_bytes=7)

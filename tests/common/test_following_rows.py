@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihop.common.files import cut_torn_line
+from multihop.common.files import truncate_torn_line
 from multihop.common.json_lines import RowFollower, append_row
 
 
@@ -30,7 +30,7 @@ def test_from_the_end_on_is_from_the_first_line_that_is_not_whole(
     path.write_bytes(b"".join(map(line, range(whole))) + half)
     follower = RowFollower(path, from_end=True)
     assert steps(follower) == []
-    cut_torn_line(path)
+    truncate_torn_line(path)
     assert path.read_bytes() == b"".join(map(line, range(whole)))
     append_row(path, {"step": 7})
     assert steps(follower) == [7]

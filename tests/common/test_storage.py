@@ -38,7 +38,7 @@ def test_files_are_written_read_listed_and_removed(place: str) -> None:
 
 
 def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multihop.common.bucket._PART", 6 * 2**20)  # no multiple of a block's size
+    monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)  # no multiple of a block's size
     folder, block = open_folder(place), bytes(range(256)) * 4096
 
     def blocks() -> Iterator[memoryview]:
@@ -58,7 +58,7 @@ def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: 
 @pytest.mark.parametrize("length", [20, 20_000_000])
 def test_a_write_that_fails_leaves_what_was_there(place: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, or the file before; nobody sees half of the new one at any moment."""
-    monkeypatch.setattr("multihop.common.bucket._PART", 6 * 2**20)
+    monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)
     folder = open_folder(place)
     folder.write_atomically("kept", b"old")
 
@@ -75,7 +75,7 @@ def test_a_write_that_fails_leaves_what_was_there(place: str, length: int, monke
 def test_an_upload_that_fails_leaves_no_parts_to_pay_for(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 
-    monkeypatch.setattr("multihop.common.bucket._PART", 6 * 2**20)
+    monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)
 
     def half() -> Iterator[bytes]:
         yield b"x" * 20_000_000

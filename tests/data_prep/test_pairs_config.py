@@ -9,7 +9,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.dataset.manifest import Manifest, Shard, TokenCounts, Totals, data_fingerprint, manifest_sha256
-from multihop.data_prep.pipeline.identity import settings_of, sources_key
+from multihop.data_prep.pipeline.identity import dataset_settings, sources_key
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 FIELDS = {"source": "en", "target": "es"}
@@ -91,7 +91,9 @@ def test_data_sets_of_documents_that_were_prepared_before_pairs_keep_their_hashe
         }
     )
     assert sources_key(data) == "bab9a52dbd31b2c5"
-    assert [sha256_json(settings_of(data, tok)) for tok in (TokenizerConfig(), TokenizerConfig(path="vocab.txt"))] == [
+    assert [
+        sha256_json(dataset_settings(data, tok)) for tok in (TokenizerConfig(), TokenizerConfig(path="vocab.txt"))
+    ] == [
         "d50c3f5d4b3a4458ec9db96f797c282217cbc2f9fb66e58392124d349ac17ca2",
         "192acb7171d4af69aeee77b23cf6ec25e1d72c206e1615ee326d759499805045",
     ]

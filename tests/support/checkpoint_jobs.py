@@ -1,4 +1,4 @@
-"""What a group of ranks does with checkpoints. All of it is sent to them by name."""
+"""Jobs on checkpoints for a group of ranks, which are sent to them by name."""
 
 import os
 
@@ -13,7 +13,7 @@ def choose(ranks: Ranks, checkpoints: str) -> tuple[int | None, list[str]]:
 
 
 def verify_together(ranks: Ranks, location: str) -> str:
-    """What is wrong with a checkpoint; empty: nothing."""
+    """Return what is wrong with a checkpoint; empty if nothing is."""
     try:
         verify_shared(location, ranks)
     except ValueError as error:
@@ -22,7 +22,7 @@ def verify_together(ranks: Ranks, location: str) -> str:
 
 
 def choose_where_rank_1_looks_elsewhere(ranks: Ranks, checkpoints: str, elsewhere: str) -> str:
-    """As if the hosts had no folder in common: what all ranks are told."""
+    """Choose as if the hosts had no folder in common; returns the error that all ranks raise, or an empty string."""
     before = os.getcwd()
     os.chdir(elsewhere if ranks.rank == 1 else checkpoints)
     try:

@@ -1,4 +1,4 @@
-"""How the test processes end: with the tests' own exit status, and not in the tear-down of native libraries.
+"""Ends the test processes with the exit status of the tests, not in the tear-down of native libraries.
 
 Arrow's S3 client, gloo and Ray's core worker keep threads of their own. The interpreter crashed while it was torn down,
 in a run whose tests had all passed. A thread that would keep a process alive is named, and is a failure.

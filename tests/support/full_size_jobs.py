@@ -1,11 +1,11 @@
-"""What ranks do with tensors as large as those of models that people train. Each job runs on every rank at once."""
+"""Jobs of ranks on tensors as large as those of real models. Each job runs on every rank at once."""
 
 import hashlib
 from typing import Any
 
 from rank_jobs import batch_of, some_batches
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.restore import restore

@@ -1,4 +1,4 @@
-"""Which tests share a process, where several processes run them (`pytest -n 2 --dist loadgroup`)."""
+"""Groups of tests that share a process when several processes run them (`pytest -n 2 --dist loadgroup`)."""
 
 import pytest
 

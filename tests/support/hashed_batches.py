@@ -1,4 +1,4 @@
-"""What a rank is given, as hashes: samples, masks and segments are the same if these are."""
+"""Hashes of a rank's batches: samples, masks and segments are the same if these are."""
 
 import hashlib
 import typing

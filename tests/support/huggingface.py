@@ -150,7 +150,7 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
 
 
 def encoder_inputs(text: Text) -> dict[str, Any]:
-    """What `encode` takes of our forward's arguments."""
+    """Select the arguments of our forward that `encode` takes."""
     return {
         name: value
         for name, value in text.inputs.items()

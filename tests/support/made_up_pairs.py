@@ -26,7 +26,7 @@ def write_jsonl(path: Path, pairs: Iterable[tuple[str, str]]) -> Path:
 
 
 def recipe(path: Path, **data: object) -> DataConfig:
-    """Of one file of `write_jsonl`, or of another with `fields` or `target_path`; a tenth is held out."""
+    """Make a recipe of one file of `write_jsonl`, or of another with `fields` or `target_path`; a tenth is held out."""
     kind = data.keys() & {"fields", "target_path"}
     source = {"path": str(path), **({"fields": FIELDS} if not kind else {name: data.pop(name) for name in kind})}
     return DataConfig.model_validate({"sources": [Source.model_validate(source)], "heldout_fraction": 0.1, **data})

@@ -6,7 +6,7 @@ import pytest
 
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.pipeline import shard_plan
+from multihop.data_prep.pipeline import shards
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.stages import documents
 
@@ -15,5 +15,5 @@ def prepare_many_shards(data: DataConfig, tokenizer: TokenizerConfig, out: Path,
     """`prepare`, with shards of about so many bytes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(documents, "BATCH_BYTES", 100)
-        patched.setattr(shard_plan, "SHARD_BYTES", shard_bytes)
+        patched.setattr(shards, "SHARD_BYTES", shard_bytes)
         return prepare(data, tokenizer, out)

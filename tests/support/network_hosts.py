@@ -49,7 +49,7 @@ class Hosts:
 
     @staticmethod
     def environment(**more: str) -> dict[str, str]:
-        """Of a command on a host."""
+        """Return the environment of a command on a host."""
         return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **more}
 
     def give_disk(self, host: int) -> Path:
@@ -143,7 +143,7 @@ class Hosts:
         self.plug_in(host)
 
     def processes(self, host: int) -> list[psutil.Process]:
-        """What runs on a host."""
+        """Return the processes of a host."""
         found = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True)
         return [psutil.Process(int(pid)) for pid in found.stdout.split() if psutil.pid_exists(int(pid))]
 

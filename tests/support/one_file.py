@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, list_files
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, list_files
 
 
 def rows(count: int) -> bytes:
@@ -19,13 +19,13 @@ def rows(count: int) -> bytes:
     return b"".join(json.dumps({"text": str(rng.getrandbits(4000))}).encode() + b"\n" for _ in range(count))
 
 
-def one_part(path: Path) -> Part:
+def one_part(path: Path) -> FileRange:
     files = list_files([Source(path=str(path))])
-    (file,) = inputs.identified(files, inputs.hash_files(files))
-    return Part(file, 0, file.size)
+    (file,) = identities.with_identities(files, identities.hash_files(files))
+    return FileRange(file, 0, file.size)
 
 
-def fails(part: Part) -> str:
+def fails(part: FileRange) -> str:
     with pytest.raises(UnreadableFileError) as failed:
-        list(read_part(part))
+        list(read_range(part))
     return str(failed.value)

@@ -1,12 +1,11 @@
-"""What tests ask of a prepared data set."""
+"""Reads prepared data sets for tests."""
 
 from pathlib import Path
 
 from multihop.data_prep.config import DataConfig, TokenizerConfig
-from multihop.data_prep.dataset.find import find_verified
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.dataset.verify import VERIFIED
-from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.dataset.verify import VERIFIED, read_if_verified
+from multihop.data_prep.pipeline.identity import resolve_known_inputs
 from multihop.data_prep.reading.sources import list_files
 
 
@@ -19,5 +18,5 @@ def already_prepared(
     data: DataConfig, tok: TokenizerConfig, out_dir: Path, work: Path | None = None
 ) -> Manifest | None:
     """The data set that a start finds in `out_dir` without reading an input or a shard."""
-    resolved = recall_inputs(data, tok, list_files(data.sources), work or out_dir / "work")
-    return None if resolved is None else find_verified(out_dir, resolved.identity)
+    resolved = resolve_known_inputs(data, tok, list_files(data.sources), work or out_dir / "work")
+    return None if resolved is None else read_if_verified(out_dir, resolved.identity)

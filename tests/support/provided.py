@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from multihop.cluster.runs.prepared import get_or_prepare_dataset, work_of
-from multihop.common.mapping import ReportProgress, no_report
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.pipeline.identity import recall_inputs
+from multihop.data_prep.pipeline.identity import resolve_known_inputs
 from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.stages.runner import ReportProgress, no_report
 
 
 def provided(
@@ -20,5 +20,5 @@ def provided(
 ) -> tuple[Path, Manifest]:
     """`provide` with the inputs as they are now; without `place` for a run that has no data yet."""
     files = list_files(data.sources)
-    inputs = recall_inputs(data, tokenizer, files, work_of(store))
+    inputs = resolve_known_inputs(data, tokenizer, files, work_of(store))
     return get_or_prepare_dataset(data, tokenizer, files, inputs, store, place or store / "no-run", report, full)

@@ -1,4 +1,4 @@
-"""What ranks of a `RankPool` do in tests. Each function runs on every rank at once."""
+"""Jobs of the ranks of a `RankPool`. Each function runs on every rank at once."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multihop.common.keyed import key_of
+from multihop.common.counter_rng import key_of
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
@@ -202,7 +202,7 @@ def run_worker(ranks: Ranks, run_dir: Path) -> int:
 
 
 def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:
-    """What a whole run says that this rank refuses; empty: it ran."""
+    """Run as a worker; returns the message of this rank's refusal, empty if it ran."""
     try:
         run_worker(ranks, run_dir)
     except ValueError as error:
@@ -221,7 +221,7 @@ def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
 
 
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
-    """What this rank reads to resume from a checkpoint."""
+    """Return the bytes that this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest
     started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()
@@ -229,7 +229,7 @@ def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
 
 
 def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation says of a model whose tokens matter to one another, and whether looking at it left traces."""
+    """Evaluate a model whose tokens depend on one another; also returns whether the evaluation left traces."""
     config = TrainingConfig.model_validate(settings)
     vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
     model = build_model_on_meta(config.model, vocab_size)
@@ -269,7 +269,7 @@ def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal_at_start(ranks: Ranks, run_dir: Path) -> str:
-    """What a new run says that this rank refuses."""
+    """Start a new run; returns the message of this rank's refusal."""
     try:
         weights_at_start(ranks, run_dir)
     except ValueError as error:
@@ -278,7 +278,7 @@ def refusal_at_start(ranks: Ranks, run_dir: Path) -> str:
 
 
 def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray], str | None]:
-    """What a new run's weights are, flat, by name, on the only rank; and the hash of where they came from."""
+    """Return a new run's weights, flat, by name, on the only rank; and the hash of their origin."""
     data = open_dataset(run_dir / "data").manifest
     started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
     tensors, _, _ = started.engine.state()

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from multihop.data_prep.stages.content import content_hash
-from multihop.data_prep.stages.documents import SCHEMA
+from multihop.data_prep.stages.documents import SCHEMA, content_hash
 from multihop.data_prep.stages.outputs import write_batches
 
 

@@ -17,7 +17,7 @@ from multihop.cluster.runs.trials import trial_resources
 from multihop.common.files import sha256_json
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.pipeline.identity import settings_of
+from multihop.data_prep.pipeline.identity import dataset_settings
 from multihop.eval.evaluated import of_run
 from multihop.eval.plan import plan_trials
 from multihop.eval.trial import trial_key
@@ -47,7 +47,7 @@ class RecipeEffects:
     @cached_property
     def prepared_data(self) -> str:
         """The settings in the key of the prepared data."""
-        return sha256_json(settings_of(self.recipe.data, self.recipe.tokenizer))
+        return sha256_json(dataset_settings(self.recipe.data, self.recipe.tokenizer))
 
     @cached_property
     def batches(self) -> str:

@@ -1,4 +1,4 @@
-"""What training means, without ranks, shards, micro-batches or DeepSpeed: a plain loop over whole tensors."""
+"""Trains without ranks, shards, micro-batches or DeepSpeed, in a plain loop over whole tensors, as a reference."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]],
 
 @dataclass
 class PlainTraining:
-    """What was seen of each step, and the final weights."""
+    """Holds the observations of each step, and the final weights."""
 
     weights: dict[str, Tensor]
     losses: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
 
 
 def norm(tensor: Tensor) -> float:
-    """In float64: torch's float32 norm of a large tensor is too small."""
+    """Return the norm in float64: torch's float32 norm of a large tensor is too small."""
     return float(tensor.detach().double().norm())
 
 

@@ -98,7 +98,7 @@ def gpt2_ids(text: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[st
 
 
 def gpt2_letters() -> dict[int, str]:
-    """Which letter stands for each byte: those that can be seen for themselves, the others from U+0100 on."""
+    """Return the letter of each byte: itself if it is printable, else one from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {byte: chr(byte) for byte in seen} | {byte: chr(256 + number) for number, byte in enumerate(unseen)}

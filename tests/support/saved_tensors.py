@@ -64,7 +64,7 @@ def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> st
 
 
 def rank_file(rank: int) -> str:
-    """What `save` calls it."""
+    """Return the name of the file that `save` writes."""
     return f"rank-{rank:04d}.{START}.safetensors"
 
 

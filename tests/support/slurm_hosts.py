@@ -62,7 +62,7 @@ class Slurm:
             time.sleep(0.5)
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """What a command printed on the first host."""
+        """Run a command on the first host; returns its output."""
         done = subprocess.run(
             ["ip", "netns", "exec", self._hosts.names[0], *command],
             cwd=folder,
@@ -75,6 +75,6 @@ class Slurm:
         return done.stdout + done.stderr
 
     def state(self, job: str) -> str:
-        """Of a job: PENDING, RUNNING, COMPLETED, …"""
+        """Return the state of a job: PENDING, RUNNING, COMPLETED, …"""
         shown = self.run("scontrol", "show", "job", job)
         return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), shown)

@@ -12,7 +12,7 @@ _PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "unshare", "mount")
 
 
 def missing_programs() -> list[str]:
-    """What this machine lacks for it."""
+    """Return the programs for it that this machine lacks."""
     return [name for name in _PROGRAMS if shutil.which(name) is None]
 
 
@@ -31,7 +31,7 @@ class SshHosts:
             self._wait(host)
 
     def run(self, host: int, command: str, on: int = 0) -> str:
-        """What a command prints on a host, by ssh from another."""
+        """Run a command on a host, by ssh from another; returns its output."""
         return _run(*self.command(host, on), command)
 
     def command(self, host: int, on: int = 0) -> list[str]:

@@ -20,7 +20,7 @@ WORDS = ("the", "her", "of", "captain", "river", "stone", "garden", "letter", "w
 
 
 class Scorer(NamedTuple):
-    """What an evaluation takes."""
+    """Defines what an evaluation takes."""
 
     model: Model
     tokenizer: Tokenizer

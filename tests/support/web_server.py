@@ -20,7 +20,7 @@ class Web(http.server.SimpleHTTPRequestHandler):
     cutting_every = 0
     """Every n-th response is cut after 1,000 bytes; 0: none is."""
     ranges = False
-    """Whether range requests are supported."""
+    """True if range requests are supported."""
     claims = ""
     """The Content-Length that HEAD responds; "": the true one."""
     requests = 0
@@ -35,11 +35,11 @@ class Web(http.server.SimpleHTTPRequestHandler):
     off_by = 0
     """A range begins so many bytes later than it should."""
     names_range = True
-    """Whether a range is named by Content-Range."""
+    """True if Content-Range names the range."""
     drips = 0.0
     """Seconds before each 10 bytes; 0: all at once."""
     moved_to: str | None = None
-    """Where /moved/NAME redirects to."""
+    """Target of the redirect from /moved/NAME."""
     before_get: ClassVar[Callable[[int], None] | None] = None
     """Called before each GET is answered, with its number from 1."""
     seen: ClassVar[list[str | None]] = []

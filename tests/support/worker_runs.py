@@ -118,7 +118,7 @@ def newest(run_dir: Path) -> int:
 
 
 def assert_same_state(one: str, other: str) -> None:
-    """Of two ranks; what their files are called tells the runs apart."""
+    """Assert that two ranks have the same state; the names of their files identify the runs."""
     ours, theirs = (sorted(Path(each).glob("*.safetensors")) for each in (one, other))
     assert len(ours) == len(theirs) == 2
     for mine, other_file in zip(ours, theirs, strict=True):

@@ -49,7 +49,7 @@ def begin(workplace: Path, *arguments: str) -> Command:
 
 
 def ended(workplace: Path, command: Command, code: int = 0) -> str:
-    """What it printed, after it ended with `code`."""
+    """Wait until it ends with `code`; returns its output."""
     try:
         found = command.wait(timeout=300)
     finally:
@@ -60,7 +60,7 @@ def ended(workplace: Path, command: Command, code: int = 0) -> str:
 
 
 def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
-    """What the command printed."""
+    """Run the command; returns its output."""
     return ended(workplace, begin(workplace, *arguments), code)
 
 

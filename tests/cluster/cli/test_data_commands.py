@@ -13,7 +13,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import read_data_manifest, write_manifest
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.dataset.statistics import QUANTILES, gather
+from multihop.data_prep.dataset.statistics import QUANTILES, compute_statistics
 from multihop.data_prep.pipeline.prepare import prepare
 
 
@@ -31,11 +31,11 @@ def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_statistics_are_those_of_the_documents(folder: Path) -> None:
-    found, dataset = gather(folder / "data"), open_dataset(folder / "data")
-    assert [(part.split, part.source) for part in found.parts] == [
+    found, dataset = compute_statistics(folder / "data"), open_dataset(folder / "data")
+    assert [(part.split, part.source) for part in found.groups] == [
         (split, source) for split in ("train", "heldout") for source in (0, 1)
     ]
-    for part in found.parts:
+    for part in found.groups:
         documents = getattr(dataset, part.split)
         of_source = [i for i in range(len(documents)) if documents.source(i) == part.source]
         lengths = sorted(len(documents.tokens(i)) for i in of_source)

@@ -14,7 +14,7 @@ import pytest
 from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import map_on_ray
 from multihop.common.errors import UserError
-from multihop.common.files import replacing
+from multihop.common.files import atomic_replace
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
@@ -50,7 +50,7 @@ def call(given: tuple[Callable[[Any], Any], Any]) -> Any:
 
 def write_slowly(place: tuple[Path, str]) -> None:
     folder, name = place
-    with replacing(folder / name) as temporary:
+    with atomic_replace(folder / name) as temporary:
         temporary.touch()
         for _ in range(10_000):  # Ray interrupts between two instructions, not in one that waits
             time.sleep(0.01)

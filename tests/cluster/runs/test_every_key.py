@@ -22,7 +22,7 @@ from recipe_effects import RecipeEffects
 from worker_runs import rows
 
 from multihop.cluster.runs.recipe import Recipe, load_recipe
-from multihop.common.config import declarations
+from multihop.common.config import effects_by_key
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.pretrain.checkpoint.verify import list_steps
@@ -222,7 +222,7 @@ ELSEWHERE = {
 
 def test_every_key_has_an_entry() -> None:
     entries = {*KEYS, *A_RUN, *ELSEWHERE}
-    keys = {key for key in declarations(Recipe) if not FILTERS.match(key)}
+    keys = {key for key in effects_by_key(Recipe) if not FILTERS.match(key)}
     assert entries == keys
     for key, where in ELSEWHERE.items():
         path, name = where.split("::")
@@ -294,7 +294,7 @@ OF_PAIRS: dict[str, Any] = {"data.filters": {"pairs": {"languages": {"source": "
 WORDS = {"data.decontaminate.action": "cut", "data.filters.c4.bad_words": "words.txt"}
 
 
-@pytest.mark.parametrize("key", [key for key in declarations(Recipe) if FILTERS.match(key)])
+@pytest.mark.parametrize("key", [key for key in effects_by_key(Recipe) if FILTERS.match(key)])
 def test_another_rule_makes_another_data_set(workplace: Path, key: str) -> None:
     base, groups = (PAIRS, OF_PAIRS) if ".pairs." in key else (MASKED, GROUPS)
     one = seen(workplace, base, groups)

@@ -52,13 +52,13 @@ def test_inputs_are_listed_once_and_nothing_is_hashed(
     recipe: Recipe, prepared: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[Any] = []
-    find = sources.find
+    find = sources.list_location
 
     def counting(*arguments: Any) -> Any:
         listed.append(arguments)
         return find(*arguments)
 
-    monkeypatch.setattr(sources, "find", counting)
+    monkeypatch.setattr(sources, "list_location", counting)
     shard = next((tmp_path / recipe.name / "data").glob("train-*.arrow"))
     content, before = shard.read_bytes(), os.stat(shard)
     shard.write_bytes(content[:-9] + b"x" + content[-8:])

@@ -11,10 +11,16 @@ from prepared_data import already_prepared, bytes_of
 
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
-from multihop.data_prep.dataset.find import find_verified, find_whole
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest, write_manifest
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.dataset.verify import VERIFIED, is_verified, verify_dataset, verify_files
+from multihop.data_prep.dataset.verify import (
+    VERIFIED,
+    is_verified,
+    read_if_intact,
+    read_if_verified,
+    verify_dataset,
+    verify_files,
+)
 from multihop.data_prep.pipeline.prepare import prepare
 
 Recipe = tuple[DataConfig, TokenizerConfig]
@@ -46,7 +52,7 @@ def start(folder: Path, full: bool = False) -> tuple[bool, list[str]]:
         hashed.extend(Path(path).name for path, _ in items)
         return map(function, reversed(items))
 
-    return find_whole(folder, read_data_manifest(folder).inputs, watched, full=full) is not None, sorted(hashed)
+    return read_if_intact(folder, read_data_manifest(folder).inputs, watched, full=full) is not None, sorted(hashed)
 
 
 def files_in(folder: Path) -> list[str]:
@@ -65,17 +71,19 @@ def flip(path: Path, at: int = 1_000) -> os.stat_result:
 
 def test_a_data_set_is_trusted_from_the_start_that_wrote_it_on(folder):
     identity = read_data_manifest(folder).inputs
-    assert find_verified(folder, identity) == read_data_manifest(folder) == find_whole(folder, identity)
+    assert read_if_verified(folder, identity) == read_data_manifest(folder) == read_if_intact(folder, identity)
     assert start(folder) == (True, [])
     assert start(folder, full=True) == (True, files_in(folder))
-    assert find_verified(folder, "0" * 64) is None and find_whole(folder, "0" * 64) is None
-    assert find_verified(folder / "nowhere", identity) is None and find_whole(folder / "nowhere", identity) is None
+    assert read_if_verified(folder, "0" * 64) is None and read_if_intact(folder, "0" * 64) is None
+    assert (
+        read_if_verified(folder / "nowhere", identity) is None and read_if_intact(folder / "nowhere", identity) is None
+    )
 
 
 @pytest.mark.parametrize("name", ["train-00000.arrow", "heldout-00000.arrow", "tokenizer.model", "token_counts.npy"])
 def test_a_file_of_another_time_or_size_is_hashed_again_and_it_alone(folder, name):
     os.utime(folder / name)
-    assert find_verified(folder, read_data_manifest(folder).inputs) is None
+    assert read_if_verified(folder, read_data_manifest(folder).inputs) is None
     assert start(folder) == (True, [name])
     assert start(folder) == (True, [])
     before = (folder / name).stat()

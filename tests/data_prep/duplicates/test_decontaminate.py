@@ -33,8 +33,7 @@ from multihop.data_prep.duplicates.decontaminate import (
 )
 from multihop.data_prep.rules import c4
 from multihop.data_prep.rules.clean import clean
-from multihop.data_prep.stages.content import content_hash
-from multihop.data_prep.stages.documents import SCHEMA, read_documents
+from multihop.data_prep.stages.documents import SCHEMA, content_hash, read_documents
 from multihop.data_prep.stages.outputs import Output
 
 NO_ROWS = np.empty(0, np.int64)
@@ -156,12 +155,12 @@ def test_a_text_is_found_in_any_unicode_form_on_either_side(
 def test_edits_of_documents_hide_no_text(tmp_path: Path) -> None:
     edits = C4()
     text = f"{' '.join(words(1, 6))} in[1] it.\nmenu\n{' '.join(words(2, 7))} and ends so."
-    document = c4.editor(edits)(clean(f"Here is what was said of it.\n{text}"))
+    document = c4.make_editor(edits)(clean(f"Here is what was said of it.\n{text}"))
     assert "[1]" not in document and "menu" not in document
     assert hit(tmp_path / "a", text, document, edits=edits)
     assert not hit(tmp_path / "b", text, document)
     title = " ".join(words(3, 14))  # a line of its own that edits would remove
-    assert c4.editor(edits)(title) == ""
+    assert c4.make_editor(edits)(title) == ""
     assert hit(tmp_path / "c", title, f"It begins: {title}, and ends.", edits=edits)
 
 

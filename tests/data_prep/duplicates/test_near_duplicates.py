@@ -19,18 +19,18 @@ from read_splits import write_read_split
 
 from multihop.data_prep.config import NearDuplicatesConfig
 from multihop.data_prep.duplicates import near as near_duplicates
-from multihop.data_prep.duplicates import signed_splits
+from multihop.data_prep.duplicates import signature_files
 from multihop.data_prep.duplicates.minhash import accepted_probability, candidate_probability
 from multihop.data_prep.duplicates.near import (
     CandidatePairs,
     FindClusters,
     candidate_pairs,
-    divide,
     dropped_rows,
     find_clusters,
+    plan_comparisons,
 )
-from multihop.data_prep.duplicates.signed_splits import SignSplit, bands_of, rows_left, sign_split
-from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.duplicates.signature_files import SignSplit, band_count, kept_rows, sign_split
+from multihop.data_prep.stages.documents import content_hash
 from multihop.data_prep.stages.outputs import Output
 
 NO_ROWS = np.empty(0, np.int64)
@@ -54,9 +54,9 @@ def run_stage(
     signed = [sign_split(item) for item in items]
     signed_paths = [output.path for output in signed]
     work = (
-        divide(sum(output.facts["documents"] for output in signed), bands_of(config))
+        plan_comparisons(sum(output.facts["documents"] for output in signed), band_count(config))
         if ranges is None
-        else [((band,), part, ranges) for band in range(bands_of(config)) for part in range(ranges)]
+        else [((band,), part, ranges) for band in range(band_count(config)) for part in range(ranges)]
     )
     to_compare = [
         CandidatePairs(f"pairs-{number}", str(folder / "pairs"), signed_paths, *which, config.threshold)
@@ -143,7 +143,7 @@ def test_recall_and_precision_against_brute_force(tmp_path: Path, capsys: pytest
             which = int(similarity * 20)
             bins.setdefault(which, []).append(pair in together)
             expected.setdefault(which, []).append(
-                candidate_probability(similarity, bands_of(CONFIG), 128 // bands_of(CONFIG))
+                candidate_probability(similarity, band_count(CONFIG), 128 // band_count(CONFIG))
                 * accepted_probability(similarity, CONFIG.threshold, 128)
             )
     with capsys.disabled():
@@ -206,9 +206,9 @@ def test_the_same_documents_are_kept_in_any_order_and_by_any_division(
     splits = [splits[number] for number in (3, 0, 4, 2, 1)]
     _, clusters = run_stage(tmp_path / "permuted", splits, ranges=3)
     assert kept_texts(splits, clusters) == kept
-    monkeypatch.setattr(signed_splits, "RUN_DOCUMENTS", 8)  # splits of several runs, and groups cut into many chunks
+    monkeypatch.setattr(signature_files, "RUN_DOCUMENTS", 8)  # splits of several runs, and groups cut into many chunks
     monkeypatch.setattr(near_duplicates, "RUN_DOCUMENTS", 8)
-    monkeypatch.setattr(signed_splits, "_SIGNED_AT_ONCE", 3)
+    monkeypatch.setattr(signature_files, "_SIGNED_AT_ONCE", 3)
     monkeypatch.setattr(near_duplicates, "_CHUNK", 5)
     _, clusters = run_stage(tmp_path / "runs", splits)
     assert kept_texts(splits, clusters) == kept
@@ -295,8 +295,8 @@ def test_rows_are_those_of_the_split_as_it_was_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dropped", [[], [0], [0, 1, 2], [2, 5, 6, 9], [9]])
 def test_rows_that_are_left(dropped: list[int]) -> None:
     left = [row for row in range(10) if row not in dropped]
-    assert rows_left(np.array(dropped, np.int64), 0, len(left)).tolist() == left
-    assert rows_left(np.array(dropped, np.int64), 3, 6).tolist() == left[3:6]
+    assert kept_rows(np.array(dropped, np.int64), 0, len(left)).tolist() == left
+    assert kept_rows(np.array(dropped, np.int64), 3, 6).tolist() == left[3:6]
 
 
 def test_exact_copies_empty_splits_and_documents_without_words(tmp_path: Path, document: Callable[[int], str]) -> None:
@@ -362,7 +362,7 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("documents", [0, 1, 60_000, 70_000, 2**20, 2**24 + 1])
 def test_the_work_is_divided_by_its_size(documents: int) -> None:
-    work = divide(documents, 17)
+    work = plan_comparisons(documents, 17)
     (ranges,) = {ranges for _, _, ranges in work}
     done = [(band, part) for bands, part, _ in work for band in bands]
     assert sorted(done) == [(band, part) for band in range(17) for part in range(ranges)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_up_pairs import TOKENS, pair
 
 from multihop.data_prep.dataset.shards import Documents, count_target_tokens, shard_schema, write_shard
-from multihop.data_prep.pipeline.encode_pairs import encode_pairs
+from multihop.data_prep.pipeline.encode import encode_pairs
 from multihop.data_prep.rules.pairs import clean_side, join_sides
 from multihop.data_prep.stages.documents import SCHEMA
 from multihop.data_prep.tokenizers.sentence_piece import SentencePiece

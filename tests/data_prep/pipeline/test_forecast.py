@@ -25,20 +25,20 @@ def test_it_writes_nothing_and_tells_what_is_done(tmp_path, data, tok):
     before = files_below(tmp_path)
     first = look(data, tok, [], work)
     assert files_below(tmp_path) == before
-    assert not first.stands and first.splits_read == 0 < first.splits
+    assert not first.is_prepared and first.splits_read == 0 < first.splits
     manifest = prepare(data, tok, out, work=work)
     then = look(data, tok, [out], work)
-    assert then.stands and then.splits_read == then.splits == first.splits
+    assert then.is_prepared and then.splits_read == then.splits == first.splits
     assert then.sources == first.sources
     text = sum(source.text_bytes for source in first.sources)
     measured = sum(totals.text_bytes for totals in manifest.totals.values())
     assert measured == pytest.approx(text, rel=0.2)
-    assert not look(data, tok.model_copy(update={"vocab_size": 151}), [out], work).stands
+    assert not look(data, tok.model_copy(update={"vocab_size": 151}), [out], work).is_prepared
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, document, monkeypatch, packed):
-    monkeypatch.setattr("multihop.data_prep.pipeline.forecast._LOOKED_AT", 20_000)
+    monkeypatch.setattr("multihop.data_prep.pipeline.forecast._SAMPLED_BYTES", 20_000)
     rows = [{"id": number, "text": document(number)} for number in range(1_000)]
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")

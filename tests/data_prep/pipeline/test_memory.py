@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.data_prep.tokenizers.memory import available_memory
+from multihop.common.machine import available_memory
 
 MB = 2**20
 

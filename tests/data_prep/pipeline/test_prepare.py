@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from prepared_data import already_prepared, bytes_of
 
-from multihop.common.mapping import map_in_process
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.data_prep.dataset.verify import verify_dataset
-from multihop.data_prep.pipeline import encode, shard_plan
+from multihop.data_prep.pipeline import encode, shards
 from multihop.data_prep.pipeline import prepare as pipeline
 from multihop.data_prep.pipeline.identity import resolve_inputs, sources_key
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading.sources import list_files
 from multihop.data_prep.rules.clean import clean
 from multihop.data_prep.rules.sentences import split_sentences
-from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import content_hash
+from multihop.data_prep.stages.runner import map_in_process
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.training import train
 
@@ -183,7 +183,7 @@ def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok,
 def test_several_shards_are_seen_as_one(tmp_path, data, tok, monkeypatch):
     monkeypatch.setattr("multihop.data_prep.stages.documents.BATCH_BYTES", 800)
     one = prepare(data, tok, tmp_path / "one")
-    monkeypatch.setattr(shard_plan, "SHARD_BYTES", 2_000)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2_000)
     many = prepare(data, tok, tmp_path / "many")
     assert len(one.of_split("train")) == 1 and len(many.of_split("train")) > 3
     a, b = open_dataset(tmp_path / "one").train, open_dataset(tmp_path / "many").train

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from prepared_data import already_prepared, bytes_of
 
 from multihop.common.errors import UserError
-from multihop.common.files import canonical_json, replacing
+from multihop.common.files import atomic_replace, canonical_json
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.dataset.verify import VERIFIED, verify_dataset
-from multihop.data_prep.pipeline.encode import assemble_shard
 from multihop.data_prep.pipeline.prepare import prepare
+from multihop.data_prep.pipeline.shards import assemble_shard
 from multihop.data_prep.stages import documents
 
 # Prepares what CONFIG.json says into OUT; at the rename of that number something happens: "kill" is what the kernel
@@ -159,7 +159,7 @@ def test_what_a_worker_that_was_killed_meanwhile_left_goes_at_the_end(tmp_path, 
 def test_a_full_disk_is_told_with_the_file_that_has_no_room(tmp_path):
     with (
         pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/a.arrow'"),
-        replacing(tmp_path / "a.arrow"),
+        atomic_replace(tmp_path / "a.arrow"),
     ):
         raise OSError(errno.ENOSPC, "Error writing bytes to file")
     assert not list(tmp_path.iterdir())

@@ -18,13 +18,13 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest, read_token_counts
 from multihop.data_prep.dataset.shards import Documents, open_dataset
-from multihop.data_prep.dataset.statistics import gather
+from multihop.data_prep.dataset.statistics import compute_statistics
 from multihop.data_prep.dataset.verify import dataset_files, verify_dataset
 from multihop.data_prep.pipeline.forecast import forecast
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading.sources import list_files
 from multihop.data_prep.rules.pairs import join_sides
-from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import content_hash
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.existing import check_objective
 from multihop.data_prep.tokenizers.training import train
@@ -77,8 +77,8 @@ def test_a_row_has_the_tokens_of_both_sides_and_their_ends(tmp_path: Path, data:
     )
     totals = manifest.totals["train"]
     assert (totals.documents, totals.sentences, totals.tokens) == (len(train), 2 * len(train), train.lengths.sum())
-    statistics = gather(tmp_path / "out")
-    part = next(part for part in statistics.parts if part.split == "train")
+    statistics = compute_statistics(tmp_path / "out")
+    part = next(part for part in statistics.groups if part.split == "train")
     assert part.sides is not None and part.sides["source"].tokens + part.sides["target"].tokens == part.tokens
     assert part.sides["target"].tokens == counts.sum() and part.sides["source"].mean == train.source_lengths.mean()
 
@@ -293,9 +293,9 @@ def test_a_forecast_counts_pairs_and_both_files(tmp_path: Path, data: DataConfig
     found = forecast(lines, TOKENS, list_files(lines.sources), [], tmp_path / "work")
     (source,) = found.sources
     assert (source.files, source.bytes, source.documents, source.text_bytes) == (2, size, 150, size - 300)
-    assert found.splits_read == 0 and not found.stands
+    assert found.splits_read == 0 and not found.is_prepared
     prepare(lines, TOKENS, tmp_path / "out", work=tmp_path / "work")
     again = forecast(lines, TOKENS, list_files(lines.sources), [tmp_path / "out"], tmp_path / "work")
-    assert again.stands and again.splits_read == again.splits == 1
+    assert again.is_prepared and again.splits_read == again.splits == 1
     with pytest.raises(UserError, match="lacks tokens that pairs need"):
         forecast(data, TOKENS.model_copy(update={"special_tokens": "bert"}), list_files(data.sources), [], tmp_path)

@@ -9,7 +9,7 @@ from prepared_data import already_prepared
 from multihop.data_prep.config import CleanConfig, DataConfig, FilterConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import content_hash
 
 
 def ids_in(folder: Path) -> set[int]:

@@ -22,9 +22,9 @@ from prepared_data import already_prepared
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.raw import MAX_DOCUMENT_BYTES, BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import list_files
 
 
@@ -47,15 +47,15 @@ def test_a_compressed_file_is_read_whole_or_not_at_all(tmp_path: Path, packing: 
     packed = PACK[packing](data)
     path.write_bytes(packed)
     texts = [json.loads(line)["text"] for line in data.splitlines()]
-    assert list(read_part(one_part(path))) == texts
+    assert list(read_range(one_part(path))) == texts
     path.write_bytes(packed + PACK[packing](data[:100]) + PACK[packing](data[100:]))
-    assert list(read_part(one_part(path))) == texts * 2, "files joined of several are usual"
+    assert list(read_range(one_part(path))) == texts * 2, "files joined of several are usual"
     pack, (start, end) = PACK[packing], (data[:100], data[100:])
     for joined in ([b"", start, end], [start, b"", b"", end], [start, end, b""]):
         path.write_bytes(b"".join(map(pack, joined)))
-        assert list(read_part(one_part(path))) == texts, "a log that is closed empty is packed too"
+        assert list(read_range(one_part(path))) == texts, "a log that is closed empty is packed too"
     path.write_bytes(b"")
-    assert list(read_part(one_part(path))) == []
+    assert list(read_range(one_part(path))) == []
     damaged = bytearray(packed)
     damaged[len(packed) // 2 if packing != "zst" else 0] ^= 1  # a frame of zstd may have no checksum
     for broken in (packed[:-1], packed[: len(packed) // 2], packed[:3], packed + b"more", bytes(damaged), data):
@@ -75,7 +75,7 @@ def test_what_takes_too_much_memory_to_unpack_says_so(tmp_path: Path) -> None:
 def test_xz_may_be_padded_between_its_streams(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"text": "one"}\n') + bytes(8) + lzma.compress(b'{"text": "two"}\n') + bytes(4))
-    assert list(read_part(one_part(path))) == ["one", "two"]
+    assert list(read_range(one_part(path))) == ["one", "two"]
 
 
 @pytest.mark.parametrize("packing", ["gz", "zst", "xz"])
@@ -84,7 +84,7 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
     assert len(bomb) < 200_000
     path = tmp_path / f"a.jsonl.{packing}"
     path.write_bytes(bomb)
-    assert list(read_part(one_part(path))) == [Bad(1, "longer than 64 MiB"), "one"]
+    assert list(read_range(one_part(path))) == [BadDocument(1, "longer than 64 MiB"), "one"]
     path = path.rename(tmp_path / f"a.txt.{packing}")
     assert fails(one_part(path)) == "longer than 64 MiB"
 
@@ -92,10 +92,10 @@ def test_a_bomb_is_one_line_that_is_too_long(tmp_path: Path, packing: str) -> No
 def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.MIN_SPLIT_BYTES", 4_000)
     table = pa.table({"text": [document(number) for number in range(1_000, 1_200)]})
     pq.write_table(table, corpus / "c.parquet", row_group_size=20, compression="none", use_dictionary=False)
-    monkeypatch.setattr("multihop.data_prep.reading.sources._SPLITS", 10**6)
+    monkeypatch.setattr("multihop.data_prep.reading.sources._TARGET_SPLITS", 10**6)
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
     assert prepare(data, tok, tmp_path / "whole").counts["read"] == {"kept": 320}
     damaged = bytearray((corpus / "c.parquet").read_bytes())
@@ -111,7 +111,7 @@ def test_a_broken_file_in_several_parts_gives_no_document_from_any_of_them(
 def test_a_file_that_is_unreadable_for_one_source_is_read_for_another(
     tmp_path: Path, tok: TokenizerConfig, document: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multihop.data_prep.reading.sources.LEAST_SPLIT", 4_000)
+    monkeypatch.setattr("multihop.data_prep.reading.sources.MIN_SPLIT_BYTES", 4_000)
     for name, columns in (("a", {"text": 1_000}), ("b", {"text": 2_000, "summary": 3_000})):
         table = pa.table({each: [document(first + n) for n in range(200)] for each, first in columns.items()})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20, compression="none", use_dictionary=False)
@@ -138,9 +138,9 @@ DAMAGES = """
 import random, sys
 from pathlib import Path
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, list_files
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, list_files
 
 path, rng, broken = Path(sys.argv[1]), random.Random(0), 0
 good = path.read_bytes()
@@ -150,7 +150,7 @@ for _ in range(250):
     path.write_bytes(damaged[: rng.randrange(len(good))] if rng.random() < 0.1 else damaged)
     (file,) = list_files([Source(path=str(path))])
     try:
-        list(read_part(Part(file, 0, file.size)))
+        list(read_range(FileRange(file, 0, file.size)))
     except UnreadableFileError:
         broken += 1
 print(broken)
@@ -175,10 +175,10 @@ def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> Non
 ENDS_AT_ONCE = """
 import io, sys, time
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.opening import OpenedFile
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, list_files
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.file_reader import FileReader
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, list_files
 
 class LetGoSlowly(bytearray):
     def __del__(self):
@@ -188,11 +188,11 @@ class Stream(io.BufferedReader):
     def read(self, size=-1):
         return LetGoSlowly(super().read(size))
 
-stream = OpenedFile.stream
-OpenedFile.stream = lambda opened: Stream(stream(opened).detach())
+stream = FileReader.stream
+FileReader.stream = lambda opened: Stream(stream(opened).detach())
 (file,) = list_files([Source(path=sys.argv[1])])
 try:
-    list(read_part(Part(file, 0, file.size)))
+    list(read_range(FileRange(file, 0, file.size)))
 except UnreadableFileError:
     print("broken")
 """
@@ -301,8 +301,8 @@ def test_names_that_do_not_print_are_one_line_of_utf8_and_lead_back_to_the_file(
 
 def test_identities_of_names_that_do_not_print_are_remembered(tmp_path: Path, odd: Path) -> None:
     files = list_files([Source(path=str(odd))])
-    inputs.remember(tmp_path / "inputs.json", files, inputs.hash_files(files))
-    again = inputs.recall(tmp_path / "inputs.json", files)
+    identities.save_identities(tmp_path / "inputs.json", files, identities.hash_files(files))
+    again = identities.load_identities(tmp_path / "inputs.json", files)
     assert {file.path for file in files} == again.keys()
 
 
@@ -325,10 +325,10 @@ def test_what_may_not_be_read_is_set_aside_until_it_may(readable: Path) -> None:
     (readable / "closed").chmod(0)
     program = """
 import os, sys
-from multihop.data_prep.reading import inputs
+from multihop.data_prep.reading import identities
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import group_into_splits, list_files
 if os.geteuid() == 0:  # root may read everything
     "".encode("utf-8-sig")  # the codec is imported by who may
@@ -336,13 +336,13 @@ if os.geteuid() == 0:  # root may read everything
     os.setegid(65534)
     os.seteuid(65534)
 files = list_files([Source(path=sys.argv[1])])
-files = inputs.identified(files, inputs.hash_files(files))
+files = identities.with_identities(files, identities.hash_files(files))
 for split in group_into_splits(files):
     for part in split:
         try:
-            print(part.file.name.removeprefix(sys.argv[1]), list(read_part(part)))
+            print(part.file.name.removeprefix(sys.argv[1]), list(read_range(part)))
         except UnreadableFileError as error:
-            print(part.file.name.removeprefix(sys.argv[1]), error, error.for_now)
+            print(part.file.name.removeprefix(sys.argv[1]), error, error.transient)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", program, str(readable)]

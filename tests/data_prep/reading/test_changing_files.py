@@ -14,16 +14,16 @@ from one_file import fails, one_part, rows
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import InputFile, Part, list_files
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, InputFile, list_files
 
 
-def changed_while_read(path: Path, change: Callable[[], object]) -> list[str | Bad]:
+def changed_while_read(path: Path, change: Callable[[], object]) -> list[str | BadDocument]:
     """The documents of a file to which `change` is done after the first of them."""
-    reading = read_part(one_part(path))
+    reading = read_range(one_part(path))
     first = next(reading)
     change()
     return [first, *reading]
@@ -45,13 +45,13 @@ def test_a_file_that_grows_is_read_as_far_as_it_was_when_it_was_listed(tmp_path:
     path.write_bytes(jsonl("one", "two")[:-5])
     part = one_part(path)
     path.write_bytes(jsonl("one", "two", "three"))
-    assert list(read_part(part)) == ["one", Bad(2, "broken JSON")]
-    assert inputs.identity(part.file) == part.file.identity
+    assert list(read_range(part)) == ["one", BadDocument(2, "broken JSON")]
+    assert identities.content_identity(part.file) == part.file.identity
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(jsonl("one", "two")))
     part = one_part(packed)
     packed.write_bytes(packed.read_bytes() + gzip.compress(jsonl("three")))
-    assert list(read_part(part)) == ["one", "two"]
+    assert list(read_range(part)) == ["one", "two"]
 
 
 @pytest.mark.parametrize("texts", [["six", "two"], ["six", "two", "and more"], ["six"], []])
@@ -73,7 +73,7 @@ def test_a_file_that_shrinks_or_goes_while_it_is_read_is_set_aside(tmp_path: Pat
         path.write_bytes(rows(5_000))
         with pytest.raises(UnreadableFileError, match="changed while being read") as failed:
             changed_while_read(path, change)
-        assert failed.value.for_now
+        assert failed.value.transient
 
 
 def test_a_table_that_shrinks_while_it_is_read_is_not_taken_for_a_broken_one(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_file_that_is_gone_after_the_listing_is_set_aside(tmp_path: Path) -> N
     path = tmp_path / "a.txt"
     path.write_text("one")
     files = list_files([Source(path=str(path))])
-    part = Part(files[0], 0, 3)
+    part = FileRange(files[0], 0, 3)
     path.unlink()
-    assert inputs.hash_files(files) == {str(path): inputs.UNREADABLE}
+    assert identities.hash_files(files) == {str(path): identities.UNREADABLE}
     assert fails(part) == "cannot be opened (No such file or directory)"
 
 
@@ -107,13 +107,13 @@ def test_names_that_print_alike_are_remembered_separately(tmp_path: Path) -> Non
         (tmp_path / "texts" / name).write_text(f"text {number}")
         os.utime(tmp_path / "texts" / name, (1e9, 1e9))
     files = list_files([Source(path=str(tmp_path / "texts"))])
-    hashes = inputs.hash_files(files)
+    hashes = identities.hash_files(files)
     assert len(set(hashes.values())) == len(names)
-    inputs.remember(tmp_path / "inputs.json", files, hashes)
-    assert inputs.recall(tmp_path / "inputs.json", files) == hashes
+    identities.save_identities(tmp_path / "inputs.json", files, hashes)
+    assert identities.load_identities(tmp_path / "inputs.json", files) == hashes
     for file in files:
-        inputs.remember(tmp_path / "inputs.json", [file], hashes)
-        assert inputs.recall(tmp_path / "inputs.json", files) == {file.path: hashes[file.path]}
+        identities.save_identities(tmp_path / "inputs.json", [file], hashes)
+        assert identities.load_identities(tmp_path / "inputs.json", files) == {file.path: hashes[file.path]}
 
 
 def test_what_was_set_aside_for_now_is_read_the_next_time(
@@ -123,10 +123,10 @@ def test_what_was_set_aside_for_now_is_read_the_next_time(
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
 
     def prepared(hashed: Callable[[list[InputFile]], dict[str, str]]) -> Manifest:
-        monkeypatch.setattr("multihop.data_prep.reading.inputs.hash_files", hashed)
+        monkeypatch.setattr("multihop.data_prep.reading.identities.hash_files", hashed)
         return prepare(data, tok, tmp_path / "out")
 
-    whole, text, hash_files = corpus / "a.jsonl", (corpus / "a.jsonl").read_text(), inputs.hash_files
+    whole, text, hash_files = corpus / "a.jsonl", (corpus / "a.jsonl").read_text(), identities.hash_files
 
     def then_removed(files: list[InputFile]) -> dict[str, str]:
         found = hash_files(files)

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading import readers
-from multihop.data_prep.reading.failures import UnreadableFileError
+from multihop.data_prep.reading.errors import UnreadableFileError
 from multihop.data_prep.reading.lines import blocks, lines
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import (
-    LEAST_SPLIT,
-    MOST_SPLIT,
+    MAX_SPLIT_BYTES,
+    MIN_SPLIT_BYTES,
     InputFile,
     group_into_splits,
     list_files,
-    split_bytes_of,
+    split_bytes_for,
 )
 
 
-def read(path: Path, split_bytes: int | None = None, **source: Any) -> list[str | Bad]:
+def read(path: Path, split_bytes: int | None = None, **source: Any) -> list[str | BadDocument]:
     (file,) = list_files([Source(path=str(path), **source)])
-    return [item for split in group_into_splits([file], split_bytes) for part in split for item in read_part(part)]
+    return [item for split in group_into_splits([file], split_bytes) for part in split for item in read_range(part)]
 
 
 def in_chunks(data: bytes, start: int, size: int) -> list[bytes]:
@@ -137,7 +137,7 @@ def test_a_column_of_any_kind_of_text_is_read(tmp_path: Path, kind: pa.DataType)
     plain = [value.encode() if value is not None else None for value in values] if kind == pa.binary() else values
     column = pa.array(plain, kind if not pa.types.is_dictionary(kind) else pa.string())
     table = pa.table({"nested": [{"text": 1, "b": 2}] * 5, "text": column.cast(kind)})
-    wanted = ["one", Bad(2, "field 'text' is not text"), "zwei €", "one", ""]
+    wanted = ["one", BadDocument(2, "field 'text' is not text"), "zwei €", "one", ""]
     for compression in (None, "zstd"):
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema, options=options) as writer:
@@ -150,7 +150,7 @@ def test_a_column_of_any_kind_of_text_is_read(tmp_path: Path, kind: pa.DataType)
 def test_a_value_that_is_not_utf8_is_bad_alone(tmp_path: Path) -> None:
     column = pa.array([b"one", b"f\xfcr", b"two"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet") == ["one", Bad(2, "not UTF-8"), "two"]
+    assert read(tmp_path / "a.parquet") == ["one", BadDocument(2, "not UTF-8"), "two"]
 
 
 def test_a_document_of_a_txt_file_is_the_file_a_line_or_a_block(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_document_of_a_txt_file_is_the_file_a_line_or_a_block(tmp_path: Path) 
     path.write_bytes("\ufeffone\r\ntwo\r\n\r\n \t\r\nthree\n\n\nf\0ur\n\nfünf\n".encode() + b"\nsi\xff\n\n" + b"7" * 90)
     seven = "7" * 90
     assert read(path, documents="line") == [
-        "one\r", "two\r", "three", Bad(4, "NUL bytes"), "fünf", Bad(6, "not UTF-8"), seven,
+        "one\r", "two\r", "three", BadDocument(4, "NUL bytes"), "fünf", BadDocument(6, "not UTF-8"), seven,
     ]  # fmt: skip
     assert read(path, documents="block") == [
-        "one\r\ntwo\r", "three", Bad(3, "NUL bytes"), "fünf", Bad(5, "not UTF-8"), seven,
+        "one\r\ntwo\r", "three", BadDocument(3, "NUL bytes"), "fünf", BadDocument(5, "not UTF-8"), seven,
     ]  # fmt: skip
     with pytest.raises(UnreadableFileError, match="not UTF-8"):
         read(path)
@@ -183,7 +183,7 @@ def test_a_document_that_is_too_long_is_set_aside_in_every_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1_000)
-    long, too_long = "x" * 5_000, Bad(2, "longer than 64 MiB")
+    long, too_long = "x" * 5_000, BadDocument(2, "longer than 64 MiB")
     texts = ["one", long, "two"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in texts]))
@@ -205,10 +205,16 @@ def some(*sizes: int) -> list[InputFile]:
 
 @pytest.mark.parametrize(
     ("total", "size"),
-    [(0, LEAST_SPLIT), (4 * 2**30, LEAST_SPLIT), (4 * 2**30 + 1, 2 * LEAST_SPLIT), (10**12, 2**30), (10**15, 2**30)],
+    [
+        (0, MIN_SPLIT_BYTES),
+        (4 * 2**30, MIN_SPLIT_BYTES),
+        (4 * 2**30 + 1, 2 * MIN_SPLIT_BYTES),
+        (10**12, 2**30),
+        (10**15, 2**30),
+    ],
 )
 def test_the_size_of_a_split_follows_from_the_whole(total: int, size: int) -> None:
-    assert split_bytes_of(total) == min(size, MOST_SPLIT)
+    assert split_bytes_for(total) == min(size, MAX_SPLIT_BYTES)
 
 
 def test_a_change_of_a_large_file_leaves_the_splits_of_the_others() -> None:

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.data_prep.reading import readers
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import InputFile, Part, group_into_splits, list_files
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, InputFile, group_into_splits, list_files
 
 ROWS = [{"text": "one"}, {"text": "zwei €"}, {"text": "three"}]
 TEXTS = [row["text"] for row in ROWS]
 
 
-def all_of(path: Path, field: str = "text") -> list[str | Bad]:
+def all_of(path: Path, field: str = "text") -> list[str | BadDocument]:
     (file,) = list_files([Source(path=str(path), field=field)])
-    return [item for split in group_into_splits([file]) for part in split for item in read_part(part)]
+    return [item for split in group_into_splits([file]) for part in split for item in read_range(part)]
 
 
 @pytest.mark.parametrize("gz", [False, True])
@@ -46,7 +46,7 @@ def test_every_text_format_is_read_plain_and_gzipped(tmp_path, name, content, gz
 def test_parquet_is_read_over_row_groups_and_null_is_bad(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": [1, 2, 3, 4], "body": ["one", None, "zwei €", "three"]}), path, row_group_size=2)
-    assert all_of(path, "body") == ["one", Bad(2, "field 'body' is not text"), "zwei €", "three"]
+    assert all_of(path, "body") == ["one", BadDocument(2, "field 'body' is not text"), "zwei €", "three"]
 
 
 def test_bad_lines_come_out_with_their_place_and_reason_and_the_rest_is_read(tmp_path):
@@ -57,15 +57,15 @@ def test_bad_lines_come_out_with_their_place_and_reason_and_the_rest_is_read(tmp
     path.write_bytes(b"\n".join(lines))
     assert all_of(path) == [
         "one",
-        Bad(2, "broken JSON"),
-        Bad(3, "no field 'text'"),
-        Bad(4, "field 'text' is not text"),
-        Bad(5, "not UTF-8"),
-        Bad(6, "empty"),
-        Bad(7, "no field 'text'"),
-        Bad(8, "broken JSON"),
+        BadDocument(2, "broken JSON"),
+        BadDocument(3, "no field 'text'"),
+        BadDocument(4, "field 'text' is not text"),
+        BadDocument(5, "not UTF-8"),
+        BadDocument(6, "empty"),
+        BadDocument(7, "no field 'text'"),
+        BadDocument(8, "broken JSON"),
         "two",
-        Bad(10, "broken JSON"),
+        BadDocument(10, "broken JSON"),
     ]
 
 
@@ -80,11 +80,11 @@ def test_bad_lines_come_out_with_their_place_and_reason_and_the_rest_is_read(tmp
         ('{"text": "\\ud83d\\ude00\\u0000"}', "\U0001f600\0"),
         ('\ufeff{"text": "x"}', "x"),
         (' {"text": "x"} \r', "x"),
-        ('{"text": "x", }', Bad(1, "broken JSON")),
-        ('{"text": "x"} {"text": "y"}', Bad(1, "broken JSON")),
-        ("{'text': 'x'}", Bad(1, "broken JSON")),
-        ('{"text": "a\tb"}', Bad(1, "broken JSON")),
-        ('{"text": ' + "[" * 2000 + "]" * 2000 + "}", Bad(1, "broken JSON")),
+        ('{"text": "x", }', BadDocument(1, "broken JSON")),
+        ('{"text": "x"} {"text": "y"}', BadDocument(1, "broken JSON")),
+        ("{'text': 'x'}", BadDocument(1, "broken JSON")),
+        ('{"text": "a\tb"}', BadDocument(1, "broken JSON")),
+        ('{"text": ' + "[" * 2000 + "]" * 2000 + "}", BadDocument(1, "broken JSON")),
     ],
 )
 def test_what_is_json_is_what_the_standard_library_says(tmp_path, line, text):
@@ -97,7 +97,7 @@ def test_an_endless_line_is_set_aside_without_being_held_in_memory(tmp_path, mon
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n' + "x" * 2_000_000 + '\n{"text": "two"}\n' + "y" * 1001)
-    assert all_of(path) == ["one", Bad(2, "longer than 64 MiB"), "two", Bad(4, "longer than 64 MiB")]
+    assert all_of(path) == ["one", BadDocument(2, "longer than 64 MiB"), "two", BadDocument(4, "longer than 64 MiB")]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_file_that_is_broken_anywhere_gives_no_document_at_all(tmp_path, name,
     path.write_bytes(content)
     (file,) = list_files([Source(path=str(path))])
     with pytest.raises(UnreadableFileError, match=reason):
-        list(read_part(Part(file, 0, file.size)))
+        list(read_range(FileRange(file, 0, file.size)))
 
 
 def test_a_parquet_file_with_a_damaged_page_gives_no_document(tmp_path):
@@ -130,7 +130,7 @@ def test_a_parquet_file_with_a_damaged_page_gives_no_document(tmp_path):
     path.write_bytes(damaged)
     (file,) = list_files([Source(path=str(path))])
     with pytest.raises(UnreadableFileError, match="broken parquet"):
-        list(read_part(Part(file, 0, file.size)))
+        list(read_range(FileRange(file, 0, file.size)))
 
 
 @given(st.lists(st.text(max_size=30), max_size=30), st.integers(1, 60))
@@ -139,7 +139,7 @@ def test_a_file_cut_anywhere_gives_each_line_once(tmp_path_factory, texts, split
     path.write_bytes("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
     (file,) = list_files([Source(path=str(path))])
     splits = group_into_splits([file], split_bytes)
-    assert [item for split in splits for part in split for item in read_part(part)] == texts
+    assert [item for split in splits for part in split for item in read_range(part)] == texts
 
 
 @given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 120))
@@ -147,7 +147,7 @@ def test_splits_cover_every_file_once_and_in_order(sizes, split_bytes):
     files = [InputFile(f"{i}.jsonl", f"/{i}", 0, "text", "jsonl", "", size, 0) for i, size in enumerate(sizes)]
     splits = group_into_splits(files, split_bytes)
     parts = [part for split in splits for part in split]
-    assert [part for part in parts if part.start == 0] == [Part(f, 0, min(f.size, split_bytes)) for f in files]
+    assert [part for part in parts if part.start == 0] == [FileRange(f, 0, min(f.size, split_bytes)) for f in files]
     assert sum(part.stop - part.start for part in parts) == sum(sizes)
     assert all(sum(part.stop - part.start for part in split) < 2 * split_bytes for split in splits)
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 READ = """
 import sys
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading.failures import UnreadableFileError
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.errors import UnreadableFileError
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import group_into_splits, list_files
 import pyarrow.parquet
 
@@ -32,8 +32,8 @@ before, texts, bad = peak(), 0, {}
 for split in group_into_splits([file]):
     for part in split:
         try:
-            for item in read_part(part):
-                if isinstance(item, Bad):
+            for item in read_range(part):
+                if isinstance(item, BadDocument):
                     bad[item.reason] = bad.get(item.reason, 0) + 1
                 else:
                     texts += 1

@@ -17,10 +17,10 @@ from one_file import fails
 
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
-from multihop.data_prep.reading.sources import Part, group_into_splits, list_files
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
+from multihop.data_prep.reading.sources import FileRange, group_into_splits, list_files
 
 PAIRS = [pair(number) for number in range(40)]
 COLUMNS = {"en": [source for source, _ in PAIRS], "es": [target for _, target in PAIRS]}
@@ -30,14 +30,14 @@ def read(path: Path, split_bytes: int | None = None, **source: Any) -> list[Any]
     if not source and not path.name.endswith((".tsv", ".tsv.gz")):
         source = {"fields": FIELDS}
     files = list_files([Source.model_validate({"path": str(path), **source})])
-    return [item for split in group_into_splits(files, split_bytes) for part in split for item in read_part(part)]
+    return [item for split in group_into_splits(files, split_bytes) for part in split for item in read_range(part)]
 
 
-def whole(path: Path, target: Path) -> Part:
+def whole(path: Path, target: Path) -> FileRange:
     files = list_files([Source(path=str(path), target_path=str(target))])
-    hashes = inputs.hash_files([files[0], files[0].target]) if files[0].target is not None else {}
-    (file,) = inputs.identified(files, hashes)
-    return Part(file, 0, file.size)
+    hashes = identities.hash_files([files[0], files[0].target]) if files[0].target is not None else {}
+    (file,) = identities.with_identities(files, hashes)
+    return FileRange(file, 0, file.size)
 
 
 def write_lines(path: Path, lines: list[str]) -> Path:
@@ -108,7 +108,7 @@ BAD_ROWS: list[tuple[bytes, str]] = [
 def test_a_bad_row_is_set_aside_alone(tmp_path: Path, line: bytes, reason: str) -> None:
     good = b'{"en": "two", "es": "dos"}\n'
     (tmp_path / "a.jsonl").write_bytes(good + line + b"\n" + good)
-    assert read(tmp_path / "a.jsonl") == [("two", "dos"), Bad(2, reason), ("two", "dos")]
+    assert read(tmp_path / "a.jsonl") == [("two", "dos"), BadDocument(2, reason), ("two", "dos")]
 
 
 @pytest.mark.parametrize(
@@ -125,25 +125,25 @@ def test_a_bad_line_of_columns_is_set_aside_alone_in_whatever_part_it_is(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
     (tmp_path / "a.tsv").write_bytes(b"\xef\xbb\xbftwo\tdos\r\n" + line + b"\n\tdos\n")
-    assert read(tmp_path / "a.tsv") == [("two", "dos\r"), Bad(2, reason), ("", "dos")]
-    assert next(item for item in read(tmp_path / "a.tsv", 4) if isinstance(item, Bad)).reason == reason
+    assert read(tmp_path / "a.tsv") == [("two", "dos\r"), BadDocument(2, reason), ("", "dos")]
+    assert next(item for item in read(tmp_path / "a.tsv", 4) if isinstance(item, BadDocument)).reason == reason
 
 
 def test_tables_lack_a_column_or_have_nulls(tmp_path: Path) -> None:
     pq.write_table(pa.table({"en": ["one", None], "es": ["uno", "dos"]}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet") == [("one", "uno"), Bad(2, "field 'en' is not text")]
+    assert read(tmp_path / "a.parquet") == [("one", "uno"), BadDocument(2, "field 'en' is not text")]
     pq.write_table(pa.table({"en": ["one"], "es": [1]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"en": ["one"]}), tmp_path / "c.parquet")
     for name, reason in (("b", "field 'es' is not text"), ("c", "no field 'es'")):
         (file,) = list_files([Source.model_validate({"path": str(tmp_path / f"{name}.parquet"), "fields": FIELDS})])
-        assert fails(Part(file, 0, file.size)) == reason
+        assert fails(FileRange(file, 0, file.size)) == reason
 
 
 def test_a_file_without_the_column_is_refused_whole(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.tsv", ["one\tuno"])
     source = {"path": str(tmp_path / "a.tsv"), "fields": {"source": 1, "target": 3}}
     (file,) = list_files([Source.model_validate(source)])
-    assert fails(Part(file, 0, file.size)) == "no column 3; its first line has 2"
+    assert fails(FileRange(file, 0, file.size)) == "no column 3; its first line has 2"
     (tmp_path / "a.tsv").write_bytes(b"")
     assert read(tmp_path / "a.tsv") == []
 
@@ -162,7 +162,7 @@ def test_lines_of_two_files_that_are_bad_keep_the_others_in_step(tmp_path: Path)
     (tmp_path / "a.en").write_bytes(b"\xef\xbb\xbfone\r\ntw\xffo\nthree\n\nfive\n")
     (tmp_path / "a.es").write_bytes(b"uno\ndos\ntr\0es\n\n\n")
     found = read(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
-    assert found == [("one\r", "uno"), Bad(2, "not UTF-8"), Bad(3, "NUL bytes"), ("", ""), ("five", "")]
+    assert found == [("one\r", "uno"), BadDocument(2, "not UTF-8"), BadDocument(3, "NUL bytes"), ("", ""), ("five", "")]
 
 
 @pytest.mark.parametrize("side", ["en", "es"])
@@ -194,7 +194,7 @@ def test_sources_of_pairs_name_what_does_not_fit(tmp_path: Path) -> None:
 
     here = str(tmp_path)
     assert "data.sources[0].target_path" in refused(path=f"{here}/a.en", target_path=f"{here}/none")
-    assert "stands for 3 files, expected one file of lines" in refused(path=f"{here}/a.en", target_path=f"{here}/a*")
+    assert "matches 3 files, expected one file of lines" in refused(path=f"{here}/a.en", target_path=f"{here}/a*")
     assert "is a .jsonl file, and target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
     assert "has no file ending in .tsv" in refused(path=here, fields={"source": 1, "target": 2})
     assert "has no file ending in .jsonl, .json, .parquet" in refused(path=f"{here}/a.en", fields=FIELDS)

@@ -17,9 +17,9 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading import http as http_files
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import ReadFailed, UnreadableFileError
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import InputFile, group_into_splits, list_files
 
 TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
@@ -37,7 +37,7 @@ def write(folder: Path, texts: list[str]) -> None:
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     write(tmp_path, TEXTS)
     with serving(tmp_path, monkeypatch) as url:
         monkeypatch.setattr(Web, "ranges", True)
@@ -46,11 +46,11 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def listed(url: str) -> list[InputFile]:
     files = list_files([Source(path=url)])
-    return inputs.identified(files, inputs.hash_files(files))
+    return identities.with_identities(files, identities.hash_files(files))
 
 
 def documents(files: list[InputFile]) -> list[Any]:
-    return [item for split in group_into_splits(files, 5_000) for part in split for item in read_part(part)]
+    return [item for split in group_into_splits(files, 5_000) for part in split for item in read_range(part)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,12 +85,12 @@ def test_a_file_replaced_by_one_of_its_size_after_hashing_is_set_aside(
 ) -> None:
     monkeypatch.setattr(Web, "tells", tells)
     files = listed(f"{web}/{name}")
-    assert files[0].can_be_cut == (tells == "etag" and name != "b.jsonl.gz")
+    assert files[0].is_splittable == (tells == "etag" and name != "b.jsonl.gz")
     assert documents(files) == TEXTS
     write(tmp_path, OTHERS)
     with pytest.raises(UnreadableFileError, match="changed while being read") as failed:
         documents(files)
-    assert failed.value.for_now
+    assert failed.value.transient
     assert documents(listed(f"{web}/{name}")) == OTHERS
 
 
@@ -148,7 +148,7 @@ def test_if_head_is_refused_one_byte_is_requested(
     monkeypatch.setattr(Web, "head_status", status)
     monkeypatch.setattr(Web, "ranges", ranges)
     files = listed(f"{web}/a.jsonl?X-Amz-Signature=0123")
-    assert files[0].size == (tmp_path / "a.jsonl").stat().st_size and files[0].can_be_cut == ranges
+    assert files[0].size == (tmp_path / "a.jsonl").stat().st_size and files[0].is_splittable == ranges
     assert documents(files) == TEXTS
     (tmp_path / "empty.jsonl").write_bytes(b"")
     assert documents(listed(f"{web}/empty.jsonl")) == []

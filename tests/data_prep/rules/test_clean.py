@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multihop.common.errors import UserError
 from multihop.data_prep.config import CleanConfig
 from multihop.data_prep.rules import clean as clean_module
-from multihop.data_prep.rules.clean import clean, depends_on
+from multihop.data_prep.rules.clean import clean, dependencies
 
 # What each step of cleaning looks for, so that texts which need several of them are common.
 CONTROLS = "\t\r\x00\x0b\x0c\x1c\x1f\x7f\x80\x85\x9f\u200b\u2028\u2029\ufeff"
@@ -91,21 +91,21 @@ def test_a_missing_ftfy_is_named_with_what_to_do(monkeypatch):
     with pytest.raises(UserError, match="pip install 'multihop\\[text\\]'"):
         clean("schÃ¶n", fix_mojibake=True)
     with pytest.raises(UserError, match="pip install 'multihop\\[text\\]'"):
-        depends_on(CleanConfig(fix_mojibake=True))
+        dependencies(CleanConfig(fix_mojibake=True))
 
 
 def test_what_repairing_depends_on_is_told():
-    assert depends_on(CleanConfig()) == {}
-    assert depends_on(CleanConfig(fix_mojibake=True))["mojibake"].startswith("ftfy ")
+    assert dependencies(CleanConfig()) == {}
+    assert dependencies(CleanConfig(fix_mojibake=True))["mojibake"].startswith("ftfy ")
 
 
 @given(st.text("\u0301\u0323\u0345\u0334\u0344\u05b0\u302a\U0001d165ae\u00e9\u1e69 ", max_size=60))
-def test_long_runs_of_marks_are_sorted_like_short_ones(text: str) -> None:
+def test_long_mark_run_pattern_are_sorted_like_short_ones(text: str) -> None:
     with pytest.MonkeyPatch.context() as few:
-        few.setattr(clean_module, "_MANY_MARKS", 2)
-        clean_module._runs_of_marks.cache_clear()
+        few.setattr(clean_module, "_LONG_RUN", 2)
+        clean_module._mark_run_pattern.cache_clear()
         sorted_before = clean(text)
-    clean_module._runs_of_marks.cache_clear()
+    clean_module._mark_run_pattern.cache_clear()
     assert sorted_before == clean(text)
 
 

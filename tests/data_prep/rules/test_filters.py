@@ -12,7 +12,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import FilterConfig
 from multihop.data_prep.rules import languages
 from multihop.data_prep.rules.clean import clean
-from multihop.data_prep.rules.filters import Dropped, depends_on, make_filter, reasons
+from multihop.data_prep.rules.filters import DroppedDocument, dependencies, drop_reasons, make_filter
 
 PROSE = (
     "The harbour was quiet that morning, and nobody had seen the boats leave with the tide. A boy of ten or so sat on "
@@ -28,8 +28,8 @@ ALL = FilterConfig.model_validate(
 def test_nothing_is_dropped_unless_a_group_is_named():
     keep = make_filter(FilterConfig())
     assert [keep(text) for text in ("", "x", GERMAN)] == ["", "x", GERMAN]
-    assert reasons(FilterConfig()) == []
-    assert depends_on(FilterConfig()) == {}
+    assert drop_reasons(FilterConfig()) == []
+    assert dependencies(FilterConfig()) == {}
 
 
 def test_good_prose_passes_all_rules_unchanged():
@@ -49,8 +49,8 @@ def test_good_prose_passes_all_rules_unchanged():
 )
 def test_the_first_rule_that_drops_a_document_is_its_reason(text, reason):
     result = make_filter(ALL)(clean(text))
-    assert result == Dropped(reason)
-    assert reason in reasons(ALL)
+    assert result == DroppedDocument(reason)
+    assert reason in drop_reasons(ALL)
 
 
 def test_lines_are_cut_before_documents_are_judged():
@@ -65,8 +65,8 @@ def test_every_reason_is_announced_and_the_answer_is_always_the_same(text):
     text = clean(text)
     result = make_filter(config)(text)
     assert result == make_filter(config)(text)
-    if isinstance(result, Dropped):
-        assert result.reason in reasons(config)
+    if isinstance(result, DroppedDocument):
+        assert result.reason in drop_reasons(config)
     else:
         assert clean(result) == result
         assert make_filter(config)(result) == result
@@ -83,7 +83,7 @@ def test_reasons_tell_the_thresholds_that_were_set():
     config = FilterConfig.model_validate(
         {"gopher_quality": {"min_words": 7, "min_stop_words": None}, "language": {"keep": ["de"], "min_score": 0.25}}
     )
-    told = reasons(config)
+    told = drop_reasons(config)
     assert told[:3] == ["in a language that is not kept", "language less probable than 0.25", "fewer than 7 words"]
     assert not any("stop words" in reason for reason in told)
 
@@ -92,10 +92,10 @@ def test_what_the_result_depends_on_besides_the_recipe_is_told(tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("darn\n")
     config = FilterConfig.model_validate({"c4": {"bad_words": str(words)}, "language": {"keep": ["en"]}})
-    before = depends_on(config)
+    before = dependencies(config)
     assert before.keys() == {"bad_words", "languages", "sentences"}
     words.write_text("darn\nheck\n")
-    assert depends_on(config)["bad_words"] != before["bad_words"]
+    assert dependencies(config)["bad_words"] != before["bad_words"]
 
 
 @pytest.mark.parametrize(

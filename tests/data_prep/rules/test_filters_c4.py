@@ -35,12 +35,12 @@ texts = st.lists(st.sampled_from(LINES), max_size=20).map("\n".join).map(clean)
 
 
 def reasons(text: str, config: C4) -> list[str]:
-    return [reason for reason, drops in c4.rules(config) if drops(Document(text))]
+    return [reason for reason, drops in c4.make_rules(config) if drops(Document(text))]
 
 
 def test_lines_that_are_no_sentences_are_cut_and_paragraphs_stay():
     text = clean("\n".join([*LINES[:3], "", *LINES[3:7], "", LINES[7]]))
-    assert c4.editor(C4())(text) == "\n".join([*LINES[:2], "", "It was shown before by others too."])
+    assert c4.make_editor(C4())(text) == "\n".join([*LINES[:2], "", "It was shown before by others too."])
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_each_rule_cuts_its_lines_alone(rule, cut):
     expected = "\n".join(line for line in LINES[:8] if line not in cut)
     if "citations" in rule:
         expected = expected.replace(" [12]", "").replace(" [citation needed]", "")
-    assert c4.editor(OFF.model_copy(update=rule))(text) == expected
-    assert c4.editor(OFF)(text) == text
+    assert c4.make_editor(OFF.model_copy(update=rule))(text) == expected
+    assert c4.make_editor(OFF)(text) == text
 
 
 @given(texts)
 def test_what_is_left_is_clean_and_is_left_alone_the_second_time(text):
-    edit = c4.editor(C4())
+    edit = c4.make_editor(C4())
     edited = edit(text)
     assert clean(edited) == edited
     assert edit(edited) == edited
@@ -111,4 +111,4 @@ def test_a_list_that_cannot_be_used_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"data\.filters\.c4\.bad_words=.*bad\.txt .*one word per line"):
-        c4.rules(OFF.model_copy(update={"bad_words": str(path)}))
+        c4.make_rules(OFF.model_copy(update={"bad_words": str(path)}))

@@ -66,15 +66,15 @@ def test_shares_of_repeated_runs_are_those_of_the_papers_words(sort_from, words,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repetition, "SORT_FROM", sort_from)
         repeated = RepeatedNgrams(words)
-    assert repeated.top(n) == plain_top_share(words, n)
-    assert repeated.duplicated(n) == plain_duplicate_share(words, n)
+    assert repeated.top_share(n) == plain_top_share(words, n)
+    assert repeated.duplicate_share(n) == plain_duplicate_share(words, n)
 
 
 @given(few_words | more_words, st.lists(st.tuples(st.integers(2, 10), st.floats(0, 1)), max_size=9))
 def test_what_is_known_of_short_runs_never_decides_wrongly_about_long_ones(words, questions):
     repeated = RepeatedNgrams(words)
     for n, limit in questions:
-        assert repeated.duplicated_beyond(n, limit) == (plain_duplicate_share(words, n) > limit)
+        assert repeated.duplicate_share_exceeds(n, limit) == (plain_duplicate_share(words, n) > limit)
 
 
 @given(documents, st.sampled_from([0.2, 0.5, 1.0]))
@@ -150,7 +150,7 @@ def test_tiny_texts_are_asked_every_question(text):
 
 
 def test_of_a_very_long_text_the_beginning_is_looked_at_but_all_words_are_counted(monkeypatch):
-    monkeypatch.setattr(rules, "MOST", 20)
+    monkeypatch.setattr(rules, "MAX_ITEMS", 20)
     document = Document("\n".join(["a b c d"] * 10))
     assert (len(document.words), document.word_count, document.characters) == (20, 40, 20)
     assert (len(document.lines), len(document.paragraphs)) == (10, 1)

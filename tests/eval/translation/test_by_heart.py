@@ -11,7 +11,7 @@ from made_up_pairs import TOKENS, pair, recipe, write_jsonl
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.rules.pairs import join_sides
-from multihop.data_prep.stages.content import content_hash
+from multihop.data_prep.stages.documents import content_hash
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.tasks.task import Example, Task

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from kinds_of_families import TEXT_OBJECTIVES
 from pydantic import ValidationError
 
+from multihop.common.counter_rng import key_of
 from multihop.common.errors import UserError
-from multihop.common.keyed import key_of
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.prepare import prepare

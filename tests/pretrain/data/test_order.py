@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multihop.common.counter_rng import key_of, mix, random_bits, uniform
 from multihop.common.errors import UserError
-from multihop.common.keyed import key_of, mix, random_bits, uniform
 from multihop.pretrain.config import PhaseConfig, RampSegment
 from multihop.pretrain.data.mixture import MIXTURE_BLOCK, quotas
 from multihop.pretrain.data.order import GlobalBatchIds, samples_of_step

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import FIRST, documents_of, tokenizer_of
 
-from multihop.common.keyed import random_bits
+from multihop.common.counter_rng import random_bits
 from multihop.data_prep.dataset.shards import Documents
 from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives import full_sentences

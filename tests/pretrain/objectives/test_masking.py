@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_shards import BERT, tokenizer_of
 
-from multihop.common.keyed import random_bits
+from multihop.common.counter_rng import random_bits
 from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives.batch import layout
 from multihop.pretrain.objectives.masking import mask

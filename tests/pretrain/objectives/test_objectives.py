@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import FIRST, GPT2, documents_of, tokenizer_of
 
+from multihop.common.counter_rng import random_bits
 from multihop.common.errors import UserError
-from multihop.common.keyed import random_bits
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives import clm, pairs

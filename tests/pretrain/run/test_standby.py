@@ -13,7 +13,7 @@ import psutil
 import pytest
 from worker_runs import STEPS, losses, recipe, wait_until
 
-from multihop.common.exit_codes import USER_ERROR
+from multihop.common.errors import USER_ERROR
 from multihop.pretrain.environment import SECRET
 from multihop.pretrain.run.standby import ForkedRank, StandbyLost, start_rank
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 
-def open_library(content: bytes) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json, set to match no special tokens in texts, without padding and truncation.
+def load_hf_tokenizer(content: bytes) -> "Tokenizer":
+    """Load a tokenizer.json, set to match no special tokens in texts, without padding and
+    truncation.
 
     Raises:
         UserError: The library cannot read it.
@@ -22,24 +23,24 @@ def open_library(content: bytes) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        library = Tokenizer.from_str(content.decode())
+        tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing more specific
         raise UserError(f"the package tokenizers cannot read the tokenizer.json ({error}); give another file") from None
-    library.encode_special_tokens = True
-    library.no_padding()
-    library.no_truncation()
-    return library
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
-def encode_each(library: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]:
-    """The ids of each text, without special tokens around it."""
-    return (library.encode(text, add_special_tokens=False).ids for text in texts)
+def encode_each(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]:
+    """Yield the ids of each text, without special tokens around it."""
+    return (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
 
 
-def searched_tokens(library: "Tokenizer") -> "list[AddedToken]":
-    """The added tokens that the library looks for in texts; none if all are special.
+def matched_added_tokens(tokenizer: "Tokenizer") -> "list[AddedToken]":
+    """Return the added tokens that the library looks for in texts; none if all are special.
 
     Special tokens are included: they are not matched, but neither is another token within their text.
     """
-    added = list(library.get_added_tokens_decoder().values())
+    added = list(tokenizer.get_added_tokens_decoder().values())
     return [] if all(token.special for token in added) else added

@@ -5,8 +5,8 @@ from collections import Counter
 
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import SetAside
-from multihop.data_prep.pipeline.choose import FRAGMENTS
-from multihop.data_prep.reading.sources import Part
+from multihop.data_prep.pipeline.select_documents import FRAGMENTS
+from multihop.data_prep.reading.sources import FileRange
 from multihop.data_prep.stages.outputs import Output
 
 NAMED_PER_FILE = 20
@@ -24,12 +24,12 @@ _ADVICE = {
 _NOT_DROPPED = ("kept", FRAGMENTS)
 
 
-def account(
-    splits: list[list[Part]], read: list[Output], max_bad_fraction: float
+def count_outcomes(
+    splits: list[list[FileRange]], read: list[Output], max_bad_fraction: float
 ) -> tuple[dict[str, dict[str, int]], list[SetAside]]:
-    """Counts by stage and outcome ("kept" or a reason), and the bad files and documents.
+    """Count by stage and outcome ("kept" or a reason), and list the bad files and documents.
 
-    Everything is counted, and the first NAMED_PER_FILE bad documents of each file are named, within _NAMED_BYTES.
+    Everything is counted; the first NAMED_PER_FILE bad documents of each file are listed, within _NAMED_BYTES.
 
     Args:
         read: outputs of `documents.read_split` for `splits`.
@@ -40,9 +40,9 @@ def account(
     counts: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
     set_aside: list[SetAside] = []
-    room = {"files": _NAMED_BYTES, "places": _NAMED_BYTES}
+    room = {"files": _NAMED_BYTES, "documents": _NAMED_BYTES}
     bad_documents = 0
-    places_before: Counter[tuple[int, str]] = Counter()
+    positions_before: Counter[tuple[int, str]] = Counter()
     named: Counter[tuple[int, str]] = Counter()
     files, broken = set(), set()
 
@@ -51,10 +51,10 @@ def account(
         if room[kind] >= 0:
             set_aside.append(SetAside(path=path, reason=reason))
 
-    for parts, output in zip(splits, read, strict=True):
-        for part, facts in zip(parts, output.facts["parts"], strict=True):
-            name = part.file.name
-            file = (part.file.source, part.file.path)
+    for ranges, output in zip(splits, read, strict=True):
+        for file_range, facts in zip(ranges, output.facts["parts"], strict=True):
+            name = file_range.file.name
+            file = (file_range.file.source, file_range.file.path)
             files.add(file)
             counts["kept"] += facts["documents"]
             if facts["unreadable"] and file not in broken:
@@ -65,18 +65,18 @@ def account(
             for reason, number in facts["bad"].items():
                 bad_documents += number
                 counts[reason] += number
-            for place, reason in facts["named"]:
+            for position, reason in facts["named"]:
                 if named[file] < NAMED_PER_FILE:
                     named[file] += 1
                     where = (
                         name
-                        if part.file.documents == "file" and part.file.format == "txt"
-                        else f"{name}:{place + places_before[file]}"
+                        if file_range.file.documents == "file" and file_range.file.format == "txt"
+                        else f"{name}:{position + positions_before[file]}"
                     )
-                    name_one("places", where, reason)
-            places_before[file] += facts["places"]
+                    name_one("documents", where, reason)
+            positions_before[file] += facts["places"]
     unfiltered = counts["kept"] + filtered.total()
-    is_pairs = any(part.file.holds_pairs for parts in splits[:1] for part in parts)
+    is_pairs = any(file_range.file.holds_pairs for ranges in splits[:1] for file_range in ranges)
     for what, bad, total in (
         ("files", len(broken), len(files)),
         ("pairs" if is_pairs else "documents", bad_documents, bad_documents + unfiltered),
@@ -92,14 +92,14 @@ def account(
 
 
 def _most_frequent(counts: Counter[str]) -> dict[str, int]:
-    """The counts of the `_REASONS` most frequent reasons, and the sum of all others."""
+    """Return the counts of the `_REASONS` most frequent reasons, and the sum of all others."""
     few = dict(counts.most_common(_REASONS)) if len(counts) > _REASONS else dict(counts)
     others = counts.total() - sum(few.values())
     return {**few, **({"other reasons": others} if others else {})}
 
 
-def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
-    """A sentence that says which rules dropped all documents or pairs, and what to do."""
+def explain_nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
+    """Return a sentence that says which rules dropped all documents or pairs, and what to do."""
     dropped = [
         (number, stage, reason)
         for stage in _ADVICE
@@ -114,23 +114,25 @@ def nothing_left(counts: dict[str, dict[str, int]], is_pairs: bool) -> str:
     return f"all {what}s of data.sources were dropped ({reasons}); {_ADVICE[most[0][1]]}, or add text"
 
 
-def without_broken(splits: list[list[Part]], read: list[Output]) -> list[list[Part]]:
-    """Mark all parts of a file as unreadable if one part is.
+def mark_broken_files(splits: list[list[FileRange]], read: list[Output]) -> list[list[FileRange]]:
+    """Mark all ranges of a file as unreadable if one file_range is.
 
-    Nothing of a broken file is used, even if its other parts were read. The file may be readable for another source,
+    Nothing of a broken file is used, even if its other ranges were read. The file may be readable for another source,
     which reads other fields.
     """
     broken = {
-        (part.file.source, part.file.path): facts["unreadable"]
-        for parts, output in zip(splits, read, strict=True)
-        for part, facts in zip(parts, output.facts["parts"], strict=True)
-        if facts["unreadable"] and part.stop - part.start < part.file.size
+        (file_range.file.source, file_range.file.path): facts["unreadable"]
+        for ranges, output in zip(splits, read, strict=True)
+        for file_range, facts in zip(ranges, output.facts["parts"], strict=True)
+        if facts["unreadable"] and file_range.stop - file_range.start < file_range.file.size
     }
 
-    def marked(part: Part) -> Part:
-        problem = broken.get((part.file.source, part.file.path))
+    def mark(file_range: FileRange) -> FileRange:
+        problem = broken.get((file_range.file.source, file_range.file.path))
         return (
-            part if problem is None else dataclasses.replace(part, file=dataclasses.replace(part.file, problem=problem))
+            file_range
+            if problem is None
+            else dataclasses.replace(file_range, file=dataclasses.replace(file_range.file, problem=problem))
         )
 
-    return [[marked(part) for part in parts] for parts in splits]
+    return [[mark(file_range) for file_range in ranges] for ranges in splits]

@@ -19,7 +19,7 @@ from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.dataset.verify import VERIFIED
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.stages.in_store import StoredStages
+from multihop.data_prep.stages.object_store import ObjectStoreStages
 
 TOKENIZER = TokenizerConfig(vocab_size=150, threads=1)
 
@@ -37,8 +37,8 @@ class Nodes:
     def prepare(self, data: DataConfig, tok: TokenizerConfig = TOKENIZER) -> Manifest:
         with self._at("caller") as here:
             store = here / "prepared"
-            stored = StoredStages(self.location, [store], self._anywhere, self._here)
-            return prepare(data, tok, store / "set", self._here, work=store / "work", stored=stored)
+            stages = ObjectStoreStages(self.location, [store], self._anywhere, self._here)
+            return prepare(data, tok, store / "set", self._here, work=store / "work", object_store=stages)
 
     def data_set(self) -> dict[str, bytes]:
         return files_of(self.folder / "caller" / "prepared" / "set")

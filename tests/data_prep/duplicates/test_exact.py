@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multihop.data_prep.duplicates.copies import (
+from multihop.data_prep.duplicates.exact import (
     FindCopies,
     SortHashes,
     find_copies,
@@ -19,8 +19,8 @@ from multihop.data_prep.duplicates.copies import (
     rows_by_split,
     sort_hashes,
 )
-from multihop.data_prep.pipeline.sample import FindCandidates, find_candidates, largest_id, merge
-from multihop.data_prep.stages.documents import SCHEMA, Kept
+from multihop.data_prep.pipeline.train_tokenizer import FindCandidates, find_candidates, largest_id, merge_candidates
+from multihop.data_prep.stages.documents import SCHEMA, Selection
 from multihop.data_prep.stages.outputs import write_batches
 
 Document = tuple[int, int, int]
@@ -50,7 +50,7 @@ def test_all_but_the_first_of_equal_documents_are_found(corpus: list[list[Docume
     with TemporaryDirectory() as name:
         folder = Path(name)
         paths = [write_split(folder / f"{number}.arrow", split) for number, split in enumerate(corpus)]
-        splits = [Kept(path, "", 0, np.arange(2, len(corpus[number]), 5)) for number, path in enumerate(paths)]
+        splits = [Selection(path, "", 0, np.arange(2, len(corpus[number]), 5)) for number, path in enumerate(paths)]
         runs = [sort_hashes(SortHashes(f"run{number}", name, split)).path for number, split in enumerate(splits)]
         ranges = list(hash_ranges(sum(map(len, corpus)), range_documents))
         found = [find_copies(FindCopies(f"c{low:x}", name, tuple(runs), low, high)) for low, high in ranges]
@@ -86,10 +86,10 @@ def test_the_sample_is_the_smallest_of_all_in_any_order(
         splits = []
         for number, documents in enumerate(corpus):
             path = write_split(Path(name) / f"{number}.arrow", documents)
-            splits.append(Kept(path, "", len(documents), np.arange(0, len(documents), 3)))
+            splits.append(Selection(path, "", len(documents), np.arange(0, len(documents), 3)))
         found = [find_candidates(FindCandidates(split, 0.3, sample_bytes)) for split in splits]
         order.shuffle(found)
-        merged = merge(found, sample_bytes)
+        merged = merge_candidates(found, sample_bytes)
 
     kept = [document for split in corpus for row, document in enumerate(split) if row % 3]
     train = sorted((first, size) for first, second, size in kept if second >= int(0.3 * 2**64))

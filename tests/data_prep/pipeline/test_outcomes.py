@@ -11,18 +11,18 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig
 from multihop.data_prep.dataset import manifest as manifests
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
-from multihop.data_prep.pipeline.accounts import NAMED_PER_FILE, account
+from multihop.data_prep.pipeline.outcomes import NAMED_PER_FILE, count_outcomes
 from multihop.data_prep.pipeline.prepare import prepare
-from multihop.data_prep.reading.sources import InputFile, Part
+from multihop.data_prep.reading.sources import FileRange, InputFile
 from multihop.data_prep.stages.outputs import Output
 
 
-def read_of(names: list[str], facts: Callable[[int], dict[str, Any]]) -> tuple[list[list[Part]], list[Output]]:
+def read_of(names: list[str], facts: Callable[[int], dict[str, Any]]) -> tuple[list[list[FileRange]], list[Output]]:
     """Files of one part each, and what reading them gave: `facts` of a number beside "nothing was bad"."""
     files = [InputFile(name, f"/{name}", 0, "text", "jsonl", "", 100, 1) for name in names]
     nothing = {"documents": 100, "places": 130, "unreadable": None, "filtered": {}, "bad": {}, "named": []}
     read = [Output("", "", "", {"parts": [nothing | facts(number)]}) for number in range(len(files))]
-    return [[Part(file, 0, file.size)] for file in files], read
+    return [[FileRange(file, 0, file.size)] for file in files], read
 
 
 def test_a_crawl_with_a_few_bad_lines_in_each_file_has_a_manifest_that_can_be_read(
@@ -33,7 +33,7 @@ def test_a_crawl_with_a_few_bad_lines_in_each_file_has_a_manifest_that_can_be_re
     few = [[place, "broken JSON"] for place in range(NAMED_PER_FILE)]
     bad = {"documents": 0, "unreadable": "broken gzip"}
     splits, read = read_of(names, lambda n: bad if n == 30_000 else {"bad": {"broken JSON": 30}, "named": few})
-    counts, set_aside = account(splits, read, 0.5)
+    counts, set_aside = count_outcomes(splits, read, 0.5)
     assert counts["read"] == {"kept": 3_000_000, "broken JSON": 900_000, "broken gzip": 1}
     assert SetAside(path="last.jsonl", reason="broken gzip") in set_aside
     assert [each.path for each in set_aside[:40]] == [f"{names[n]}:{place}" for n in (0, 1) for place in range(20)]
@@ -46,7 +46,7 @@ def test_a_crawl_with_a_few_bad_lines_in_each_file_has_a_manifest_that_can_be_re
 def test_rare_reasons_are_counted_together(tmp_path: Path) -> None:
     reasons = {f"{columns} columns, the first line has 2": 1 + (columns == 7) for columns in range(3, 5_003)}
     splits, read = read_of(["a.tsv"], lambda _: {"bad": reasons})
-    counts, _ = account(splits, read, 1.0)
+    counts, _ = count_outcomes(splits, read, 1.0)
     assert len(counts["read"]) == 1_002 and sum(counts["read"].values()) == 100 + 5_001
     assert counts["read"]["7 columns, the first line has 2"] == 2 and counts["read"]["other reasons"] == 4_000
 
@@ -87,7 +87,7 @@ def test_a_manifest_that_is_too_large_is_not_written_and_the_old_data_stays(
 ) -> None:
     before = prepare(data, tok, tmp_path)
     size = (tmp_path / "manifest.json").stat().st_size
-    monkeypatch.setattr(manifests, "MOST_BYTES", size + 50)
+    monkeypatch.setattr(manifests, "MAX_BYTES", size + 50)
     wide = before.model_copy(update={"set_aside": [SetAside(path="x" * 100, reason="y")]})
     with pytest.raises(
         UserError, match=r"would have [\d,]+ bytes for 2 shards of 1 sources.*prepare several smaller data sets"
@@ -95,7 +95,7 @@ def test_a_manifest_that_is_too_large_is_not_written_and_the_old_data_stays(
         write_manifest(tmp_path, wide)
     assert read_data_manifest(tmp_path) == before
     other = data.model_copy(update={"heldout_fraction": 0.2, "max_bad_fraction": 0.123456789})
-    monkeypatch.setattr(manifests, "MOST_BYTES", size)
+    monkeypatch.setattr(manifests, "MAX_BYTES", size)
     with pytest.raises(UserError, match="would have"):
         prepare(other, tok, tmp_path)
     assert read_data_manifest(tmp_path) == before

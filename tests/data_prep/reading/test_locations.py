@@ -22,10 +22,10 @@ from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.reading import http as http_files
-from multihop.data_prep.reading import inputs
-from multihop.data_prep.reading.failures import ReadFailed, UnreadableFileError
-from multihop.data_prep.reading.locations import filesystem_of
-from multihop.data_prep.reading.readers import read_part
+from multihop.data_prep.reading import identities
+from multihop.data_prep.reading.errors import ReadFailed, UnreadableFileError
+from multihop.data_prep.reading.locations import filesystem_for
+from multihop.data_prep.reading.readers import read_range
 from multihop.data_prep.reading.sources import InputFile, group_into_splits, list_files
 
 TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
@@ -62,8 +62,8 @@ def upload(folder: Path, url: str, bucket: str) -> None:
 
 
 def documents(files: list[InputFile], split_bytes: int | None = None) -> list[Any]:
-    files = inputs.identified(files, inputs.hash_files(files))
-    return [item for split in group_into_splits(files, split_bytes) for part in split for item in read_part(part)]
+    files = identities.with_identities(files, identities.hash_files(files))
+    return [item for split in group_into_splits(files, split_bytes) for part in split for item in read_range(part)]
 
 
 def test_a_bucket_gives_the_documents_that_the_folder_gives(s3: Any, bucket: str, folder: Path) -> None:
@@ -111,7 +111,7 @@ def s3_places(s3_server: Any, folder: Path) -> str:
 def test_a_bucket_is_known_by_its_etags_and_read_once(s3: Any, s3_places: str) -> None:
     files = list_files([Source(path=f"{s3_places}/*.jsonl")])
     before = len(s3.requests)
-    (identity,) = inputs.hash_files(files).values()
+    (identity,) = identities.hash_files(files).values()
     assert identity.startswith("etag ") and {method for method, _ in s3.requests[before:]} == {"HEAD"}
 
 
@@ -143,15 +143,15 @@ def test_an_object_that_is_replaced_or_removed_while_it_is_read_is_set_aside_for
     for change in (lambda: put("1ne"), lambda: put("two and more"), lambda: filesystem.delete_file(path)):
         put("one")
         files = list_files([Source(path=f"{bucket}/a.jsonl")])
-        (file,) = inputs.identified(files, inputs.hash_files(files))
+        (file,) = identities.with_identities(files, identities.hash_files(files))
         ((part,),) = group_into_splits([file])
-        assert list(read_part(part)) == ["one"]
-        reading = read_part(part)
+        assert list(read_range(part)) == ["one"]
+        reading = read_range(part)
         assert next(reading) == "one"
         change()
         with pytest.raises(UnreadableFileError, match="changed while being read") as failed:
             list(reading)
-        assert failed.value.for_now
+        assert failed.value.transient
 
 
 def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
@@ -160,12 +160,12 @@ def test_an_endpoint_that_goes_away_stops_the_reading_instead_of_losing_a_file(
     monkeypatch.setattr("multihop.common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")  # another file system, which asks twice only
     files = list_files([Source(path=f"{s3_places}/**")])
-    files = inputs.identified(files, inputs.hash_files(files))
+    files = identities.with_identities(files, identities.hash_files(files))
     for file in files:
         s3.failures, s3.failure = 10_000, "500 Internal Server Error"
         ((part,),) = group_into_splits([file])
         with pytest.raises(ReadFailed, match="start again"):
-            list(read_part(part))
+            list(read_range(part))
         s3.failures = 0
 
 
@@ -175,9 +175,9 @@ def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
 ) -> None:
     monkeypatch.setattr("multihop.common.s3._RETRIES", 2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
-    monkeypatch.setattr("multihop.data_prep.reading.opening.block_bytes", lambda path: 1_000)
+    monkeypatch.setattr("multihop.data_prep.reading.file_reader.block_bytes", lambda path: 1_000)
     ((part,),) = group_into_splits(list_files([Source(path=f"{s3_places}/{name}")]))
-    reading = read_part(part)
+    reading = read_range(part)
     assert next(reading) == TEXTS[0]
     s3.failures, s3.failure = 10_000, "500 Internal Server Error"
     with pytest.raises(ReadFailed, match="start again"):
@@ -186,14 +186,14 @@ def test_an_endpoint_that_goes_away_is_not_taken_for_a_broken_table(
 
 def test_an_object_that_may_not_be_read_is_set_aside_for_now(s3: Any, s3_places: str) -> None:
     files = list_files([Source(path=f"{s3_places}/**")])
-    assert inputs.UNREADABLE not in inputs.hash_files(files).values()  # the bucket itself is open to it
+    assert identities.UNREADABLE not in identities.hash_files(files).values()  # the bucket itself is open to it
     s3.failures, s3.failure = 10_000, "403 Forbidden"
-    assert set(inputs.hash_files(files).values()) == {inputs.UNREADABLE}
+    assert set(identities.hash_files(files).values()) == {identities.UNREADABLE}
     for split in group_into_splits(files):
         for part in split:
             with pytest.raises(UnreadableFileError, match=r"cannot be opened \(Permission denied\)") as failed:
-                list(read_part(part))
-            assert failed.value.for_now
+                list(read_range(part))
+            assert failed.value.transient
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_wrong_place_is_one_sentence(s3: Any, bucket: str, path: str, sentence
 
 
 def test_nobody_listens_is_one_sentence(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -233,7 +233,7 @@ def test_other_file_systems_of_fsspec_are_read_too(folder: Path) -> None:
 
 @pytest.fixture
 def web(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(http_files, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_files, "_MAX_WAIT_S", 0.01)
     with serving(folder, monkeypatch) as url:
         yield url
 
@@ -246,7 +246,7 @@ def test_a_web_server_gives_a_file_through_interruptions(
 ) -> None:
     monkeypatch.setattr(Web, "ranges", ranges)
     files = list_files([Source(path=f"{web}/{name}")])
-    assert files[0].can_be_cut == (ranges and ".gz" not in name)
+    assert files[0].is_splittable == (ranges and ".gz" not in name)
     if trouble:
         monkeypatch.setattr(Web, trouble, 3)
     assert documents(files, 5_000) == TEXTS
@@ -291,7 +291,7 @@ def test_a_web_server_that_stays_away_stops_the_reading(web: str, monkeypatch: p
     ((part,),) = group_into_splits(list_files([Source(path=f"{web}/a.jsonl")]))
     monkeypatch.setattr(Web, "failing_every", 1)
     with pytest.raises(ReadFailed, match=r"HTTP status 503.*start again"):
-        list(read_part(part))
+        list(read_range(part))
 
 
 OURS = "Basic dXNlcjpwdw=="  # user:pw
@@ -361,13 +361,13 @@ def test_a_bucket_of_gs_gives_the_documents_that_the_folder_gives(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
     try:
         wait_for(port)
-        filesystem, _ = filesystem_of("gs://texts/")
+        filesystem, _ = filesystem_for("gs://texts/")
         for path in folder.rglob("*.*"):
             with filesystem.open_output_stream(f"texts/{path.relative_to(folder)}", compression=None) as sink:
                 sink.write(path.read_bytes())
         files = list_files([Source(path="gs://texts")])
         assert documents(files) == documents(files, 3_000) == documents(list_files([Source(path=str(folder))]))
-        assert all(identity.startswith("etag ") for identity in inputs.hash_files(files).values())
+        assert all(identity.startswith("etag ") for identity in identities.hash_files(files).values())
         for pattern in ("gs://texts/**/*.parquet", "gs://texts/*/c.*", "gs://texts/inner/c.parquet"):
             assert [file.name for file in list_files([Source(path=pattern)])] == ["gs://texts/inner/c.parquet"]
         with pytest.raises(UserError, match=r"data\.sources\[0\]\.path=gs://nowhere/a\.txt does not exist"):

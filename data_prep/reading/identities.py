@@ -1,4 +1,4 @@
-"""Identities of the input files' contents, cached by size and modification time."""
+"""Identifies the contents of the input files; caches the identities by size and modification time."""
 
 import dataclasses
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.common.files import canonical_json, read_json_object, write_atomically
-from multihop.data_prep.reading.failures import ReadFailed
+from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.locations import block_bytes, is_remote, open_location, version_of
 from multihop.data_prep.reading.sources import InputFile, group_into_splits, with_targets
 
@@ -20,22 +20,26 @@ _REQUESTS = 16
 """Concurrent requests."""
 
 
-def groups(files: Sequence[InputFile]) -> list[list[InputFile]]:
-    """`files` in groups of about a split's size, one for each task."""
-    found = [[part.file for part in split if part.start == 0] for split in group_into_splits(files)]
-    return [group for group in found if group]
+def group_files(files: Sequence[InputFile]) -> list[list[InputFile]]:
+    """Group files to about a split's size, one group for each task."""
+    groups = [[each.file for each in ranges if each.start == 0] for ranges in group_into_splits(files)]
+    return [group for group in groups if group]
 
 
 def hash_files(files: list[InputFile]) -> dict[str, str]:
-    """Identities by path, UNREADABLE for files that cannot be opened. Raises ReadFailed as `identity`."""
+    """Return identities by path, UNREADABLE for files that cannot be opened.
+
+    Raises:
+        ReadFailed: as `content_identity`.
+    """
     if not any(is_remote(file.path) for file in files):
-        return {file.path: identity(file) for file in files}
+        return {file.path: content_identity(file) for file in files}
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        return dict(zip([file.path for file in files], pool.map(identity, files), strict=True))
+        return dict(zip([file.path for file in files], pool.map(content_identity, files), strict=True))
 
 
-def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
-    """`files`, each with its identity."""
+def with_identities(files: Sequence[InputFile], hashes: dict[str, str]) -> list[InputFile]:
+    """Add its identity to each file."""
 
     def with_identity(file: InputFile) -> InputFile:
         target = None if file.target is None else with_identity(file.target)
@@ -44,8 +48,8 @@ def identified(files: Sequence[InputFile], hashes: dict[str, str]) -> list[Input
     return [with_identity(file) for file in files]
 
 
-def identity(file: InputFile) -> str:
-    """The identity of a file's content: the SHA-256 of the bytes that were listed, or a server's version.
+def content_identity(file: InputFile) -> str:
+    """Return the identity of a file's content: the SHA-256 of the bytes that were listed, or a server's version.
 
     A missing file and one without read permission are UNREADABLE. Raises ReadFailed when a server does not answer.
     """
@@ -64,14 +68,15 @@ def identity(file: InputFile) -> str:
 
 
 def is_identified_by_content(file: InputFile) -> bool:
-    """Whether the file is remote and its server reports no version: only a hash shows whether it has changed."""
+    """Return whether the file is remote and its server reports no version: only a hash shows whether it has changed."""
     return is_remote(file.path) and _SHA256.fullmatch(file.identity) is not None
 
 
 def has_changed(file: InputFile) -> bool:
-    """Whether the first `size` bytes, of when the file was listed, differ now or are gone.
+    """Return whether the first `size` bytes, of when the file was listed, differ now or are gone.
 
-    Raises ReadFailed when a server does not answer.
+    Raises:
+        ReadFailed: a server does not answer.
     """
     try:
         size, mtime_ns, version = version_of(file.path)
@@ -83,56 +88,57 @@ def has_changed(file: InputFile) -> bool:
         return file.identity != f"{version} {size}"
     if (size, mtime_ns) == (file.size, file.mtime_ns) and not is_identified_by_content(file):
         return False
-    return size < file.size or (bool(file.identity) and identity(file) != file.identity)
+    return size < file.size or (bool(file.identity) and content_identity(file) != file.identity)
 
 
-def recall(memory: Path, files: Sequence[InputFile]) -> dict[str, str]:
-    """The known identities of `files`, by path: those with a listed version, or with a remembered size and modification
-    time.
+def load_identities(cache: Path, files: Sequence[InputFile]) -> dict[str, str]:
+    """Return the known identities of `files`, by path: those with a listed version, or with a cached size and
+    modification time.
 
-    The identity of a file that cannot be read is the problem that listing found.
+    The identity of a file that cannot be read is the problem that listing reported.
     """
     try:
-        known = read_json_object(memory, most_bytes=memory.stat().st_size)
+        known = read_json_object(cache, max_bytes=cache.stat().st_size)
     except (OSError, ValueError):
         known = {}
-    found = {file.path: file.problem for file in files if file.problem}
+    hashes = {file.path: file.problem for file in files if file.problem}
     for file in with_targets(files):
         if file.version and not file.problem:
-            found[file.path] = f"{file.version} {file.size}"
+            hashes[file.path] = f"{file.version} {file.size}"
             continue
         match known.get(_as_json(file.path)):
-            case [file.size, file.mtime_ns, str(remembered)] if not file.problem:
-                found[file.path] = remembered
-    return found
+            case [file.size, file.mtime_ns, str(cached)] if not file.problem:
+                hashes[file.path] = cached
+    return hashes
 
 
-def remember(memory: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
-    """Write `hashes` for `recall`, without unreadable files: a change of permissions changes no modification time."""
+def save_identities(cache: Path, files: Sequence[InputFile], hashes: dict[str, str]) -> None:
+    """Write `hashes` for `load_identities`, without unreadable files: a change of permissions changes no modification
+    time."""
     known: dict[str, Any] = {
         _as_json(file.path): [file.size, file.mtime_ns, hashes[file.path]]
         for file in with_targets(files)
         if hashes[file.path] != UNREADABLE and not file.problem and not file.version and file.mtime_ns
     }
-    write_atomically(memory, canonical_json(known))
+    write_atomically(cache, canonical_json(known))
 
 
 def _as_json(path: str) -> str:
-    """A path with any bytes as a string for JSON, injectively."""
+    """Return a path with any bytes as a string for JSON, injectively."""
     return path.encode("unicode_escape").decode()
 
 
 def _sha256(file: InputFile) -> str:
     digest = hashlib.sha256()
-    place, block = open_location(file.path), block_bytes(file.path)
+    handle, block = open_location(file.path), block_bytes(file.path)
     try:
         at = 0
         while at < file.size:
-            data = place.read_at(min(block, file.size - at), at)
+            data = handle.read_at(min(block, file.size - at), at)
             if not data:
                 return UNREADABLE  # the file became shorter
             digest.update(data)
             at += len(data)
     finally:
-        place.close()
+        handle.close()
     return digest.hexdigest()

@@ -1,9 +1,9 @@
-"""Signed splits: the signatures and band hashes of a split's documents, in files that are read in slices.
+"""Writes and reads the signatures and band hashes of a split's documents, in files that are read in slices.
 
 A file consists of sorted runs, record batches of at most RUN_DOCUMENTS documents:
 
     row, bytes, document, signature     of each document with words, in the order of the split
-    hash B, place B                     the hashes of band B, ascending, and the place in the run of each one's document
+    hash B, place B                     the hashes of band B, ascending, and the index in the run of each one's document
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ import pyarrow as pa
 from multihop.data_prep.config import NearDuplicatesConfig
 from multihop.data_prep.duplicates.minhash import band_hashes, choose_bands, low_bytes, signatures
 from multihop.data_prep.stages.documents import read_documents
-from multihop.data_prep.stages.outputs import Output, once, write_batches
+from multihop.data_prep.stages.outputs import Output, write_batches, write_once
 
 RUN_DOCUMENTS = 2**18
 """Most documents of a sorted run. Signing holds about 1.7 KB for each: 450 MB."""
@@ -37,37 +37,37 @@ class SignSplit:
     config: NearDuplicatesConfig
 
 
-def bands_of(config: NearDuplicatesConfig) -> int:
-    """The number of bands of a signature."""
+def band_count(config: NearDuplicatesConfig) -> int:
+    """Return the number of bands of a signature."""
     return config.bands or choose_bands(config.threshold, config.permutations)
 
 
-def bytes_of_signed(config: NearDuplicatesConfig) -> int:
-    """Bytes on disk per signed document: row, bytes, document, signature, and for each band a hash and a place."""
-    return 4 + 4 + 8 + config.permutations + (8 + 4) * bands_of(config)
+def signature_bytes(config: NearDuplicatesConfig) -> int:
+    """Bytes on disk per signed document: row, bytes, document, signature, and for each band a hash and an index."""
+    return 4 + 4 + 8 + config.permutations + (8 + 4) * band_count(config)
 
 
 def sign_split(item: SignSplit) -> Output:
     """Sign a split. Facts: "documents" with a signature, and "no words", documents without one, which are kept."""
     folder = Path(item.folder)
-    bands = bands_of(item.config)
+    bands = band_count(item.config)
 
     def write(path: Path) -> dict[str, Any]:
         facts = {"documents": 0, "no words": 0}
         write_batches(path, _signed_schema(item.config.permutations, bands), _runs(item, bands, facts), None)
         return facts
 
-    return once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
+    return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
 
-def rows_left(dropped: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """int64 (stop - start,): rows of the `start`-th to `stop`-th document of a split without the rows `dropped`."""
+def kept_rows(dropped: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Return int64 (stop - start,): rows of the `start`-th to `stop`-th document that is not in the rows `dropped`."""
     left = np.arange(start, stop)
     return left + np.searchsorted(dropped - np.arange(len(dropped)), left, side="right")
 
 
-class Signed:
-    """The signed splits, memory-mapped; a document's code is split << 32 | place."""
+class Signatures:
+    """Maps the files of all splits; a document's code is split << 32 | index among the split's signed documents."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.runs: list[list[pa.RecordBatch]] = []
@@ -77,7 +77,7 @@ class Signed:
                 self.runs.append([reader.get_batch(number) for number in range(reader.num_record_batches)])
 
     def take(self, codes: np.ndarray, name: str) -> np.ndarray:
-        """A column's values for documents; signatures as uint8 (documents, permutations)."""
+        """Return a column's values for documents; signatures as uint8 (documents, permutations)."""
         if not len(codes):
             return np.empty(0, np.uint64)
         order = np.argsort(codes)
@@ -92,7 +92,7 @@ class Signed:
 
 
 def column_of(run: pa.RecordBatch, name: str) -> np.ndarray:
-    """A column of a run, without a copy."""
+    """Return a column of a run, without a copy."""
     column = run.column(name)
     if not pa.types.is_fixed_size_binary(column.type):
         return column.to_numpy()
@@ -131,7 +131,7 @@ def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.Rec
     seen = 0
     for batch in _slices(read_documents(item.path, item.dropped)):
         values, filled = signatures(batch.column("text"), item.config.shingle_words, item.config.permutations)
-        rows = rows_left(item.dropped, seen, seen + batch.num_rows)
+        rows = kept_rows(item.dropped, seen, seen + batch.num_rows)
         seen += batch.num_rows
         values = values[filled]
         facts["documents"] += len(values)
@@ -145,7 +145,7 @@ def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.Rec
 
 
 def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A batch may hold millions of documents of one word."""
+    # A batch may hold millions of documents of one word.
     for batch in batches:
         for start in range(0, batch.num_rows, _SIGNED_AT_ONCE):
             yield batch.slice(start, _SIGNED_AT_ONCE)
