@@ -22,8 +22,8 @@ from multihop.eval.inference.generate import generate, stream
 from multihop.eval.inference.sampling import Sampling
 from multihop.eval.inference.trained_model import TrainedModel, load_model
 from multihop.eval.inference.translate import translate, translator
-from multihop.eval.reporting.attention_picture import draw_map
-from multihop.eval.reporting.figures import as_png
+from multihop.eval.report.attention_picture import draw_map
+from multihop.eval.report.figures import as_png
 
 _TEXTS_AT_ONCE = 64
 _LINES_AT_ONCE = 512

@@ -11,17 +11,16 @@ from multihop.common.json_lines import read_rows
 from multihop.data_prep.tokenizers.existing import adopt
 from multihop.data_prep.tokenizers.special_tokens import TRAINED
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
-from multihop.eval.check_settings import check_settings
-from multihop.eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
-from multihop.eval.evaluation_plan import make_plan, read_plan
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
-from multihop.eval.known_tasks import check_tasks
-from multihop.eval.start_from import check_starts, next_wave
+from multihop.eval.model.model_under_test import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.trials.check import check_settings, check_starts, check_tasks
+from multihop.eval.trials.evaluation_plan import make_plan, read_plan
+from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from multihop.eval.trial import Trial
+    from multihop.eval.trials.trial import Trial
 
 
 def check_evaluation(recipe: Recipe) -> None:
@@ -56,7 +55,7 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
         UserError: A task cannot be read, or weights are missing.
     """
     from multihop.cluster.runs.trials import weights_dir
-    from multihop.eval.plan import plan_trials
+    from multihop.eval.trials.plan import plan_trials
 
     evaluated, config = _evaluated(run), run.recipe.eval
     needs_parent = "parent" in config.inits

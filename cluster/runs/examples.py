@@ -9,9 +9,9 @@ from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.cluster.runs.trials import trial_resources
 from multihop.common.files import write_atomically
 from multihop.common.redaction import shown
-from multihop.eval.evaluation_plan import read_plan
 from multihop.eval.inference.examples import FILE, make_examples, read_examples
-from multihop.eval.reporting.examples import examples_facts
+from multihop.eval.report.run_report import examples_facts
+from multihop.eval.trials.evaluation_plan import read_plan
 
 
 def make_left_examples(run: ResolvedRun) -> None:

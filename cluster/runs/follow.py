@@ -26,7 +26,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.storage import open_folder
-from multihop.eval.evaluation_plan import Results, read_results
+from multihop.eval.trials.evaluation_plan import Results, read_results
 from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
 from multihop.pretrain.data.phases import total_steps
@@ -127,7 +127,7 @@ def _say_skipped(steps: Sequence[int], results: Results) -> None:
 def _evaluate(run: ResolvedRun) -> None:
     """Run what is left of the trials of `run.checkpoint`; write the report and log the trials."""
     from multihop.cluster.runs.trials import final, run_left
-    from multihop.eval.report import write_report
+    from multihop.eval.report.run_report import write_report
 
     location, trials = folder_of_step(run.checkpoints, run.step), planned_trials(run)
 

@@ -24,8 +24,8 @@ from multihop.common.exit_codes import DONE, FAILED, STOPPED
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective
-from multihop.eval.evaluation_plan import read_results
-from multihop.eval.health import diagnosis
+from multihop.eval.report.run_metrics import diagnosis
+from multihop.eval.trials.evaluation_plan import read_results
 from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import total_steps
@@ -257,12 +257,12 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     from multihop.cluster.runs.examples import print_examples
-    from multihop.eval.report import write_report
-    from multihop.eval.scores import median_scores
+    from multihop.eval.report.run_report import write_report
+    from multihop.eval.statistics.choose import median_scores
 
     write_report(run.folder)
     results = read_results(run.folder)
-    tracker.log_scores(median_scores(results))
+    tracker.log_scores(median_scores((*results.earlier, *results.rows)))
     tracker.tag_planned_trials([row["key"] for row in (*results.rows, *results.earlier)])
     names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from multihop.common.errors import UserError
 from multihop.common.redaction import redacted
-from multihop.eval.trial import trial_name
+from multihop.eval.trials.trial import trial_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -13,7 +13,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.special_tokens import TRAINED
-from multihop.eval.evaluated import Evaluated, open_tokenizer
+from multihop.eval.model.model_under_test import Evaluated, open_tokenizer
 from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:

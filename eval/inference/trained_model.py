@@ -10,8 +10,8 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
-from multihop.eval.evaluated import of_huggingface, open_tokenizer
 from multihop.eval.inference.packed_weights import PackedWeights
+from multihop.eval.model.model_under_test import of_huggingface, open_tokenizer
 from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.build import build_model

@@ -1,7 +1,7 @@
 """Which hyperparameters each start of a task is judged at."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one a trial, in the recipe's order (`multihop.eval.evaluation_plan.read_results`).
+        rows: one a trial, in the recipe's order (`multihop.eval.trials.evaluation_plan.read_results`).
     """
     starts: dict[Start, dict[bytes, list[Row]]] = {}
     for row in rows:
@@ -80,3 +80,20 @@ def _rank(setting: Setting, sign: int) -> tuple[int, float]:
 def _setting(rows: list[Row]) -> Setting:
     ok = tuple(row for row in rows if row["status"] == "ok")
     return Setting(rows[0].get("hyperparameters") or {}, ok, len(rows) - len(ok))
+
+
+def median_scores(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
+    """(name, step of the checkpoint, median over the seeds at the chosen settings) of each task's test scores.
+
+    The name is "TASK METRIC" for the run's checkpoints. Other starts have their own names, so that their scores do not
+    appear in the history of the checkpoints: "TASK METRIC random", "TASK METRIC parent" and, for a Hugging Face
+    model, "TASK METRIC eval.checkpoint". Their step is 0.
+    """
+    for start, choice in choose(rows).items():
+        if choice.chosen.rows:
+            name = f"{start.task} {choice.chosen.rows[0]['metric']}"
+            own = start.init == "pretrained"
+            if own and start.checkpoint_step is not None:
+                yield name, start.checkpoint_step, statistics.median(choice.chosen.values)
+            else:
+                yield f"{name} {'eval.checkpoint' if own else start.init}", 0, statistics.median(choice.chosen.values)

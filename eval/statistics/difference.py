@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.keyed import key_of
-from multihop.eval.metrics import from_sums
+from multihop.eval.metrics.score import from_sums
 
 Float = NDArray[np.float64]
 
@@ -77,8 +77,8 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     """By resampling the examples of both sides together, and by the spread over the seeds.
 
     Args:
-        metric: of `multihop.eval.metrics`.
-        first, second: float64 (seeds, N, k), `multihop.eval.metrics.statistics` of the same N examples.
+        metric: of `multihop.eval.metrics.score`.
+        first, second: float64 (seeds, N, k), `multihop.eval.metrics.score.statistics` of the same N examples.
         key: names the draws: equal keys draw equally.
     """
     stacked = np.concatenate([first, second])

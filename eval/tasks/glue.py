@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2018): nine tasks of single sentences and pairs, from the benchmark's own TSV files.
 
-Test sets have no labels; their predictions are written by `multihop.eval.leaderboard`.
+Test sets have no labels; their predictions are written by `multihop.eval.finetune.official_files`.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ class Task:
     name: str
     kind: Kind
     metric: str
-    """The name, in `multihop.eval.metrics`, of the metric by which trials are compared."""
+    """The name, in `multihop.eval.metrics.score`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
     """One sentence: the authors, the origin and the licence of the data."""

@@ -18,9 +18,9 @@ from multihop.common.files import sha256_json
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import settings_of
-from multihop.eval.evaluated import of_run
-from multihop.eval.plan import plan_trials
-from multihop.eval.trial import trial_key
+from multihop.eval.model.model_under_test import of_run
+from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import is_skipped, total_steps

@@ -11,11 +11,11 @@ from multihop.cluster.runs.trials import FAILURES, run_left, run_trials, weights
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
-from multihop.eval.evaluated import of_run
-from multihop.eval.evaluation_plan import read_results
-from multihop.eval.plan import plan_trials
-from multihop.eval.start_from import next_wave
-from multihop.eval.trial import Trial, trial_key
+from multihop.eval.model.model_under_test import of_run
+from multihop.eval.trials.evaluation_plan import read_results
+from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.start_from import next_wave
+from multihop.eval.trials.trial import Trial, trial_key
 from multihop.pretrain.models.config import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
