@@ -12,7 +12,7 @@ import numpy as np
 from multihop.eval.config import EvalConfig, TrialSettings, settings_of
 from multihop.eval.finetune.input_cache import selected
 from multihop.eval.metrics.score import score
-from multihop.eval.tasks.known_tasks import load_task
+from multihop.eval.tasks.known_tasks import load_task, open_tasks
 
 Case = dict[str, Any]
 FineTune = Callable[[int], float]
@@ -39,7 +39,8 @@ def ours(case: Case) -> FineTune:
     config = config_of(case)
 
     def fine_tune(seed: int) -> float:
-        planned = plan_trials(config.model_copy(update={"seeds": [seed]}), of_huggingface(Path(case["model"])))
+        of_seed = config.model_copy(update={"seeds": [seed]})
+        planned = plan_trials(of_seed, open_tasks(of_seed), of_huggingface(Path(case["model"])))
         row = run_trial(next(trial for trial in planned if trial.init == "pretrained")).row
         assert row["status"] == "ok", row
         return float(row["value"])

@@ -13,6 +13,7 @@ from multihop.data_prep.tokenizers.special_tokens import TRAINED
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
 from multihop.eval.model.model_under_test import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
 from multihop.eval.trials.check import check_settings, check_starts, check_tasks
 from multihop.eval.trials.evaluation_plan import make_plan, read_plan
 from multihop.eval.trials.start_from import next_wave
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
     from multihop.eval.trials.trial import Trial
 
 
-def check_evaluation(recipe: Recipe) -> None:
+def check_evaluation(recipe: Recipe) -> list[TaskSource]:
     """Refuse tasks, settings and examples that cannot be run, reading the examples of translation and of document
     context alone.
 
+    Returns:
+        The tasks of the recipe, from which its trials are planned.
+
     Raises:
-        UserError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
+        UserError: as `open_tasks`, `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
     """
     model = _evaluated_model(recipe)
-    check_tasks(recipe.eval, model.family)
-    check_starts(recipe.eval)
+    tasks = open_tasks(recipe.eval)
+    check_tasks(recipe.eval, tasks, model.family)
+    check_starts(recipe.eval, tasks)
     if "parent" in recipe.eval.inits and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
         why = (
             "model.init_from is not set, so they are random"
@@ -40,9 +45,10 @@ def check_evaluation(recipe: Recipe) -> None:
             else "the training of eval.checkpoint is unknown"
         )
         raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
-    check_settings(recipe.eval, model.layers)
+    check_settings(recipe.eval, tasks, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
+    return tasks
 
 
 def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
@@ -60,7 +66,7 @@ def planned_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     evaluated, config = _evaluated(run), run.recipe.eval
     needs_parent = "parent" in config.inits
     parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
-    return plan_trials(config, evaluated, weights_dir(run.results), parent)
+    return plan_trials(config, run.tasks, evaluated, weights_dir(run.results), parent)
 
 
 def planned_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:

@@ -26,6 +26,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.storage import open_folder
+from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.evaluation_plan import Results, read_results
 from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
@@ -110,7 +111,7 @@ def _follow(folder: Path, recipe: Recipe, runs: Path) -> None:
         except UserError as error:
             console.print(f"{error}; skipped")
             continue
-        run = replace(resolve(recipe, folder, store_of(recipe, runs), False), checkpoint=saved)
+        run = replace(resolve(recipe, folder, store_of(recipe, runs), False, open_tasks(recipe.eval)), checkpoint=saved)
         if run.data is None:
             raise UserError(f"the texts of {folder} changed since its training started; restore the texts")
         check_data_unchanged(run, run.data, ())

@@ -72,13 +72,12 @@ def run_stages(
     Raises:
         UserError: a mistake of the user's, found before anything is started where possible.
     """
-    if "eval" in wanted:
-        check_evaluation(recipe)
+    tasks = check_evaluation(recipe) if "eval" in wanted else ()
     tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
     with opened(folder, recipe, allowed):
-        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, home)
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, tasks, home)
         if "train" in wanted and run.checkpoint is None:
             check_checkpoints_exist(folder, run.checkpoints)
             # Whether a Hugging Face model has the output layer is known only when its weights are read.

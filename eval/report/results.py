@@ -8,7 +8,7 @@ from multihop.eval.report.render import TemplateContext
 from multihop.eval.report.task_section import metric_label, reported_on, task_section
 from multihop.eval.statistics.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
 from multihop.eval.statistics.words import amount, show, spread
-from multihop.eval.tasks.known_tasks import shown_name
+from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.trials.evaluation_plan import Results
 from multihop.pretrain.models.families import FAMILIES
@@ -50,7 +50,7 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
     """
     section = recipe.get("eval") or {}
     model = {} if section.get("checkpoint") else recipe.get("model") or {}
-    tasks = [shown_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
+    tasks = [task_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
     results = task_results(reported.rows, run_dir, reported.earlier)
     starts = section.get("inits", ["pretrained", "random"])
     with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))

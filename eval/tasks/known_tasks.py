@@ -1,10 +1,13 @@
-"""The tasks by name. Nothing here imports torch: recipes are validated with it."""
+"""The tasks by name, and those that a user's YAML file describes. Nothing in this file imports torch."""
 
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
 from multihop.common.errors import UserError
+from multihop.eval.config import EvalConfig
 from multihop.eval.tasks import (
     bbc_topics,
     conll2003,
@@ -58,51 +61,87 @@ _TASKS: dict[str, tuple[_Find, _Read]] = {
 TASK_NAMES: tuple[str, ...] = tuple(_TASKS)
 
 
-def find_task(name: str, data_dir: str | None) -> object:
-    """The official files of a task by name, without reading them.
+@dataclass(frozen=True)
+class TaskSource:
+    """A task whose files exist; its YAML file, if any, is already parsed. Its examples are read once, when needed."""
+
+    reference: str
+    """The name of the task, or the absolute path of its YAML file: workers start in another directory."""
+    is_trained: bool
+    """Whether models are fine-tuned on it."""
+    is_translation: bool
+    needs_causal: bool
+    read: Callable[[], Task]
+
+    @property
+    def name(self) -> str:
+        """The name of the task in rows."""
+        return task_name(self.reference)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task with its examples.
+
+        Raises:
+            UserError: its files are missing or not in their official format.
+        """
+        return self.read()
+
+
+def open_tasks(config: EvalConfig) -> list[TaskSource]:
+    """The tasks of a recipe, in its order.
 
     Raises:
-        UserError: the task is unknown, or its files are missing.
+        UserError: as `open_task`.
     """
-    return _known(name)[0](data_dir)
+    return [open_task(task.name, config.data_dir) for task in config.tasks]
 
 
-def located(name: str) -> str:
-    """The name as a worker, which starts in another directory, finds the task by."""
-    return str(Path(name).absolute()) if is_own(name) else name
-
-
-def shown_name(name: str) -> str:
-    """The name of a task in rows: of one's own task, the name of its file."""
-    return Path(name).stem if is_own(name) else name
-
-
-def is_zero_shot(name: str) -> bool:
-    """Whether a task is without training."""
-    own = is_own(name) and labelled_file.find_own(Path(name)) in ("perplexity", "translation")
-    return own or name == HELDOUT or name in ZERO_SHOT_SETS
-
-
-def load_task(name: str, data_dir: str | None) -> Task:
-    """Read a task's official files.
-
-    Args:
-        name: of a task, or the path of the YAML file that describes one's own.
+def open_task(name: str, data_dir: str | None) -> TaskSource:
+    """A task by name, or by the path of the YAML file that describes it.
 
     Raises:
-        UserError: the task is unknown, or its files are missing or not in their official format.
+        UserError: the task is unknown, its YAML file is not valid, or its files are missing.
     """
-    return labelled_file.read_own(Path(name)) if is_own(name) else _known(name)[1](data_dir)
-
-
-def is_own(name: str) -> bool:
-    """Whether a task is described by a YAML file."""
-    return Path(name).suffix in (".yaml", ".yml")
-
-
-def _known(name: str) -> tuple[_Find, _Read]:
+    if has_task_file(name):
+        path = Path(name)
+        content = labelled_file.parse_task_file(path)
+        return TaskSource(
+            reference=str(path.absolute()),
+            is_trained=content.kind not in ("perplexity", "translation"),
+            is_translation=content.kind == "translation",
+            needs_causal=content.kind == "perplexity",
+            read=partial(labelled_file.read_task, path, content),
+        )
     if name not in _TASKS:
         raise UserError(
             f"unknown task {name!r}; known are {', '.join(TASK_NAMES)}; your own is the path of a YAML file (.yaml)"
         )
-    return _TASKS[name]
+    find, read = _TASKS[name]
+    find(data_dir)
+    return TaskSource(
+        reference=name,
+        is_trained=name != HELDOUT and name not in ZERO_SHOT_SETS,
+        is_translation=False,
+        needs_causal=name == HELDOUT or (name in ZERO_SHOT_SETS and ZERO_SHOT_SETS[name].causal_only),
+        read=partial(read, data_dir),
+    )
+
+
+def load_task(name: str, data_dir: str | None) -> Task:
+    """A task with its examples, as a worker reads it.
+
+    Raises:
+        UserError: as `open_task`; or its files are not in their official format.
+    """
+    return open_task(name, data_dir).task
+
+
+def task_name(reference: str) -> str:
+    """The name of a task in rows: of a YAML file, its name without the extension."""
+    return Path(reference).stem if has_task_file(reference) else reference
+
+
+def has_task_file(name: str) -> bool:
+    """Whether a task is described by a YAML file."""
+    return Path(name).suffix in (".yaml", ".yml")

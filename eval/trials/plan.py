@@ -5,13 +5,17 @@ from pathlib import Path
 
 from multihop.eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import Evaluated
-from multihop.eval.tasks.known_tasks import HELDOUT, load_task, located
+from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.task import UNTRAINED, Example, Task
 from multihop.eval.trials.trial import Trial, describe_task
 
 
 def plan_trials(
-    config: EvalConfig, evaluated: Evaluated, weights_dir: Path | None = None, parent: Evaluated | None = None
+    config: EvalConfig,
+    tasks: Sequence[TaskSource],
+    evaluated: Evaluated,
+    weights_dir: Path | None = None,
+    parent: Evaluated | None = None,
 ) -> list[Trial]:
     """Each task with each of its settings and seeds, from each start.
 
@@ -19,11 +23,12 @@ def plan_trials(
     source by `multihop.eval.trials.start_from` once it is known.
 
     Args:
+        tasks: of the recipe, from `open_tasks`.
         weights_dir: for the weights of tasks that others start from, on a file system that all workers share.
         parent: the initial weights of the evaluated model's training, for the start "parent".
 
     Raises:
-        UserError: a task is unknown or its files are missing.
+        UserError: the files of a task are missing or not in their official format.
     """
     # Workers start in another directory.
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
@@ -31,9 +36,9 @@ def plan_trials(
     models = {"pretrained": evaluated, "parent": parent, "random": None}
     assert parent is not None or "parent" not in config.inits
     trials = []
-    for asked in config.tasks:
-        name = located(asked.name)
-        task = load_task(name, task_dir)
+    references = {asked.name: source.reference for asked, source in zip(config.tasks, tasks, strict=True)}
+    for asked, source in zip(config.tasks, tasks, strict=True):
+        task = source.task
         untrained = task.kind in UNTRAINED
         shares = asked.start_from is not None or asked.name in sources
         assert weights_dir is not None or not shares
@@ -41,14 +46,14 @@ def plan_trials(
             # The key and the row have the length that is used, not the requested one.
             seq_len = min(settings.seq_len, max(SHORTEST, evaluated.model.max_positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
-            described = describe_task(task, settings, evaluated.heldout_sha256 if name == HELDOUT else None)
+            described = describe_task(task, settings, evaluated.heldout_sha256 if asked.name == HELDOUT else None)
             work = _work(task, settings)
             for seed in config.seeds[: 1 if untrained else None]:
                 for init in config.inits:
                     start = models[init]
                     trials.append(
                         Trial(
-                            task=name,
+                            task=source.reference,
                             task_fingerprint=task.fingerprint,
                             kind=task.kind,
                             described=described,
@@ -67,7 +72,7 @@ def plan_trials(
                             task_dir=task_dir,
                             threads=config.cpus,
                             work=work,
-                            start_from=located(asked.start_from) if asked.start_from is not None else None,
+                            start_from=references[asked.start_from] if asked.start_from is not None else None,
                             weights_dir=str(weights_dir) if shares else None,
                             target_tokenizer_path=evaluated.target_tokenizer_path,
                             source_vocab_size=evaluated.source_vocab_size,

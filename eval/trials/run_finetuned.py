@@ -19,7 +19,7 @@ from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
 from multihop.eval.model.load_model import device
-from multihop.eval.tasks.known_tasks import shown_name
+from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.predictions import predictions_of
@@ -92,7 +92,7 @@ def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:
         content = path.read_bytes() if path.exists() else None
         if content is None or hashlib.sha256(content).hexdigest() != trial.source_sha256:
             raise UserError(
-                f"{path}, the weights of {shown_name(trial.start_from)} that the trial starts from, is "
+                f"{path}, the weights of {task_name(trial.start_from)} that the trial starts from, is "
                 f"{'missing' if content is None else 'damaged'}; rerun the same command to have them trained again"
             )
         model.encoder.load_state_dict(load(content))

@@ -14,7 +14,7 @@ from pathlib import Path
 from multihop.common.files import canonical_json, remove_temporaries, sha256_file
 from multihop.common.json_lines import Row
 from multihop.eval.statistics.choose import choose
-from multihop.eval.tasks.known_tasks import shown_name
+from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.trials.trial import Trial, failed_row, hyperparameters, trial_key, weights_file
 
 _WEIGHTS = re.compile(r"[0-9a-f]{64}\.safetensors")
@@ -127,5 +127,5 @@ def _without_weights(trials: Sequence[Trial]) -> set[str]:
 
 def _failed(trial: Trial, source: Row) -> Row:
     assert trial.start_from is not None
-    error = f"the trial of {shown_name(trial.start_from)} that it starts from failed: {source['error']}"
+    error = f"the trial of {task_name(trial.start_from)} that it starts from failed: {source['error']}"
     return failed_row(trial, error, 0.0, retry=source.get("retry", False))

@@ -8,7 +8,7 @@ from multihop.common.config import FINE_TUNING, ZERO_SHOT, Affects, part_decidin
 from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row
 from multihop.eval.config import Init, TrialSettings
-from multihop.eval.tasks.known_tasks import shown_name
+from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import UNTRAINED, Kind, Task
 from multihop.pretrain.models.config import ModelConfig
 
@@ -156,5 +156,5 @@ def describe_trial(trial: Trial) -> Row:
         "tokenizer_sha256": trial.tokenizer_sha256,
         "hyperparameters": hyperparameters(trial),
         "key": trial_key(trial),
-        **({"start_from": shown_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
+        **({"start_from": task_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
     }

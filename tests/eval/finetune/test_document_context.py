@@ -17,7 +17,7 @@ from multihop.eval.finetune.input_cache import TaskInputs, task_inputs
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.columns import tagged_examples
-from multihop.eval.tasks.known_tasks import load_task
+from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Example, Task
 from multihop.eval.trials.check import check_settings
 from multihop.eval.trials.plan import plan_trials
@@ -28,6 +28,10 @@ Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
 # The words of a document differ from those of another.
 _WORDS = {1: ("river", "stone"), 2: ("captain", "silver"), 0: ("garden", "letter")}
+
+
+def _check_settings(config: EvalConfig, layers: int) -> None:
+    check_settings(config, open_tasks(config), layers)
 
 
 def _open(data: Path, family: str = "bert") -> tuple[Tokenizer, Frame]:
@@ -134,7 +138,7 @@ def test_a_trial_with_context_predicts_every_word_once(
     given = {"tasks": ["conll2003"], "document_context": True, "features": {"layers": [0], "head": "linear"}}
     config = EvalConfig.model_validate({**given, "seeds": [0], "epochs": 1, "seq_len": 48, "max_examples": 40})
     evaluated = of_run(bert, *checkpoint(bert, bert_data), 7, bert_data, open_dataset(bert_data).manifest)
-    outcome = run_trial(plan_trials(config, evaluated)[0])
+    outcome = run_trial(plan_trials(config, open_tasks(config), evaluated)[0])
     assert outcome.row["status"] == "ok" and outcome.row["hyperparameters"]["document_context"] is True
     assert outcome.predictions is not None
     test = load_task("conll2003", None).test
@@ -154,21 +158,21 @@ def test_files_without_documents_are_refused(tmp_path: Path) -> None:
     data = _conll(tmp_path, train=_TEXT, valid=_text([["river stone"]], mark=False))
     own = {"name": "conll2003", "document_context": True}
     with pytest.raises(UserError, match="the development file of task conll2003 marks no documents; begin each"):
-        check_settings(EvalConfig.model_validate({"tasks": [own], "data_dir": data}), 2)
-    check_settings(EvalConfig.model_validate({"tasks": ["conll2003"], "data_dir": data}), 2)
+        _check_settings(EvalConfig.model_validate({"tasks": [own], "data_dir": data}), 2)
+    _check_settings(EvalConfig.model_validate({"tasks": ["conll2003"], "data_dir": data}), 2)
     task = tmp_path / "own.yaml"
     task.write_text("kind: tagging\ntrain: a.txt\ndev: a.txt\nfields: {words: 0, labels: -1}\n")
     config = EvalConfig.model_validate({"tasks": [str(task)], "document_context": True})
     (tmp_path / "a.txt").write_text("# newdoc\nriver O\n\nstone O\n")
-    check_settings(config, 2)
+    _check_settings(config, 2)
     (tmp_path / "a.txt").write_text("river O\n\nstone O\n")
     with pytest.raises(UserError, match="the training file of task own marks no documents"):
-        check_settings(config, 2)
+        _check_settings(config, 2)
 
 
 @pytest.mark.usefixtures("bbc")
 def test_other_kinds_of_tasks_have_no_context() -> None:
-    check_settings(EvalConfig.model_validate({"tasks": ["bbc-topics"], "document_context": True}), 2)
+    _check_settings(EvalConfig.model_validate({"tasks": ["bbc-topics"], "document_context": True}), 2)
     own = {"name": "bbc-topics", "document_context": True}
     with pytest.raises(UserError, match="is for tagging, and the kind of task bbc-topics is classification"):
-        check_settings(EvalConfig.model_validate({"tasks": [own]}), 2)
+        _check_settings(EvalConfig.model_validate({"tasks": [own]}), 2)

@@ -24,7 +24,7 @@ from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labelled import finetune_labelled
 from multihop.eval.inference.embed import means
 from multihop.eval.model.model_under_test import of_run
-from multihop.eval.tasks.known_tasks import load_task
+from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings
 from multihop.eval.trials.plan import plan_trials
@@ -37,6 +37,10 @@ from multihop.pretrain.models.config import ModelConfig
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 CPU = torch.device("cpu")
 LINEAR = Features(layers=[0, -1], head="linear")
+
+
+def _check_settings(config: EvalConfig, layers: int) -> None:
+    check_settings(config, open_tasks(config), layers)
 
 
 @pytest.fixture
@@ -82,8 +86,8 @@ def test_layers_that_a_model_does_not_have_are_refused(layers: list[int], messag
     features = {"layers": layers}
     for config in ({"features": features}, {"tasks": [{"name": "bbc-topics", "features": features}]}):
         with pytest.raises(UserError, match=message):
-            check_settings(EvalConfig.model_validate(config), 12)
-    check_settings(EvalConfig(features=Features()), 4)
+            _check_settings(EvalConfig.model_validate(config), 12)
+    _check_settings(EvalConfig(features=Features()), 4)
     with pytest.raises(ValidationError, match="at least 1 item"):
         EvalConfig.model_validate({"features": {"layers": []}})
 
@@ -229,7 +233,7 @@ def test_every_kind_of_task_can_be_done_with_a_frozen_model(
     }  # fmt: skip
     config = EvalConfig.model_validate(given)
     evaluated = of_run(model, *checkpoint(model, data), 7, data, open_dataset(data).manifest)
-    trials = [trial for trial in plan_trials(config, evaluated) if trial.init == "pretrained"]
+    trials = [trial for trial in plan_trials(config, open_tasks(config), evaluated) if trial.init == "pretrained"]
     rows: list[Row] = [json.loads(json.dumps(run_trial(trial).row)) for trial in trials]
     assert [(row["kind"], row["status"]) for row in rows] == [("regression", "ok"), ("choice", "ok"), ("spans", "ok")]
     for row in rows:
@@ -237,5 +241,6 @@ def test_every_kind_of_task_can_be_done_with_a_frozen_model(
     # The recipe's rows are found again, and those of another reading are not.
     keys = {row["key"] for row in rows}
     for features in (None, {"layers": [-1], "head": "linear"}):
-        others = plan_trials(EvalConfig.model_validate({**given, "features": features}), evaluated)
+        other = EvalConfig.model_validate({**given, "features": features})
+        others = plan_trials(other, open_tasks(other), evaluated)
         assert keys.isdisjoint(map(trial_key, others)) and not keys.isdisjoint(map(trial_key, trials))

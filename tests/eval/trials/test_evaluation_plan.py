@@ -16,6 +16,7 @@ from multihop.eval.model.model_under_test import of_run
 from multihop.eval.report.compared_runs import read_run
 from multihop.eval.report.run_report import write_report
 from multihop.eval.statistics.words import spread
+from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.evaluation_plan import PLAN, RESULTS, make_plan, read_results, write_plan
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.start_from import next_wave
@@ -75,7 +76,7 @@ def planned(evaluation: Evaluation, folder: Path, data: Path) -> tuple[EvalConfi
     section = {"tasks": [str(folder / f"{name}.yaml") for name in evaluation.tasks], "seeds": evaluation.seeds}
     config = EvalConfig.model_validate({**section, "lr": evaluation.rates})
     evaluated = of_run(MODEL, str(folder), evaluation.weights[0], 0, data, open_dataset(data).manifest)
-    return config, plan_trials(config, replace(evaluated, checkpoint_step=evaluation.weights[1]))
+    return config, plan_trials(config, open_tasks(config), replace(evaluated, checkpoint_step=evaluation.weights[1]))
 
 
 def cell(trial: Trial, files: int) -> Cell:

@@ -16,15 +16,25 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.export import export_tokenizer
 from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import Evaluated, of_huggingface, of_run
+from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.check import check_tasks
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.predictions import write_predictions
 from multihop.eval.trials.run_trial import run_trial
+from multihop.eval.trials.trial import Trial
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.models.config import ModelConfig
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 WORDS = ("river", "stone", "letter", "garden")
+
+
+def _check_tasks(config: EvalConfig, family: str) -> None:
+    check_tasks(config, open_tasks(config), family)
+
+
+def _plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
+    return plan_trials(config, open_tasks(config), evaluated)
 
 
 def _evaluated(model: ModelConfig, data: Path, checkpoint: Checkpoint) -> Evaluated:
@@ -37,8 +47,8 @@ def _config(task: Any, folder: Path, **settings: Any) -> EvalConfig:
 
 
 def _rows(config: EvalConfig, evaluated: Evaluated) -> list[Row]:
-    check_tasks(config, evaluated.model.family)
-    return [run_trial(trial).row for trial in plan_trials(config, evaluated)]
+    _check_tasks(config, evaluated.model.family)
+    return [run_trial(trial).row for trial in _plan_trials(config, evaluated)]
 
 
 def test_a_users_own_csv(
@@ -53,11 +63,11 @@ def test_a_users_own_csv(
     for row in _rows(_config("weather.yaml", tmp_path, epochs=6), _evaluated(bert, bert_data, checkpoint)):
         assert (row["task"], row["metric"], row["status"], row["labels"]) == ("weather", "F1", "ok", ["dry", "wet"])
         assert row["value"] > 0.9 and row["reported_on"] == "test"
-    [trial, _] = plan_trials(_config("weather.yaml", tmp_path), _evaluated(bert, bert_data, lambda *_: ("a", "b")))
+    [trial, _] = _plan_trials(_config("weather.yaml", tmp_path), _evaluated(bert, bert_data, lambda *_: ("a", "b")))
     assert trial.task == str(tmp_path / "weather.yaml")  # workers start elsewhere
     shutil.copy("weather.yaml", "conll2003.yaml")
     with pytest.raises(UserError, match="describes a task named conll2003, and there is another; rename the file"):
-        check_tasks(_config("conll2003.yaml", tmp_path), "bert")
+        _check_tasks(_config("conll2003.yaml", tmp_path), "bert")
 
 
 def _squad(folder: Path, name: str, count: int) -> None:
@@ -78,7 +88,7 @@ def test_answer_spans(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint
         _squad(tmp_path / "squad", name, count)
     config = _config("squad2", tmp_path, epochs=12, seq_len=80, report_on="dev")
     positions = bert.model_copy(update={"max_positions": 96})
-    trial, other = plan_trials(config, _evaluated(positions, bert_data, checkpoint))
+    trial, other = _plan_trials(config, _evaluated(positions, bert_data, checkpoint))
     outcome = run_trial(trial)
     row, found = outcome.row, outcome.predictions
     assert row["status"] == "ok" and row["metric"] == "SQuAD F1" and row["reported_on"] == "dev"
@@ -129,7 +139,7 @@ def test_the_perplexity_of_ones_own_text(
     assert row["other_metrics"]["words"] == sum(len(line.split()) for line in lines)
     assert {"perplexity per token", "perplexity per byte"} <= set(row["other_metrics"])
     with pytest.raises(UserError, match=r"letters\.yaml needs a causal model"):
-        check_tasks(config, "bert")
+        _check_tasks(config, "bert")
 
 
 def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
@@ -138,10 +148,10 @@ def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
     (tmp_path / "pairs.tsv").write_text("the river\tel río\n")
     task = tmp_path / "news.yaml"
     task.write_text("kind: translation\ntest: pairs.tsv\n")
-    check_tasks(_config(str(task), tmp_path), "transformer")
+    _check_tasks(_config(str(task), tmp_path), "transformer")
     monkeypatch.setitem(sys.modules, "sacrebleu", None)  # as Python treats a package that is not there
     with pytest.raises(UserError, match=r"needs sacrebleu, which is not installed; pip install 'multihop\[transl"):
-        check_tasks(_config(str(task), tmp_path), "transformer")
+        _check_tasks(_config(str(task), tmp_path), "transformer")
 
 
 def test_pairs_out_of_step_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -149,18 +159,18 @@ def test_pairs_out_of_step_are_refused_before_anything_starts(tmp_path: Path) ->
     (tmp_path / "a.es").write_text("uno\n")
     (tmp_path / "news.yaml").write_text("kind: translation\ntest: [a.en, a.es]\n")
     with pytest.raises(UserError, match=r"a\.en has 2 lines and .*a\.es 1; line i of the one must translate"):
-        check_tasks(_config(str(tmp_path / "news.yaml"), tmp_path), "transformer")
+        _check_tasks(_config(str(tmp_path / "news.yaml"), tmp_path), "transformer")
 
 
 def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "the river and the stone"}\n')
     with pytest.raises(UserError, match="task lambada needs a causal model"):
-        check_tasks(_config("lambada", tmp_path), "bert")
+        _check_tasks(_config("lambada", tmp_path), "bert")
     with pytest.raises(UserError, match=r"task ptb reads .*ptb\.test\.txt, which is missing"):
-        check_tasks(_config("ptb", tmp_path), "gpt2")
+        _check_tasks(_config("ptb", tmp_path), "gpt2")
     with pytest.raises(UserError, match=r"and eval\.checkpoint is a Hugging Face model"):
-        check_tasks(_config("heldout-perplexity", tmp_path, checkpoint="a"), "gpt2")
+        _check_tasks(_config("heldout-perplexity", tmp_path, checkpoint="a"), "gpt2")
 
 
 @pytest.fixture
@@ -197,7 +207,7 @@ def test_a_hugging_face_model_is_evaluated_as_the_checkpoint_that_it_was_made_of
 
 @pytest.mark.usefixtures("bbc")
 def test_weights_that_changed_since_the_plan_are_refused(published: Path, tmp_path: Path) -> None:
-    trial = plan_trials(_config("bbc-topics", tmp_path), of_huggingface(published))[0]
+    trial = _plan_trials(_config("bbc-topics", tmp_path), of_huggingface(published))[0]
     weights = published / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -223,7 +233,7 @@ def test_without_a_labelled_test_set_half_of_the_development_set_is_reported(
     (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\triver\tstone\n1\tstone\triver\n")
     evaluated = _evaluated(bert, bert_data, checkpoint)
     half, whole = (
-        run_trial(plan_trials(_config("glue/rte", tmp_path, epochs=1, report_on=on), evaluated)[0])
+        run_trial(_plan_trials(_config("glue/rte", tmp_path, epochs=1, report_on=on), evaluated)[0])
         for on in ("half", "dev")
     )
     sizes = half.row["examples"]

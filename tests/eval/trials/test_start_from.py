@@ -1,6 +1,7 @@
 """Tasks whose trials start from the fine-tuned weights of another task."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
+from multihop.eval.tasks.known_tasks import TaskSource, load_task, open_tasks
 from multihop.eval.trials.check import check_starts
 from multihop.eval.trials.evaluation_plan import make_plan
 from multihop.eval.trials.plan import plan_trials
@@ -49,7 +51,8 @@ def plan(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> Plan:
 
     def make(section: dict[str, Any], model: ModelConfig = bert, data: Path = bert_data) -> list[Trial]:
         evaluated = of_run(model, str(tmp_path), "c", 7, data, open_dataset(data).manifest)
-        return plan_trials(EvalConfig.model_validate(section), evaluated, tmp_path / "weights")
+        config = EvalConfig.model_validate(section)
+        return plan_trials(config, open_tasks(config), evaluated, tmp_path / "weights")
 
     return make
 
@@ -196,8 +199,13 @@ def test_weights_are_kept_while_they_are_needed_and_made_again_if_they_are_lost(
     ],
 )
 def test_an_impossible_start_is_refused(items: list[Any], complaint: str) -> None:
+    config = EvalConfig.model_validate({"tasks": items})
+    tasks = [
+        TaskSource(each.name, each.name not in ("blimp", "lambada"), False, False, partial(load_task, each.name, None))
+        for each in config.tasks
+    ]
     with pytest.raises(UserError, match=complaint):
-        check_starts(EvalConfig.model_validate({"tasks": items}))
+        check_starts(config, tasks)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

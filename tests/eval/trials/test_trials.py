@@ -20,7 +20,7 @@ from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import Evaluated, of_run
-from multihop.eval.tasks.known_tasks import load_task
+from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import Trial, failed_row, trial_key
@@ -60,7 +60,7 @@ def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> E
 
 
 def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> list[Trial]:
-    return plan_trials(config, _evaluated(model, checkpoint, data))
+    return plan_trials(config, open_tasks(config), _evaluated(model, checkpoint, data))
 
 
 def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> None:
@@ -199,7 +199,7 @@ def test_trials_of_the_parent_start_from_its_weights(
     folder, sha256 = checkpoint(bert, bert_data)
     parent = _evaluated(bert, (folder, sha256), bert_data)
     evaluated = replace(parent, checkpoint_dir=str(tmp_path / "none"), checkpoint_sha256="x", checkpoint_step=20)
-    ours, theirs = plan_trials(config, evaluated, parent=parent)
+    ours, theirs = plan_trials(config, open_tasks(config), evaluated, parent=parent)
     assert (ours.init, theirs.init) == ("pretrained", "parent") and trial_key(ours) != trial_key(theirs)
     same = replace(ours, checkpoint_dir=folder, checkpoint_sha256=sha256, checkpoint_step=7)
     row, like_it = run_trial(theirs).row, run_trial(same).row
