@@ -106,8 +106,9 @@ def write_comparison(
     make_folder(out)
     for each in pictures:
         write_atomically(out / each.file, as_png(each.draw(PAPER)))
-    write_atomically(out / "report.md", render("comparison.md.jinja", facts))
-    write_atomically(out / "report.html", render("comparison.html.jinja", facts))
+    markdown, page = render("comparison.md.jinja", title, facts)
+    write_atomically(out / "report.md", markdown)
+    write_atomically(out / "report.html", page)
 
 
 def _svg(picture: _Picture) -> str:

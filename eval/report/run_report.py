@@ -33,6 +33,7 @@ from multihop.pretrain.run.changes import flatten
 Pairs = list[tuple[str, str]]
 
 _LISTED_FILES = 50
+_LOSS_ALT = "Losses by step on training and held-out text, with a unigram model and a uniform guess as references"
 _MEANINGS = {
     "unigram_gain": "how far the held-out loss on tokens is below the unigram model's, as a share of that; 0: only "
     "token frequencies are learned",
@@ -71,6 +72,8 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
         "caption": _caption(curves),
+        "picture": None,
+        "picture_alt": _LOSS_ALT,
         "pretrains": (recipe.get("eval") or {}).get("checkpoint") is None,
         "losses": _loss_table(summary),
         "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
@@ -84,11 +87,13 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
         **results_facts(results, recipe, run_dir),
     }
     picture = as_png(draw_losses(curves)) if curves else None
-    facts["picture"] = base64.b64encode(picture).decode() if picture else None
     if picture:
         write_atomically(run_dir / "loss.png", picture)
-    write_atomically(run_dir / "report.md", render("run.md.jinja", facts))
-    write_atomically(run_dir / "report.html", render("run.html.jinja", facts))
+        encoded = base64.b64encode(picture).decode()
+        facts["picture"] = f'<img src="data:image/png;base64,{encoded}" alt="{_LOSS_ALT}">'
+    markdown, page = render("run.md.jinja", facts["name"], facts)
+    write_atomically(run_dir / "report.md", markdown)
+    write_atomically(run_dir / "report.html", page)
 
 
 def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:

@@ -156,7 +156,7 @@ HOSTILE = [
     "# Heading", "- item", "1. item", "+ item", "---", "===", "> quote", "    code", "```", "`code`", "~~~", "~~gone~~",
     "**bold** _slanted_ __bold__ *slanted*", "[text](http://evil)", "![picture](http://evil)", "[text][ref]",
     "[ref]: http://evil", "<http://evil>", "&lt;b&gt; &#91;", "back\\slash \\[text](x) \\", "a | b \\| c", "- [ ] task",
-    "\x1b[31mred\x07", "\u202etxt.exe",
+    "\x1b[31mred\x07", "value0end raw0end attributes0end", "\u202etxt.exe",
 ]  # fmt: skip
 
 
