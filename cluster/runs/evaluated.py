@@ -12,7 +12,7 @@ from multihop.data_prep.tokenizers.existing import adopt
 from multihop.data_prep.tokenizers.special_tokens import TRAINED
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
-from multihop.eval.model.model_under_test import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_parent, of_run, open_tokenizer
 from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
 from multihop.eval.trials.check import check_settings, check_starts, check_tasks
 from multihop.eval.trials.evaluation_plan import make_plan, read_plan
@@ -94,7 +94,7 @@ def is_evaluated(run: ResolvedRun) -> bool:
     )
 
 
-def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool) -> Evaluated:
+def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run: bool) -> ModelUnderTest:
     """The model with the run's initial weights.
 
     Args:
@@ -113,7 +113,7 @@ def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool
         raise UserError(f"{error}, or {otherwise}") from None
 
 
-def _evaluated(run: ResolvedRun) -> Evaluated:
+def _evaluated(run: ResolvedRun) -> ModelUnderTest:
     recipe, saved = run.recipe, run.checkpoint
     if recipe.eval.checkpoint is not None:
         return of_huggingface(Path(recipe.eval.checkpoint))

@@ -36,30 +36,30 @@ def contexts(
 
     Args:
         examples: some of `part`.
-        part: all sentences of their documents, in their order; empty: there is nothing around any sentence.
+        part: all sentences of their documents, in their order; empty: no sentence has a context.
         tokens_of: the tokens of some sentences.
     """
     nothing = np.empty(0, np.int32)
     if not part:
         return [(nothing, nothing)] * len(examples)
-    asked = {example.document for example in examples} - {0}
-    neighbours = [example for example in part if example.document in asked]
+    wanted = {example.document for example in examples} - {0}
+    neighbours = [example for example in part if example.document in wanted]
     sentences: dict[int, list[Tokens]] = defaultdict(list)
     for example, tokens in zip(neighbours, tokens_of(neighbours), strict=True):
         assert example.sentence == len(sentences[example.document])
         sentences[example.document].append(tokens)
     documents = {document: np.concatenate(tokens) for document, tokens in sentences.items()}
     ends = {document: np.cumsum([len(each) for each in tokens]) for document, tokens in sentences.items()}
-    found = []
+    sides = []
     for example in examples:
         if not example.document:
-            found.append((nothing, nothing))
+            sides.append((nothing, nothing))
             continue
         end = ends[example.document][example.sentence]
         start = end - len(sentences[example.document][example.sentence])
         # Views: the documents are not copied for each of their sentences.
-        found.append((documents[example.document][:start], documents[example.document][end:]))
-    return found
+        sides.append((documents[example.document][:start], documents[example.document][end:]))
+    return sides
 
 
 def around(before: Tokens, after: Tokens, room: int) -> tuple[Tokens, Tokens]:

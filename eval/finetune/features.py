@@ -1,4 +1,4 @@
-"""What a head of a frozen model reads: hidden states, combined, and with a BiLSTM over them or without.
+"""The input of a head on a frozen model: hidden states, combined, and with a BiLSTM over them or without.
 
 Devlin et al. 2018, section 5.3 and table 7.
 """
@@ -10,14 +10,14 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from multihop.eval.config import Features
 
 UNITS, DEPTH = 768, 2
-"""Of the BiLSTM: units in each direction, and layers (section 5.3)."""
+"""Units in each direction, and layers, of the BiLSTM (section 5.3)."""
 
 
 class FeatureReader(nn.Module):
     """The part that is trained between a frozen model and a task's linear layer.
 
     Attributes:
-        width: of what it returns.
+        width: size of the vectors that it returns.
     """
 
     def __init__(self, features: Features, layers: int, hidden: int, generator: torch.Generator) -> None:

@@ -17,13 +17,13 @@ class Frame:
     between: tuple[int, ...]
     after: tuple[int, ...]
     unknown: int
-    """Stands for a word of which the tokenizer leaves nothing."""
+    """The token of a word of which the tokenizer leaves nothing."""
     reads_last: bool = False
     """Tagging: a word is labelled at its last token, the first one that has seen the whole word in a causal model;
     else at its first (Devlin et al. 2018, section 5.3)."""
 
     def size(self, texts: int) -> int:
-        """How many tokens it adds to one or two texts."""
+        """The number of tokens around one text or two."""
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 

@@ -53,7 +53,7 @@ class TaskModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module, but a frozen encoder stays in evaluation mode."""
+        """Set the mode of all modules; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.features is not None:
             self.encoder.eval()
@@ -78,11 +78,11 @@ class TaskModel(nn.Module):
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        given = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
+        inputs = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
         if self.features is not None:
-            state = self._read(self.features, given, cu_seqlens, words)
+            state = self._read(self.features, inputs, cu_seqlens, words)
         else:
-            state = self.encoder.encode(*given, token_indices=self._read_tokens(cu_seqlens, words))
+            state = self.encoder.encode(*inputs, token_indices=self._read_tokens(cu_seqlens, words))
         if self.kind in ("spans", "tagging"):
             return self._scored(state)
         if self.features is None and self.pooling == "pooler":
@@ -97,10 +97,10 @@ class TaskModel(nn.Module):
             state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
         return self._scored(state)
 
-    def _read(self, features: FeatureReader, given: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
-        """What the linear layer reads of a frozen encoder: every token, each word's first, or each sequence's mean."""
+    def _read(self, features: FeatureReader, inputs: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
+        """The linear layer's input from a frozen encoder: every token, each word's first, or each sequence's mean."""
         with torch.no_grad():
-            states = self.encoder.hidden_states(*given)
+            states = self.encoder.hidden_states(*inputs)
         read: Tensor = features(states, cu_seqlens)
         if self.kind == "spans":
             return read
@@ -123,11 +123,11 @@ def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
     """(S,) -> (E, most sequences of an example), -inf where there are fewer."""
     counts = cu_examples.diff()
     owners = torch.repeat_interleave(counts)
-    places = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
-    return scores.new_full((len(counts), int(counts.max())), -torch.inf).index_put((owners, places), scores)
+    columns = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
+    return scores.new_full((len(counts), int(counts.max())), -torch.inf).index_put((owners, columns), scores)
 
 
 def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
-    """The embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` behind its own."""
+    """The embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
     new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
     return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

@@ -25,16 +25,16 @@ _DECIDING = {"seq_len", "max_examples", "max_dev_examples", "report_on", "docume
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """What a trial fine-tunes on."""
+    """The encoded examples of a trial."""
 
     task: Task
-    """Without its examples."""
+    """The task without its examples."""
     sets: Mapping[str, Encoded]
     """train, dev and test, and the task's other sets and those without labels by their names."""
     ids: Mapping[str, list[str]]
     """The official ids of each set's examples."""
     reported_on: str
-    """Of which examples `test` consists: "test", "half of dev" or "dev"."""
+    """The examples that `test` consists of: "test", "half of dev" or "dev"."""
 
 
 def task_inputs(
@@ -46,11 +46,11 @@ def task_inputs(
     both_orders: bool,
     settings: TrialSettings,
 ) -> TaskInputs:
-    """From the cache, or encoded and put there.
+    """The encoded examples, from the cache; they are encoded if the cache lacks them.
 
     Args:
         load: reads the task's files.
-        fingerprint: of the task that `load` returns.
+        fingerprint: the fingerprint of the task that `load` returns.
         both_orders: whether a pair without an order is given in both.
     """
     chosen = settings.model_dump(mode="json", include=_DECIDING)

@@ -27,7 +27,7 @@ class Encoded:
     cu_seqlens: NDArray[np.int64]
     """(S + 1,), cumulative sequence lengths, from 0 to N."""
     second_starts: NDArray[np.int32]
-    """(S,), where in its sequence the second text begins; the sequence's length where there is none."""
+    """(S,), the index in its sequence at which the second text begins; the sequence's length without a second text."""
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
@@ -189,11 +189,11 @@ class _Rows:
         seq_len: int,
     ) -> None:
         room = seq_len - frame.size(1)
-        own = np.concatenate(words)[:room]
-        before, after = around(before, after, room - len(own))
+        sentence = np.concatenate(words)[:room]
+        before, after = around(before, after, room - len(sentence))
         ends = np.cumsum([len(word) for word in words])
         read = ends - 1 if frame.reads_last else np.concatenate([[0], ends[:-1]])
-        self.add(frame, np.concatenate([before, own, after]))
+        self.add(frame, np.concatenate([before, sentence, after]))
         self.words[-1] = read[read < room] + len(frame.before) + len(before)
 
     def close(self, targets: Sequence[float]) -> None:
@@ -243,11 +243,11 @@ def batches(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) 
 
 def batches_of_tokens(lengths: NDArray[np.int64], tokens: int) -> Iterator[NDArray[np.int64]]:
     """Every example once, by length, as many at a time as have at most `tokens` in all, and at least one."""
-    order = np.argsort(lengths, kind="stable")
+    by_length = np.argsort(lengths, kind="stable")
     start, total = 0, 0
-    for at, length in enumerate(lengths[order]):
-        if total + length > tokens and at > start:
-            yield order[start:at]
-            start, total = at, 0
+    for index, length in enumerate(lengths[by_length]):
+        if total + length > tokens and index > start:
+            yield by_length[start:index]
+            start, total = index, 0
         total += int(length)
-    yield order[start:]
+    yield by_length[start:]

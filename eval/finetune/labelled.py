@@ -22,12 +22,12 @@ _PREDICT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model says of some examples."""
+    """The predictions of a model for some examples."""
 
     answers: list[NDArray[np.float64]]
     """One array for each example: [class index], [score], or each word's label index."""
     probabilities: list[NDArray[np.float64]]
-    """Of each class or choice, for each example (classes,); empty arrays for other kinds of task."""
+    """(classes,) for each example: the probability of each class or choice; empty arrays for other kinds of task."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class FineTuned:
     value: float
     """The task's metric on the test examples, with the weights of the best epoch."""
     other_metrics: dict[str, float]
-    """Of the test examples, and of the task's other sets."""
+    """Further metrics of the test examples, and those of the task's other sets."""
     history: History
     predicted: Predicted
-    """Of the test examples."""
+    """The predictions for the test examples."""
     unlabelled: dict[str, Predicted]
 
 
@@ -83,7 +83,7 @@ class TargetScale:
 
     @staticmethod
     def of(train: Encoded) -> "TargetScale":
-        """From the training examples alone."""
+        """The scale of the training examples."""
         return TargetScale(float(train.targets.mean()), float(train.targets.std()) or 1.0)
 
 

@@ -30,7 +30,7 @@ class NonFiniteLossError(Exception):
 
 @dataclass(frozen=True)
 class History:
-    """How a fine-tuning went."""
+    """The scores and losses of a fine-tuning."""
 
     dev_value: float
     """The metric on the development examples in the best epoch."""

@@ -1,4 +1,4 @@
-"""From the logits of windows to the answer of each question, and when to give none.
+"""The answer of each question from the logits of its windows, and when there is none.
 
 Devlin et al. 2018, sections 4.2 and 4.3: the score of a span is the sum of its start's and its end's logit, that of no
 answer the sum of both logits of the null position; no answer is given if that exceeds the best span's by a threshold.
@@ -35,16 +35,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the windows of one question say."""
+    """The answer of one question, from all of its windows."""
 
     spans: tuple[Span, ...]
-    """At least one; the best first, with different texts."""
+    """Candidates with different texts, at least one, the best first."""
     null: Span
     """No answer, by the window that supports it least: any window may hold the answer."""
 
     @property
     def null_odds(self) -> float:
-        """By how much no answer scores above the best span, in nats."""
+        """The score of no answer less that of the best span, in nats."""
         return self.null.score - self.spans[0].score
 
 
@@ -116,9 +116,9 @@ def best_threshold(
         answered: float64 (N,), the score of each question if the best span is given.
         abstained: float64 (N,), its score if no answer is given.
     """
-    order = np.argsort(null_odds, kind="stable")
-    odds = null_odds[order]
-    gains = np.concatenate([[0.0], np.cumsum((answered - abstained)[order])])
+    by_odds = np.argsort(null_odds, kind="stable")
+    odds = null_odds[by_odds]
+    gains = np.concatenate([[0.0], np.cumsum((answered - abstained)[by_odds])])
     # Questions of equal odds are on the same side: a cut is possible only where the odds change.
     possible = np.concatenate([[True], odds[1:] != odds[:-1], [True]])
     count = int(np.where(possible, gains, -np.inf).argmax())
@@ -126,7 +126,7 @@ def best_threshold(
 
 
 def predicted_texts(answers: Sequence[Answer], threshold: float | None) -> list[str]:
-    """The text of each answer, empty where `null_odds` exceeds `threshold`; None: there always is an answer."""
+    """The text of each answer, empty where `null_odds` exceeds `threshold`; None: every question has an answer."""
     return [
         "" if threshold is not None and answer.null_odds > threshold else answer.spans[0].text for answer in answers
     ]

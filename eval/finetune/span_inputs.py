@@ -42,10 +42,10 @@ class Questions:
 
 @dataclass(frozen=True)
 class SpanInputs:
-    """What a trial fine-tunes on."""
+    """The encoded questions of a trial."""
 
     task: Task
-    """Without its examples."""
+    """The task without its examples."""
     train: Encoded
     """The windows of the training questions, see `encoded`."""
     dev: Questions
@@ -53,7 +53,7 @@ class SpanInputs:
     sizes: Mapping[str, int]
     """The number of questions of each set."""
     reported_on: str
-    """Of which questions `test` consists: "test", "half of dev" or "dev"."""
+    """The questions that `test` consists of: "test", "half of dev" or "dev"."""
 
 
 def span_inputs(
@@ -65,11 +65,11 @@ def span_inputs(
     causal: bool,
     settings: TrialSettings,
 ) -> SpanInputs:
-    """From the cache, or encoded and put there.
+    """The encoded questions, from the cache; they are encoded if the cache lacks them.
 
     Args:
         load: reads the task's files.
-        fingerprint: of the task that `load` returns.
+        fingerprint: the fingerprint of the task that `load` returns.
         causal: whether a token sees only those before it: no answer is then at the last token.
 
     Raises:
@@ -122,7 +122,7 @@ def _make(folder: Path, task: Task, tokenizer: Tokenizer, frame: Frame, causal: 
 
 
 def _save(folder: Path, examples: Sequence[Example], cut: Sequence[Window]) -> None:
-    """What `encoded` leaves out."""
+    """Write the parts of the windows and questions that `encoded` leaves out."""
     arrays = {
         "example": np.array([window.example for window in cut], np.int32),
         "null": np.array([window.null for window in cut], np.int32),

@@ -1,8 +1,8 @@
 """Tokens of a text, each with the characters of the words that it belongs to.
 
-A tokenizer gives ids without their places. A stretch of text between whitespace is encoded as in pretraining; if its
-tokens spell it out, each token's place is known. Otherwise (lowercase, unknown characters, a character split into
-bytes) its words are encoded one by one. Places are rounded to whole words, as in the `run_squad.py` of Devlin et al.
+A tokenizer gives ids without their offsets. A stretch of text between whitespace is encoded as in pretraining; if its
+tokens spell it out, each token's offset is known. Otherwise (lowercase, unknown characters, a character split into
+bytes) its words are encoded one by one. Offsets are rounded to whole words, as in the `run_squad.py` of Devlin et al.
 2018: few answers begin or end within a word.
 """
 
@@ -102,7 +102,7 @@ def _place(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _Placed]:
 
 
 def _rounded(spelled: list[str], words: list[str]) -> tuple[list[int], list[int]]:
-    """Where the first word of each token begins and its last one ends, in a stretch that both make up."""
+    """The start of each token's first word and the end of its last one, in a stretch that tokens and words make up."""
     bounds = list(accumulate(map(len, words), initial=0))
     firsts = list(accumulate(map(len, spelled), initial=0))
     # A token of nothing but the space before a word belongs to that word.

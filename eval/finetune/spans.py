@@ -34,7 +34,7 @@ class FineTunedSpans:
     other_metrics: dict[str, float]
     history: History
     predictions: dict[str, Any]
-    """As `predictions_of` in `multihop.eval.trials.predictions` returns them: targets are the accepted texts, predicted
+    """The content of `predictions_of` in `multihop.eval.trials.predictions`: targets are the accepted texts, predicted
     is the chosen one."""
 
 
@@ -69,8 +69,8 @@ def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings
     history = finetune(model, train.lengths, lambda batch: _loss(model, train, batch), dev_score, settings, seed)
     threshold = threshold_of(answers_of(dev))
     answers = answers_of(test)
-    found = scored(test, answers, threshold)
-    others = found.means()
+    scores = scored(test, answers, threshold)
+    others = scores.means()
     value = others.pop(task.metric)
     if threshold is not None:
         others["no-answer threshold"] = threshold
@@ -79,9 +79,9 @@ def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings
         "ids": [example.id for example in test.examples],
         "predicted": texts,
         "targets": [accepted_texts(example) for example in test.examples],
-        "statistics": np.stack([found.f1, np.ones_like(found.f1)], 1).tolist(),
+        "statistics": np.stack([scores.f1, np.ones_like(scores.f1)], 1).tolist(),
         "files": official_files(test.examples, answers, threshold),
-        "errors": _worst(test.examples, texts, found.f1),
+        "errors": _worst(test.examples, texts, scores.f1),
     }
     return FineTunedSpans(value, others, history, predictions)
 

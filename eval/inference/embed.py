@@ -21,7 +21,7 @@ class Embedding:
     vector: list[float]
     """(H,)."""
     tokens: int
-    """How many were read, special tokens included."""
+    """The number of tokens that were read, special tokens included."""
     is_cut: bool
     """Whether the text had more tokens than the model has positions: the last ones were not read."""
 
@@ -49,7 +49,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     """
     if trained.family.translates:
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
+            f"{trained.path} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
         )
     model, by_family = trained.model, trained.family.pooling
     if pooling == "family" and by_family == "pooler":

@@ -63,7 +63,7 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
 
 
 def sentences_by_length(source_words: Sequence[int]) -> list[int]:
-    """How many sentences each of `CLASSES` has."""
+    """The number of sentences in each of `CLASSES`."""
     return np.bincount(_classes(source_words), minlength=len(CLASSES)).tolist()
 
 
@@ -75,8 +75,8 @@ def bleu_by_length(predictions: dict[str, Any]) -> list[float]:
     """
     table = np.array(predictions["statistics"], np.float64)
     classes = _classes(predictions["source_words"])
-    there = [classes == number for number in range(len(CLASSES))]
-    return [float(bleu_of_sums(table[rows].sum(0))) if rows.any() else float("nan") for rows in there]
+    members = [classes == number for number in range(len(CLASSES))]
+    return [float(bleu_of_sums(table[rows].sum(0))) if rows.any() else float("nan") for rows in members]
 
 
 def _classes(source_words: Sequence[int]) -> NDArray[np.int64]:

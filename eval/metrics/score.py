@@ -26,7 +26,7 @@ _MEANS = ("SQuAD F1", "exact match")
 
 
 def score(task: Task, predicted: Predictions, targets: Predictions) -> tuple[float, dict[str, float]]:
-    """The task's metric, and by name its other metrics and what the same predictions say beside them."""
+    """The task's metric, and by name its other metrics and further figures of the same predictions."""
     assert len(predicted) == len(targets) > 0
     others = {name: _score(name, task, predicted, targets) for name in task.other_metrics}
     if task.metric == "entity F1":
@@ -100,7 +100,7 @@ def spearman(predicted: Float, targets: Float) -> float:
 
 
 def statistics(metric: str, task: Task, predicted: Predictions, targets: Predictions) -> Float:
-    """What each example adds to the sums that determine a metric.
+    """The summands of each example in the sums that determine a metric.
 
     Returns:
         float64 (N, k). accuracy: right predictions, predictions. F1 and Matthews (class 1 of two is the positive one):
@@ -172,13 +172,13 @@ def from_sums(metric: str, sums: Float) -> Float:
 
 
 def _ratio(numerator: Float, denominator: Float) -> Float:
-    """0 where the denominator is."""
+    """The quotient; 0 where the denominator is 0."""
     zero = np.zeros(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)))
     return np.divide(numerator, denominator, out=zero, where=np.asarray(denominator) != 0)
 
 
 def _moments(x: Float, y: Float) -> Float:
-    """Of standardised values: sums of squares of values far from 0 would lose the digits that vary."""
+    """Moments of standardised values: sums of squares of values far from 0 would lose the digits that vary."""
     x, y = _standardised(x), _standardised(y)
     return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], -1)
 

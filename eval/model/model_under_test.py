@@ -26,8 +26,8 @@ _TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What trials start from, in plain values."""
+class ModelUnderTest:
+    """The model that is judged, in plain values: trials start from its weights."""
 
     model: ModelConfig
     vocab_size: int
@@ -41,7 +41,7 @@ class Evaluated:
     """The run's data set; None for a Hugging Face model."""
     data_fingerprint: str | None
     target_tokenizer_path: str | None = None
-    """Of a model of pairs with two vocabularies, that of the target, whose size is `vocab_size`."""
+    """The target's tokenizer of an encoder-decoder model with two vocabularies, of which `vocab_size` is the size."""
     source_vocab_size: int | None = None
     heldout_sha256: str | None = None
     """SHA-256 of the run's held-out documents as tokens; None for a Hugging Face model."""
@@ -49,9 +49,9 @@ class Evaluated:
 
 def of_run(
     model: ModelConfig, checkpoint_dir: str, sha256: str, step: int, data_path: Path, data: Manifest
-) -> Evaluated:
+) -> ModelUnderTest:
     """A checkpoint of a run on its data set."""
-    return Evaluated(
+    return ModelUnderTest(
         model=model,
         vocab_size=data.output_tokenizer.vocab_size,
         checkpoint_dir=checkpoint_dir,
@@ -67,7 +67,7 @@ def of_run(
     )
 
 
-def of_huggingface(folder: Path) -> Evaluated:
+def of_huggingface(folder: Path) -> ModelUnderTest:
     """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
 
     Raises:
@@ -95,7 +95,7 @@ def of_huggingface(folder: Path) -> Evaluated:
             f"{folder}: {tokenizer.name} has {info.vocab_size} tokens and the model {vocab_size}; copy "
             "both from one model"
         )
-    return Evaluated(
+    return ModelUnderTest(
         model=model,
         vocab_size=vocab_size,
         checkpoint_dir=str(folder),
@@ -108,7 +108,7 @@ def of_huggingface(folder: Path) -> Evaluated:
     )
 
 
-def of_parent(evaluated: Evaluated, init_from: str, sha256: str | None) -> Evaluated:
+def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> ModelUnderTest:
     """The same model with the initial weights of its training.
 
     Args:
@@ -142,7 +142,7 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
     """A tokenizer and what training needs to know of it; opened once in a process.
 
     Args:
-        pairs: of a model of pairs.
+        pairs: whether it is of an encoder-decoder (translation) model.
 
     Raises:
         UserError: the file is not a tokenizer that we read.

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 0.24
-"""Of a row or column; and beside them, for the tokens:"""
+"""Size of a row or column."""
 _MARGIN = 1.3
+"""Room for the tokens, in inches."""
 
 
 def draw_map(trained: TrainedModel, found: Translation) -> "Figure":

@@ -1,4 +1,4 @@
-"""What the files of a run say, to set it beside others."""
+"""The files of runs that are compared."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
 from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, by_step, heldout
 from multihop.eval.statistics.choose import Choice, Setting, choose
-from multihop.eval.statistics.predictions import Trial
+from multihop.eval.statistics.predictions import RunRow
 from multihop.eval.statistics.verdict import trials_of
 from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.trials.evaluation_plan import Results, read_results
@@ -25,7 +25,7 @@ _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
 _NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
 """Sections of a recipe, and keys of its `eval` section, that do not change results or scores."""
 Choices = dict[tuple[str, str], Choice]
-"""By task and initial weights."""
+"""Choices by task and initial weights."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class ComparedRun:
     notes: tuple[str, ...] = ()
     """Caveats about its scores, one sentence each."""
     seeds: tuple["ComparedRun", ...] = ()
-    """The runs that this one stands for: see `over_seeds`."""
+    """The runs that this one represents: see `over_seeds`."""
 
     @property
     def keys(self) -> dict[str, Any]:
         """The recipe's values by dotted key."""
         return flatten(self.recipe)
 
-    def trials(self, task: str, init: str) -> list[Trial]:
+    def trials(self, task: str, init: str) -> list[RunRow]:
         """The chosen ones; none if it has no results of this task and start."""
         if self.seeds:
             found = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}

@@ -116,7 +116,7 @@ def _svg(picture: _Picture) -> str:
 
 
 def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Without the parts that all names begin with, as those of an experiment do."""
+    """The runs without the parts that all names begin with, as those of an experiment do."""
     if len(runs) < 2:
         return list(runs)
     parts = [run.name.split("-") for run in runs]
@@ -144,7 +144,7 @@ def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
 
 
 def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, now: Any) -> str:
-    """What differs at a key; where one recipe has the whole section of the key and the other none, that alone."""
+    """The difference at a key in words; if one recipe lacks the section of the key, that alone."""
     if section := _section_without(first, key):
         return f"{section} set (was none)"
     if section := _section_without(other, key):
@@ -153,7 +153,7 @@ def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, n
 
 
 def _section_without(recipe: dict[str, Any], key: str) -> str | None:
-    """The section of a key that is null in a recipe; None if there is none."""
+    """The section of a key that is null in a recipe; None if no section is null."""
     parts, value = key.split("."), recipe
     for number, part in enumerate(parts[:-1], start=1):
         if not isinstance(value, dict) or part not in value:
@@ -221,7 +221,7 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
         yield _Picture(
             f"heldout-{what.partition(' ')[0]}.png",
             f"Held-out loss of each run against {what}",
-            f"The held-out loss against {what}.{_told_cut(panels, highest)}",
+            f"The held-out loss against {what}.{_cut_note(panels, highest)}",
             partial(draw_lines, panels=panels, below=what, highest=highest),
         )
 
@@ -231,7 +231,7 @@ def _highest_loss(runs: Sequence[ComparedRun]) -> float:
     return 1.1 * max((run.summary.get("uniform_loss") or inf for run in runs), default=inf)
 
 
-def _told_cut(panels: Sequence[Panel], highest: float) -> str:
+def _cut_note(panels: Sequence[Panel], highest: float) -> str:
     most = max((y for _, lines in panels for _, points in lines for y in points.values()), default=0.0)
     return f" Losses above {highest:.1f}, more than those of a uniform guess, are cut off." if most > highest else ""
 
@@ -262,7 +262,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _P
         "loss-by-key.png",
         "Final held-out loss of each run against a key of the recipe",
         f"The final held-out loss against {x}; of several runs with the same values, the median."
-        f"{_told_cut(panels, highest)}",
+        f"{_cut_note(panels, highest)}",
         lambda colours: draw_lines(colours, panels, x, log=True, highest=highest),
     )
 
@@ -321,7 +321,7 @@ def _kind(runs: Sequence[ComparedRun], task: str) -> str:
 def _task_section(
     runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference], lengths: ByLength | None
 ) -> TemplateContext:
-    numbers = {each.names[1]: each.numbers for each in found if each.row["task"] == task}
+    differences_of = {each.names[1]: each.amount for each in found if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
     names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
     starts = {
@@ -340,7 +340,7 @@ def _task_section(
             [
                 run.name,
                 *(spread(_values(run, task, init)) for init in starts),
-                numbers.get(run.name, ""),
+                differences_of.get(run.name, ""),
             ]
             for run in runs
         ],
@@ -348,7 +348,7 @@ def _task_section(
 
 
 def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str]]:
-    """Of each run against the first: its name, and on how many tasks it is better, worse, or neither."""
+    """(name, text) for each run: on how many tasks it is better or worse than the first, or neither."""
     lines = []
     for run in runs[1:]:
         groups: dict[str, list[RunDifference]] = {}
@@ -377,7 +377,7 @@ def _detail(each: RunDifference) -> str:
 
 
 def _failed(runs: Sequence[ComparedRun]) -> list[str]:
-    """How many trials failed at the chosen settings, where any did."""
+    """For each run with failed trials at the chosen settings, their number."""
     counts = [(run.name, sum(choice.chosen.failed for choice in run.choices.values())) for run in runs]
     return [f"{name}: {'1 trial' if count == 1 else f'{count} trials'}" for name, count in counts if count]
 

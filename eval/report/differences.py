@@ -1,4 +1,4 @@
-"""How each of several runs differs from the first on the tasks that both have, in words."""
+"""The differences between several runs and the first on the tasks that both have, in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class RunDifference:
     found: Difference | None
     """The other less the first; None if the scores are not of the same thing."""
     outcome: Outcome
-    """Of the other."""
+    """The outcome for the other run."""
     text: str
 
     @property
-    def numbers(self) -> str:
+    def amount(self) -> str:
         """The difference with its interval."""
         return amount(self.found, self.row["metric"]) if self.found else "none"
 
@@ -82,7 +82,7 @@ def _incomparable(one: Row, other: Row) -> str:
 
 
 def _units(row: Row) -> float | None:
-    """How many units a perplexity is the mean over: of words, whatever the tokenizer, or of tokens."""
+    """The number of units that a perplexity is the mean over: words, whatever the tokenizer, or tokens."""
     counts = row["other_metrics"]
     return next((counts[unit] for unit in ("words", "words and line ends", "tokens") if unit in counts), None)
 

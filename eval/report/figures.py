@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Colours:
-    """What a figure is drawn with; `#rrggbb` each."""
+    """The colours of a figure; `#rrggbb` each."""
 
     ink: str
     grid: str
@@ -30,9 +30,9 @@ _VARIABLES = {
 }
 _PLACEHOLDERS = tuple(_VARIABLES)
 PAGE = Colours(_PLACEHOLDERS[0], _PLACEHOLDERS[1], _PLACEHOLDERS[2:])
-"""For `as_svg`: the page's own."""
+"""Colours for `as_svg`: variables of the page."""
 PAPER = Colours("#333333", "#e6e6e6", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b27700", "#6b6b6b"))
-"""For `as_png`, on white."""
+"""Colours for `as_png`, on white."""
 # Several pictures of one page would have the same; the ids that are referred to are hashes.
 _NUMBERED_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 _PROLOGUE = re.compile(r"^.*?(?=<svg )", re.DOTALL)

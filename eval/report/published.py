@@ -1,4 +1,4 @@
-"""Published scores of models of the usual sizes, to print beside one's own."""
+"""Published scores of models of the usual sizes, to print beside a run's scores."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class Published(NamedTuple):
     layers: int
     hidden: int
     score: float
-    """As reports have it: 0.935; BLEU in points."""
+    """From 0 to 1; BLEU in points."""
     metric: str
     split: str
     source: str
@@ -71,7 +71,7 @@ def _table() -> dict[str, list[Published]]:
 
 
 PUBLISHED = _table()
-"""By task. Of MNLI the matched set."""
+"""Published scores by task; those of MNLI are of the matched set."""
 
 
 def published_beside(task: str, kind: str, layers: object, hidden: object) -> list[Published]:

@@ -21,7 +21,7 @@ from typing import Any
 from multihop.common.redaction import shown
 
 TemplateContext = dict[str, Any]
-"""What a template shows, or a section of it."""
+"""Values of a template, or of a section of it."""
 _TEMPLATES = Path(__file__).parent
 # An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
 _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -1,4 +1,4 @@
-"""What the report says of all tasks: the sentence, the verdicts and the table of results."""
+"""The report's part on all tasks: the sentence, the verdicts and the table of results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ _TABLE_NOTE = (
 
 
 def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
-    """What the templates show of the trials.
+    """The trials, for the template.
 
     Args:
         recipe: the resolved recipe.
@@ -100,7 +100,7 @@ def helped(found: Sequence[Verdict], tasks: Sequence[str], training: str) -> str
 
 
 def _start(result: TaskResult) -> str:
-    """Empty if trials begin with the start's own weights."""
+    """A note on the weights that trials start from; empty if they are not another task's."""
     source = result.first.get("start_from")
     return f"trials start from the weights that were fine-tuned on {source}" if source else ""
 

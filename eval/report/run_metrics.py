@@ -1,4 +1,4 @@
-"""Whether a run is ill: what its numbers say in one sentence, with the recipe keys to try.
+"""Losses and health in metrics.jsonl: their names, and plateaus and collapse of representations in one sentence.
 
 The thresholds lie between what was measured on small models (docs/training.md, section 7). One number alone is no sign:
 a small GPT-2 that learns well has a low rank.
@@ -22,7 +22,7 @@ HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
 _EVALUATIONS = 3
 """The newest evaluations that must agree: every model passes the unigram loss, and some pass through a collapse."""
 _STEPS = 200
-"""How long the loss must have stood still: models that learned well stayed on the plateau for as long as that."""
+"""Steps over which the loss must not have fallen: models that learned well stayed on the plateau for fewer."""
 _NO_GAIN, _STANDSTILL = 0.02, 0.01
 _HIGH_COSINE, _LOW_RANK = 0.5, 0.2
 _ADVICE = (
@@ -49,7 +49,7 @@ def by_step(rows: Iterable[Row], name: str) -> dict[int, float]:
 def diagnosis(rows: Sequence[Row]) -> str | None:
     """One sentence if the model sits on the plateau of the unigram loss, or has collapsed; None if neither.
 
-    Nothing is said while the learning rate is warmed up.
+    The diagnosis is None while the learning rate is warmed up.
 
     Args:
         rows: of metrics.jsonl, of any kind; of a repeated step the first row counts.

@@ -109,7 +109,7 @@ def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
 
 
 def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
-    """What was trained, and how its held-out loss compares with two models that use no context."""
+    """A sentence on the model, and on its held-out loss beside those of two models that use no context."""
     published = (recipe.get("eval") or {}).get("checkpoint")
     if published is not None:
         return f"Evaluation of the Hugging Face model in {published}."
@@ -210,7 +210,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
-    """What the templates show.
+    """The health of the model, for the template.
 
     Args:
         rows: of metrics.jsonl.
@@ -226,7 +226,7 @@ def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
 
 
 def examples_facts(made: dict[str, Any] | None) -> dict[str, Any]:
-    """What the report's templates need: the rows (text, before, after), and a sentence about them.
+    """The examples, for the template: the rows (text, before, after), and a sentence about them.
 
     Args:
         made: what `multihop.eval.inference.examples.make_examples` returned; None: nothing.

@@ -1,4 +1,4 @@
-"""What the report shows of one task beside its line of the table: settings, published scores, curves and errors."""
+"""The report's section on one task: settings, published scores, curves and errors."""
 
 import json
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def metric_label(row: Row) -> str:
 
 
 def reported_on(result: TaskResult) -> str:
-    """Which examples the scores are of."""
+    """The examples that the scores are of."""
     return str(result.first.get("reported_on", "test"))
 
 

@@ -1,4 +1,4 @@
-"""What the report of several runs says of a translation task beside its scores: chrF, the floors, BLEU by length."""
+"""Translation tasks in the report of several runs, beside their scores: chrF, the floors, BLEU by length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class ByLength:
     """BLEU of several runs by the length of the source, on one test set."""
 
     labels: list[str]
-    """Of the classes that have sentences: their words, and how many sentences they have."""
+    """The number of words and of sentences of each class that has sentences."""
     scores: dict[str, list[list[float]]]
-    """Of each run by name: in each class a score of each trial."""
+    """For each run by name, in each class a score of each trial."""
 
     @property
     def lines(self) -> list[list[str]]:
@@ -41,18 +41,20 @@ def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
     scores: dict[str, list[list[float]]] = {}
     for run in runs:
         found = [(row, read_predictions(folder, row)) for folder, row in run.trials(task, "pretrained")]
-        told = [(row["test_fingerprint"], content) for row, content in found if content and content.get("source_words")]
-        if told and not tested:
-            tested, sources = told[0][0], told[0][1]["source_words"]
-        tables = [bleu_by_length(content) for fingerprint, content in told if fingerprint == tested]
+        tables_of = [
+            (row["test_fingerprint"], content) for row, content in found if content and content.get("source_words")
+        ]
+        if tables_of and not tested:
+            tested, sources = tables_of[0][0], tables_of[0][1]["source_words"]
+        tables = [bleu_by_length(content) for fingerprint, content in tables_of if fingerprint == tested]
         if tables:
             scores[run.name] = [list(values) for values in zip(*tables, strict=True)]
     if not scores:
         return None
     counts = sentences_by_length(sources)
-    there = [number for number, count in enumerate(counts) if count]
-    labels = [f"{CLASSES[number]} ({counts[number]:,})" for number in there]
-    return ByLength(labels, {name: [classes[number] for number in there] for name, classes in scores.items()})
+    used = [number for number, count in enumerate(counts) if count]
+    labels = [f"{CLASSES[number]} ({counts[number]:,})" for number in used]
+    return ByLength(labels, {name: [classes[number] for number in used] for name, classes in scores.items()})
 
 
 def other_metrics(runs: Sequence[ComparedRun], task: str) -> tuple[list[str], list[list[str]]]:

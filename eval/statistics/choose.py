@@ -1,4 +1,4 @@
-"""Which hyperparameters each start of a task is judged at."""
+"""The hyperparameters that each start of a task is judged at."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from multihop.common.json_lines import Row
 
 
 class Start(NamedTuple):
-    """What trials of a task start from."""
+    """The weights that trials of a task start from."""
 
     task: str
     init: str
@@ -52,7 +52,7 @@ def _start_of(row: Row) -> Start:
 
 
 def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
-    """For each start of each task, the hyperparameters with the best median development score over the seeds.
+    """The hyperparameters of each start of each task that have the best median development score over the seeds.
 
     Test scores have no say, and random weights choose for themselves, so that no start is judged at settings that suit
     another. Settings with which fewer seeds succeeded lose, whatever their score: a median of the survivors would

@@ -1,4 +1,4 @@
-"""What is said of training on each task: the trials from both starts, their difference, and the verdict."""
+"""Whether training helped on each task: the trials from both starts, their difference, and the verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from multihop.eval.statistics.difference import (
     difference_of_seeds,
     holm,
 )
-from multihop.eval.statistics.predictions import Trial, read_statistics
+from multihop.eval.statistics.predictions import RunRow, read_statistics
 from multihop.eval.statistics.words import amount, basis, show
 from multihop.eval.tasks.task import UNTRAINED
 
@@ -30,7 +30,7 @@ class TaskResult:
     higher_is_better: bool
     pretrained: Choice | None
     parent: Choice | None
-    """From the initial weights of the training."""
+    """The trials from the initial weights of the training."""
     random: Choice | None
     by_step: dict[int, Choice]
     """The choices of this checkpoint and of earlier ones, by their step."""
@@ -111,12 +111,12 @@ def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) 
     )
 
 
-def trials_of(run_dir: Path, choice: Choice | None) -> list[Trial]:
+def trials_of(run_dir: Path, choice: Choice | None) -> list[RunRow]:
     """The trials that were chosen in a run; none if there is no choice."""
     return [(run_dir, row) for row in choice.chosen.rows] if choice else []
 
 
-def difference(metric: str, first: Sequence[Trial], second: Sequence[Trial]) -> Difference | None:
+def difference(metric: str, first: Sequence[RunRow], second: Sequence[RunRow]) -> Difference | None:
     """The second trials less the first ones; None where they cannot be judged.
 
     By the examples where each trial has a file of predictions, else by the seeds alone.
@@ -144,7 +144,7 @@ class Verdict:
 
 
 def training_of(translates: bool) -> str:
-    """What the training of a model is called: one that translates is used as it is trained."""
+    """The word for the training of a model: one that translates is used as it is trained."""
     return "training" if translates else "pretraining"
 
 
@@ -170,7 +170,7 @@ def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Ver
 
 
 def missing_for_verdict(kind: str, found: Difference | None) -> str:
-    """What a verdict would need in addition; empty if nothing.
+    """The requirement that a verdict lacks; empty if none.
 
     A single fine-tuning seed does not show the variance over seeds; tasks without training have no seeds.
     """
@@ -189,33 +189,33 @@ def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
         return Verdict("inconclusive", f"There is no result {missing} {training} to judge by.")
-    numbers = f"{result.metric} {show(median(ours))} with {training}, {show(median(theirs))} without"
+    values = f"{result.metric} {show(median(ours))} with {training}, {show(median(theirs))} without"
     if result.unigram is not None:
-        return _beside_unigram(result, numbers)
+        return _beside_unigram(result, values)
     if p is None or found is None:
         needed = missing_for_verdict(result.kind, found)
-        return Verdict("inconclusive", f"Values: {numbers}; {needed} are needed for a verdict.")
+        return Verdict("inconclusive", f"Values: {values}; {needed} are needed for a verdict.")
     if p > SIGNIFICANT:
         return Verdict(
             "inconclusive",
-            f"Medians: {numbers}; they cannot be told apart (difference {amount(found, result.metric)}), "
+            f"Medians: {values}; they cannot be told apart (difference {amount(found, result.metric)}), "
             f"{basis(found)}.",
         )
     sign = 1 if found.estimate > 0 else -1
     better = (sign > 0) == result.higher_is_better
     return Verdict(
         "helped" if better else "did not help",
-        f"Medians: {numbers}; {'better' if better else 'worse'} with {training} by "
+        f"Medians: {values}; {'better' if better else 'worse'} with {training} by "
         f"{amount(found, result.metric, sign)}, {basis(found)}.",
     )
 
 
-def _beside_unigram(result: TaskResult, numbers: str) -> Verdict:
+def _beside_unigram(result: TaskResult, values: str) -> Verdict:
     """Compare with a unigram model too: beating random weights proves little."""
     unigram = result.unigram
     assert unigram is not None
-    numbers += f", {show(unigram)} for a unigram model"
+    values += f", {show(unigram)} for a unigram model"
     ours = median(result.values("pretrained"))
     if ours >= unigram:
-        return Verdict("did not help", f"Values: {numbers}; the model is no better than one that uses no context.")
-    return Verdict("helped" if ours < median(result.values("random")) else "did not help", f"Values: {numbers}.")
+        return Verdict("did not help", f"Values: {values}; the model is no better than one that uses no context.")
+    return Verdict("helped" if ours < median(result.values("random")) else "did not help", f"Values: {values}.")

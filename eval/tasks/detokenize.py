@@ -1,4 +1,4 @@
-"""From the tokenised text of official files to natural text, as a model without such a vocabulary has read it.
+"""Natural text from the tokenised text of official files, as a model without such a vocabulary has read it.
 
 GPT-2 was evaluated on de-tokenised text (Radford et al. 2019, section 3.1); its rules were described but not published
 with the model. These are rules of that kind, close to those by which its results are commonly reproduced. Each undoes

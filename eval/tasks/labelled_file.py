@@ -1,4 +1,4 @@
-"""One's own task: files of a common format, described by a YAML file after which the task is named.
+"""A user's task: files of a common format, described by a YAML file after which the task is named.
 
     kind: classification            # regression, tagging or choice
     train: train.csv                # relative to the YAML file
@@ -54,7 +54,7 @@ _METRICS = {
 
 
 class _Fields(Section):
-    """Where a row has what."""
+    """The fields or columns of a row."""
 
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     choices: Annotated[list[str], Field(min_length=2)] | None = None
@@ -70,14 +70,14 @@ class _LabelledFiles(Section):
 
     kind: Literal["classification", "regression", "tagging", "choice"]
     format: _Format | None = None
-    """None: by the extension of each file."""
+    """The format of the files; None: by the extension of each."""
     train: str
     dev: str | None = None
     test: str | None = None
     fields: _Fields
     metric: str | None = None
     labels: Annotated[list[_Label], Field(min_length=2)] | None = None
-    """None: the labels of the training file, sorted."""
+    """The classes in their order; None: the labels of the training file, sorted."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -108,7 +108,7 @@ class _LabelledFiles(Section):
 
 
 class _TextField(Section):
-    """Where a line has its document."""
+    """The field of a line that has the document."""
 
     text: str
 
@@ -240,7 +240,7 @@ def _parse(path: Path) -> TaskFile:
 def _mistake(error: ErrorDetails) -> str:
     if error["type"] == "union_tag_invalid":
         return f"kind: Input should be {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
-    # The first part of the place is the kind.
+    # The first part of the location is the kind.
     key = ".".join(str(part) for part in error["loc"][1:])
     return f"{key}: {error['msg'].removeprefix('Value error, ')}".lstrip(": ")
 
@@ -340,7 +340,7 @@ def _format(path: Path, content: _LabelledFiles) -> _Format:
 
 
 def _group(example: Example, content: _LabelledFiles) -> str:
-    """What a split keeps together: a document, or all examples of one text."""
+    """The key of examples that a split keeps together: a document, or all examples of one text."""
     if content.kind == "tagging":
         return f"document {example.document}" if example.document else " ".join(example.texts)
     return example.texts[0]

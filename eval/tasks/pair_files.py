@@ -12,7 +12,7 @@ from multihop.eval.tasks.task import Example
 
 
 class _Sides(Section):
-    """Where a row has the two sides."""
+    """The fields or columns of a row that have the two sides."""
 
     source: str | int
     """The name of a field of a .jsonl file, or the number of a column of a .tsv file, from 1."""
@@ -26,10 +26,10 @@ class PairFiles(Section):
     test: str | Annotated[list[str], Field(min_length=2, max_length=2)]
     """A .jsonl or .tsv file with both sides, or two line files: the source's and the target's. Each may end in .gz."""
     fields: _Sides | None = None
-    """None: columns 1 and 2 of a .tsv file."""
+    """The fields of the two sides; None: columns 1 and 2 of a .tsv file."""
     beams: int = Field(default=4, ge=1)
     length_penalty: float = 0.6
-    """As of `multihop translate`."""
+    """The length penalty of `multihop translate`."""
 
     @property
     def files(self) -> tuple[str, ...]:

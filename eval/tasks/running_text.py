@@ -11,11 +11,11 @@ from multihop.eval.tasks.detokenize import detokenize
 from multihop.eval.tasks.text_files import read_text
 
 Convention = Literal["wikitext", "ptb", "text"]
-"""How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between
-whitespace, and the end of each line, blank ones included. text: what stands between whitespace."""
+"""The counting of words. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): runs of characters without
+whitespace, and the end of each line, blank ones included. text: runs of characters without whitespace."""
 
 UNIT_WORDS = 128
-"""What is resampled as one: neighbouring words are hard together, so single lines would seem surer than they are."""
+"""Words that are resampled as one: neighbouring words are hard together, so single lines would seem too certain."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class Text:
     are cut."""
 
     blocks: tuple[str, ...]
-    """What the model reads. Together they are the text, and their tokens the text's: they end before whitespace."""
+    """The text as the model reads it: together the blocks are the text, and their tokens are its tokens, since blocks
+    end before whitespace."""
     documents: tuple[int, ...]
     """The number of blocks of each document."""
     words: tuple[int, ...]
-    """Of the official text, by the convention, in each block."""
+    """The number of words of the official text in each block, by the convention."""
     bytes: int
-    """Of the official text in UTF-8."""
+    """The size of the official text in UTF-8."""
     convention: Convention
     detokenized: bool
 

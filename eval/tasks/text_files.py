@@ -1,4 +1,4 @@
-"""Reading the text files of zero-shot tasks, whose mistakes are told with the file and the line."""
+"""Readers of the text files of zero-shot tasks; errors name the file and the line."""
 
 import json
 from collections.abc import Iterator

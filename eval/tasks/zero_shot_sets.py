@@ -1,7 +1,4 @@
-"""The zero-shot tasks with official files: where these are, how they are read, and what is measured on them.
-
-How a model is evaluated on what was read is in `multihop.eval.zero_shot.evaluations`.
-"""
+"""The zero-shot tasks with official files: where these are, how they are read, and what is measured on them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ class Pair:
     good: str
     bad: str
     field: str
-    """Of linguistics: morphology, syntax, semantics, or syntax/semantics."""
+    """The field of linguistics: morphology, syntax, semantics, or syntax/semantics."""
     term: str
     """The phenomenon, one of 12."""
     paradigm: str
@@ -39,7 +36,7 @@ def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
     """The pairs of all official files, data/*.jsonl, in the order of their names.
 
     Raises:
-        UserError: there is no such file, or a line is not in the official format.
+        UserError: the folder has no such file, or a line is not in the official format.
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
@@ -67,7 +64,7 @@ def read_lambada(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ZeroShotSet:
-    """What is known of a task before its files are read."""
+    """The declaration of a task: its files, their reader, and the metric."""
 
     files: tuple[str, ...]
     """The names of its file or directory in `eval.data_dir`, of which one is needed."""

@@ -1,4 +1,4 @@
-"""What a recipe's evaluation cannot do, refused before anything runs. Nothing in this file imports torch."""
+"""Checks of a recipe's evaluation, before anything runs. Nothing in this file imports torch."""
 
 from collections.abc import Sequence
 

@@ -50,7 +50,7 @@ class Results:
     earlier: tuple[Row, ...]
     """Rows of the same trials with earlier checkpoints."""
     plan: EvaluationPlan | None
-    """None if the run was not evaluated, or by a version that did not write plan.json."""
+    """The plan; None if the run was not evaluated, or by a version that did not write plan.json."""
     lacks_plan: bool
     """Whether there are rows but no plan that selects them."""
 
@@ -113,8 +113,8 @@ def read_plan(run_dir: Path) -> EvaluationPlan | None:
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{run_dir / PLAN} is not valid ({where}: {first['msg']}); {advice}") from None
+        location = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{run_dir / PLAN} is not valid ({location}: {first['msg']}); {advice}") from None
 
 
 def read_results(run_dir: Path) -> Results:

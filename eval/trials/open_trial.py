@@ -1,4 +1,4 @@
-"""What a trial is run with, opened on the worker and compared with what the trial was planned with."""
+"""The task, tokenizers and model of a trial, opened on the worker and compared with the plan."""
 
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json

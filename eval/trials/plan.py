@@ -1,10 +1,10 @@
-"""Which trials a run has."""
+"""The trials of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from multihop.eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
-from multihop.eval.model.model_under_test import Evaluated
+from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.task import UNTRAINED, Example, Task
 from multihop.eval.trials.trial import Trial, describe_task
@@ -13,9 +13,9 @@ from multihop.eval.trials.trial import Trial, describe_task
 def plan_trials(
     config: EvalConfig,
     tasks: Sequence[TaskSource],
-    evaluated: Evaluated,
+    evaluated: ModelUnderTest,
     weights_dir: Path | None = None,
-    parent: Evaluated | None = None,
+    parent: ModelUnderTest | None = None,
 ) -> list[Trial]:
     """Each task with each of its settings and seeds, from each start.
 

@@ -1,4 +1,4 @@
-"""What stands behind a trial's score, kept beside its row: for comparisons example by example, and to be read."""
+"""The predictions behind a trial's score, kept beside its row: for comparisons example by example, and for readers."""
 
 import hashlib
 import json

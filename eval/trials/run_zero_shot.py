@@ -9,20 +9,27 @@ from multihop.common.files import sha256_file
 from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.loop import NonFiniteLossError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.model.load_model import device
 from multihop.eval.tasks import zero_shot_sets
 from multihop.eval.tasks.known_tasks import HELDOUT
-from multihop.eval.tasks.running_text import text_of
+from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
-from multihop.eval.zero_shot.evaluations import evaluate_set
+from multihop.eval.zero_shot.choice import evaluate_choices
 from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
+from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
+from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.perplexity import evaluate_perplexity
+from multihop.eval.zero_shot.scoring import ZeroShotResult
 from multihop.eval.zero_shot.translation import evaluate_translation
+from multihop.pretrain.models.common.model import Model
 from multihop.pretrain.models.families import FAMILIES
+
+_LAMBADA_PROTOCOLS: dict[str, Protocol] = {"lambada": "plain", "lambada-gpt2": "no stop words"}
 
 
 def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
@@ -38,7 +45,7 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
         result = evaluate_perplexity(model, tokenizer, info.special_ids, text, seq_len)
     else:
         content = zero_shot_sets.read(trial.task, trial.task_dir)
-        result = evaluate_set(trial.task, model, tokenizer, info.special_ids, content, seq_len)
+        result = _evaluate_set(trial.task, model, tokenizer, info.special_ids, content, seq_len)
     row = {
         "value": result.value,
         "dev_value": None,
@@ -47,6 +54,25 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
         "reported_on": "test",
     }
     return row, {"statistics": result.statistics.tolist()}
+
+
+def _evaluate_set(
+    name: str, model: Model, tokenizer: Tokenizer, special_ids: dict[str, int], content: Any, seq_len: int
+) -> ZeroShotResult:
+    """The result of a model on a set.
+
+    Args:
+        name: a key of `ZERO_SHOT_SETS`.
+        content: what the reader of the set returned.
+        seq_len: the tokens of a window over running text.
+    """
+    if isinstance(content, Text):
+        return evaluate_perplexity(model, tokenizer, special_ids, content, seq_len)
+    if name in _LAMBADA_PROTOCOLS:
+        return evaluate_lambada(model, tokenizer, special_ids, content, _LAMBADA_PROTOCOLS[name])
+    if name == "blimp":
+        return evaluate_pairs(model, tokenizer, special_ids, content)
+    return evaluate_choices(model, tokenizer, special_ids, content)
 
 
 def run_translation(trial: Trial) -> tuple[Row, dict[str, Any]]:

@@ -22,12 +22,11 @@ _WEIGHTS = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 @dataclass(frozen=True)
 class Wave:
-    """What can be done now."""
+    """The trials that can run now."""
 
     trials: list[Trial]
-    """To be run."""
     failed: list[Row]
-    """Of trials that cannot be run, because the trial that they start from failed."""
+    """Rows of trials that cannot be run, because the trial that they start from failed."""
 
 
 def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[str] = ()) -> Wave:
@@ -37,7 +36,7 @@ def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[st
     missing or damaged are left, too.
 
     Args:
-        trials: of `multihop.eval.trials.plan.plan_trials`.
+        trials: from `multihop.eval.trials.plan.plan_trials`.
         rows: of results.jsonl; the last one of a key counts.
         tried: keys of trials that this command ran.
     """

@@ -17,10 +17,10 @@ _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
 
 @dataclass(frozen=True)
 class Trial:
-    """Everything a worker needs to run it, in plain values that can be sent as JSON."""
+    """Everything that a worker needs to run a trial, in plain values that can be sent as JSON."""
 
     task: str
-    """Its name, or the path of the YAML file that describes it."""
+    """The name of the task, or the path of the YAML file that describes it."""
     task_fingerprint: str
     kind: Kind
     """The kind of the task."""
@@ -36,35 +36,35 @@ class Trial:
     checkpoint_sha256: str | None
     """The checkpoint's content hash."""
     checkpoint_step: int | None
-    """None for a Hugging Face model."""
+    """The step of the checkpoint; None for a Hugging Face model."""
     model: dict[str, Any]
     """The recipe's `model` section, or what a Hugging Face model's config.json says."""
     vocab_size: int
     tokenizer_path: str
     tokenizer_sha256: str
-    """Of both where a model of pairs has two."""
+    """The hash of the tokenizer; of both tokenizers of an encoder-decoder model with two vocabularies."""
     data_path: str | None
-    """The run's data set, for tasks on its held-out text; None: there is none."""
+    """The run's data set, for tasks on its held-out text; None for a Hugging Face model."""
     data_fingerprint: str | None
     task_dir: str | None
     """`eval.data_dir`."""
     threads: int
     """CPU threads for torch; not part of the key."""
     work: float
-    """How long it takes, in characters read, relative to other trials; not part of the key."""
+    """The duration relative to other trials, in characters read; not part of the key."""
     start_from: str | None = None
     """The task, as `task` names it, whose fine-tuned weights it begins with; None: with the start's own."""
     source_key: str | None = None
     """The key of that task's trial; None while it is not chosen, and without `start_from`."""
     source_sha256: str | None = None
-    """Of the file with that trial's weights."""
+    """The hash of the file with that trial's weights."""
     weights_dir: str | None = None
-    """Where the weights are that other trials begin with; not part of the key. A trial without `start_from` writes its
-    own there; None: nothing begins with them."""
+    """The folder of the weights that other trials begin with; not part of the key. A trial without `start_from` writes
+    its weights into it; None: no trial begins with them."""
     target_tokenizer_path: str | None = None
-    """Of a model of pairs with two vocabularies, that of the target."""
+    """The target's tokenizer of an encoder-decoder model with two vocabularies."""
     source_vocab_size: int | None = None
-    """Of such a model, the vocabulary of the source; `vocab_size` is the target's."""
+    """The size of such a model's source vocabulary; `vocab_size` is the target's."""
 
 
 _RULES = 2
@@ -111,7 +111,7 @@ def trial_key(trial: Trial) -> str:
 
 
 def weights_file(weights_dir: str, key: str) -> Path:
-    """Where the weights of a trial with this key are."""
+    """The path of the weights of a trial with this key."""
     return Path(weights_dir) / f"{key}.safetensors"
 
 
@@ -121,10 +121,10 @@ def hyperparameters(trial: Trial) -> dict[str, Any]:
 
 
 def trial_name(row: Row) -> str:
-    """What tells a row's trial apart from others of its run, for people."""
-    given = row.get("hyperparameters") or {}
-    settings = [f"{short} {given[key]:g}" for key, short in _IN_NAMES.items() if key in given]
-    frozen = ["frozen"] if given.get("features") else []
+    """The name of a row's trial, for people: it differs from those of other trials of the run."""
+    settings_of_row = row.get("hyperparameters") or {}
+    settings = [f"{short} {settings_of_row[key]:g}" for key, short in _IN_NAMES.items() if key in settings_of_row]
+    frozen = ["frozen"] if settings_of_row.get("features") else []
     # MLflow shows the first forty characters of it.
     return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
 

@@ -21,7 +21,7 @@ from multihop.eval.zero_shot.scoring import (
 from multihop.pretrain.models.common.model import Model
 
 Protocol = Literal["plain", "no stop words"]
-"""plain: the passage as it stands, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
+"""plain: the passage unchanged, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
 straight quotes, and no stop word may be predicted: few of them end a sentence (Radford et al. 2019, section 3.3)."""
 
 _STRAIGHT_QUOTES = str.maketrans("“”\u2018\u2019", "\"\"''")
@@ -81,7 +81,7 @@ def evaluate_lambada(
 
 
 def _stop_words(tokenizer: Tokenizer) -> dict[tuple[int, ...], set[int]]:
-    """For the tokens that a word begins with, the tokens that would complete a stop word."""
+    """The tokens that would complete a stop word, by the tokens that it begins with."""
     blank = " " if tokenizer.kind == "byte-bpe" else ""
     endings: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for ids in encode_each(tokenizer, [blank + word for word in _STOP_WORDS.split()]):

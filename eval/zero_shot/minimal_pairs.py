@@ -22,8 +22,8 @@ from multihop.pretrain.models.common.model import Model
 from multihop.pretrain.models.families import FAMILIES
 
 Masking = Literal["token", "rest of word"]
-"""What a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those after it
-in its word (Kauf and Ivanova 2023)."""
+"""The tokens that a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those
+after it in its word (Kauf and Ivanova 2023)."""
 
 
 def evaluate_pairs(

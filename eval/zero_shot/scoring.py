@@ -34,9 +34,9 @@ class Query:
     at: Ids
     """(M,): the positions whose hidden states predict."""
     targets: Ids
-    """(M,): the tokens to predict there."""
+    """(M,): the tokens to predict at these positions."""
     excluded: Sequence[Collection[int]] = ()
-    """For each target the tokens that greedy decoding may not choose; empty: none for any."""
+    """The tokens that greedy decoding may not choose, for each target; empty: none for any."""
 
 
 class Prediction(NamedTuple):
@@ -53,15 +53,15 @@ class Continuation:
     """Tokens, and those that they continue."""
 
     context: Sequence[int]
-    """At least one token: the end token where there is no text before. Cut at its beginning if it is too long."""
+    """The tokens before, at least one: the end token if no text is before. Cut at its beginning if it is too long."""
     ids: Sequence[int]
-    """At least one token."""
+    """The tokens of the continuation, at least one."""
     excluded: Sequence[Collection[int]] = ()
-    """As in `Query`."""
+    """The excluded tokens, as in `Query`."""
 
 
 class LogLikelihood(NamedTuple):
-    """Of a continuation given its context."""
+    """The likelihood of a continuation after its context."""
 
     value: float
     """The sum of its tokens' log-probabilities, in nats."""
@@ -96,9 +96,11 @@ def log_likelihoods(
         targets = ids[-len(each.ids) :]
         return Query(ids[:-1], np.arange(len(ids) - len(targets), len(ids)) - 1, targets, each.excluded)
 
-    order = _longest_first([len(each.context) + len(each.ids) for each in continuations])
+    by_length = _longest_first([len(each.context) + len(each.ids) for each in continuations])
     scores: list[LogLikelihood | None] = [None] * len(continuations)
-    for index, each in zip(order, predict(model, (query(continuations[i]) for i in order), batch_tokens), strict=True):
+    for index, each in zip(
+        by_length, predict(model, (query(continuations[i]) for i in by_length), batch_tokens), strict=True
+    ):
         scores[index] = LogLikelihood(float(each.log_probabilities.sum()), bool(each.greedy.all()), len(each.greedy))
     return [score for score in scores if score is not None]
 
@@ -144,10 +146,10 @@ def pseudo_log_likelihoods(
             masked[at : next(end for end in ends if end > at)] = special_ids["mask"]
             yield Query(masked, np.array([at]), ids[at : at + 1])
 
-    order = _longest_first(list(map(len, sentences)))
-    answers = predict(model, chain.from_iterable(map(queries, order)), batch_tokens)
+    by_length = _longest_first(list(map(len, sentences)))
+    answers = predict(model, chain.from_iterable(map(queries, by_length)), batch_tokens)
     scores = np.zeros(len(sentences))
-    for index in order:
+    for index in by_length:
         scores[index] = sum(float(each.log_probabilities[0]) for each in islice(answers, len(sentences[index])))
     return scores
 

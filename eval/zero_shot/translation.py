@@ -15,7 +15,7 @@ from multihop.eval.tasks.task import Task
 def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     """Translate the task's sources, and compare with its references.
 
-    Beside BLEU and chrF stand those of two floors that know nothing of translating: a copy of the source, and
+    Other metrics are those of two floors that know nothing of translating: a copy of the source, and
     `frequent_words` for every source.
 
     Returns:

@@ -15,7 +15,7 @@ from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.export import export_tokenizer
 from multihop.eval.config import EvalConfig
-from multihop.eval.model.model_under_test import Evaluated, of_huggingface, of_run
+from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_run
 from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.check import check_tasks
 from multihop.eval.trials.plan import plan_trials
@@ -33,11 +33,11 @@ def _check_tasks(config: EvalConfig, family: str) -> None:
     check_tasks(config, open_tasks(config), family)
 
 
-def _plan_trials(config: EvalConfig, evaluated: Evaluated) -> list[Trial]:
+def _plan_trials(config: EvalConfig, evaluated: ModelUnderTest) -> list[Trial]:
     return plan_trials(config, open_tasks(config), evaluated)
 
 
-def _evaluated(model: ModelConfig, data: Path, checkpoint: Checkpoint) -> Evaluated:
+def _evaluated(model: ModelConfig, data: Path, checkpoint: Checkpoint) -> ModelUnderTest:
     return of_run(model, *checkpoint(model, data), 7, data, open_dataset(data).manifest)
 
 
@@ -46,7 +46,7 @@ def _config(task: Any, folder: Path, **settings: Any) -> EvalConfig:
     return EvalConfig.model_validate(common | settings)
 
 
-def _rows(config: EvalConfig, evaluated: Evaluated) -> list[Row]:
+def _rows(config: EvalConfig, evaluated: ModelUnderTest) -> list[Row]:
     _check_tasks(config, evaluated.model.family)
     return [run_trial(trial).row for trial in _plan_trials(config, evaluated)]
 

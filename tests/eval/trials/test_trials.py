@@ -19,7 +19,7 @@ from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
-from multihop.eval.model.model_under_test import Evaluated, of_run
+from multihop.eval.model.model_under_test import ModelUnderTest, of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.run_trial import run_trial
@@ -55,7 +55,7 @@ def _tasks(*names: str) -> list[TaskConfig]:
     return [TaskConfig(name=name) for name in names]
 
 
-def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> Evaluated:
+def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> ModelUnderTest:
     return of_run(model, *checkpoint, 7, data, open_dataset(data).manifest)
 
 
