@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from multihop.eval.config import EvalConfig, TrialSettings, settings_of
-from multihop.eval.input_cache import selected
-from multihop.eval.known_tasks import load_task
-from multihop.eval.metrics import score
+from multihop.eval.finetune.input_cache import selected
+from multihop.eval.metrics.score import score
+from multihop.eval.tasks.known_tasks import load_task
 
 Case = dict[str, Any]
 FineTune = Callable[[int], float]
@@ -29,11 +29,11 @@ def ours(case: Case) -> FineTune:
     """A trial, as a Ray worker runs it."""
     from pathlib import Path
 
-    import multihop.eval.supervised  # imported before the first trial, as the other's libraries are  # noqa: F401
+    import multihop.eval.finetune.labelled  # imported before the first trial, as the other's libraries are  # noqa: F401
     from multihop.common.machine import disable_malloc_trim
-    from multihop.eval.evaluated import of_huggingface
-    from multihop.eval.plan import plan_trials
-    from multihop.eval.run_trial import run_trial
+    from multihop.eval.model.model_under_test import of_huggingface
+    from multihop.eval.trials.plan import plan_trials
+    from multihop.eval.trials.run_trial import run_trial
 
     disable_malloc_trim()
     config = config_of(case)

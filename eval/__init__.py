@@ -1,1 +1,5 @@
-"""Downstream tasks: readers, heads, fine-tuning of one trial, metrics, zero-shot, the report."""
+"""Evaluation: tasks, what is judged, metrics, trials and their statistics, and reports.
+
+The rooms from the bottom: tasks (official files) and model (what is judged), metrics and inference, finetune, zero_shot
+and statistics, trials, report. Each imports only those below it.
+"""

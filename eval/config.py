@@ -9,7 +9,7 @@ from multihop.common.config import FINE_TUNING, LOGGING, ZERO_SHOT, Section
 from multihop.common.errors import UserError
 
 Init = Literal["pretrained", "parent", "random"]
-"""What a trial starts from: the evaluated weights, the initial weights of their training, or random ones."""
+"""The weights that a trial starts from: the evaluated ones, the initial weights of their training, or random ones."""
 SHORTEST = 8
 """Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
@@ -30,7 +30,7 @@ class Features(Section):
     combine: Literal["concat", "sum", "mix"] = "concat"
     """mix: a sum with learned weights (Peters et al. 2018, equation 1)."""
     head: Literal["linear", "bilstm"] = "bilstm"
-    """What is trained on top; bilstm: two layers of it before the linear one."""
+    """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one."""
 
     def indexes(self, layers: int) -> list[int]:
         """The hidden states of a model with so many layers, from 0.
@@ -38,18 +38,18 @@ class Features(Section):
         Raises:
             UserError: it lacks one of them, or one is named twice.
         """
-        found = [layer + layers + 1 if layer < 0 else layer for layer in self.layers]
-        for layer, index in zip(self.layers, found, strict=True):
+        indexes = [layer + layers + 1 if layer < 0 else layer for layer in self.layers]
+        for layer, index in zip(self.layers, indexes, strict=True):
             if not 0 <= index <= layers:
                 raise UserError(
                     f"features.layers={self.layers}: the model has {layers} layers and no hidden state {layer}; "
                     f"expected 0 (the embeddings) to {layers}, or {-layers - 1} to -1"
                 )
-            if found.count(index) > 1:
+            if indexes.count(index) > 1:
                 raise UserError(
                     f"features.layers={self.layers} names hidden state {index} of {layers} twice; remove one"
                 )
-        return found
+        return indexes
 
 
 class TrialSettings(Section):
@@ -64,14 +64,14 @@ class TrialSettings(Section):
     warmup: Annotated[_Fraction, FINE_TUNING] = 0.1
     """Fraction of the steps over which the learning rate grows."""
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = 0.01
-    """Of AdamW, for matrices only."""
+    """Weight decay of AdamW, for matrices only."""
     dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     """Dropout rate of the pretrained model while it is fine-tuned; null: `model.dropout`."""
     head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     pooling: Annotated[Pooling, FINE_TUNING] = "family"
-    """What represents a text. family: one token's state, as the family was published (`Family.pooling`); mean: the mean
-    of all its tokens' states."""
+    """The vector that represents a text. family: one token's state, as the family was published (`Family.pooling`);
+    mean: the mean of all its tokens' states."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
@@ -87,8 +87,8 @@ class TrialSettings(Section):
     max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
     """Maximum number of development examples, chosen by hash; null: all. The test set is never reduced."""
     report_on: Annotated[ReportOn, FINE_TUNING] = "half"
-    """Where a task has no labelled test set. half: one half of the development set chooses, the other is reported;
-    dev: the whole development set does both, as in most papers."""
+    """The examples that are reported where a task has no labelled test set. half: one half of the development set
+    chooses, the other is reported; dev: the whole development set does both, as in most papers."""
 
 
 KINDS = {
@@ -133,7 +133,7 @@ class TaskConfig(Grid):
     """A task, with what is set for it alone; null: as for all tasks."""
 
     name: Annotated[str, LOGGING]
-    """The name of a task, or the path of a YAML file that describes one's own."""
+    """The name of a task, or the path of a YAML file that describes another one."""
     start_from: Annotated[str | None, FINE_TUNING] = None
     """Another task of `eval.tasks`: trials begin with the encoder that its trial of the same start and seed was
     fine-tuned to, at that task's chosen settings (Liu et al. 2019, section 5.1); null: with the start's own weights."""
@@ -194,10 +194,10 @@ def _is_list(value: Any) -> bool:
 
 
 def usual_seq_len(kind: str | None) -> int:
-    """What `seq_len: null` stands for with a kind of task.
+    """The maximum length in tokens that `seq_len: null` means for a kind of task.
 
-    As in the code published with Devlin et al. 2018, and GPT-2's context (Radford et al. 2019, section 2.3), of which a
-    model uses as much as it has positions.
+    The lengths are those of the code published with Devlin et al. 2018, and GPT-2's context (Radford et al. 2019,
+    section 2.3), of which a model uses as much as it has positions.
     """
     return {"spans": 384, "zero-shot": 1024}.get(kind or "", _DEFAULT.seq_len)
 
@@ -207,8 +207,8 @@ def settings_of(config: EvalConfig, task: TaskConfig, kind: str | None = None) -
     that counted twice would pass for two seeds."""
     grid: dict[str, list[Any]] = {"seq_len": [usual_seq_len(kind)]}
     for name in SETTINGS:
-        own, shared = getattr(task, name), getattr(config, name)
-        values = own if own is not None else shared
+        of_task, shared = getattr(task, name), getattr(config, name)
+        values = of_task if of_task is not None else shared
         if values is not None:
             grid[name] = list(dict.fromkeys(values)) if isinstance(values, list) else [values]
     return [TrialSettings.model_validate(dict(zip(grid, values, strict=True))) for values in product(*grid.values())]

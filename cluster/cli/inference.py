@@ -143,8 +143,8 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.common.files import make_folder, write_atomically
     from multihop.eval.inference.attention_map import attending
     from multihop.eval.inference.translate import translate, translator
-    from multihop.eval.reporting.attention_picture import draw_map
-    from multihop.eval.reporting.figures import as_png
+    from multihop.eval.report.attention_picture import draw_map
+    from multihop.eval.report.figures import as_png
 
     trained, cut, done = _load(location, step), 0, 0
     # A model that cannot do what is asked is refused before anything is read.

@@ -112,7 +112,7 @@ def report(
     """Write a report that compares several runs with the first. Writes report.md, report.html and pictures."""
     from multihop.cluster.runs.compare import find_runs
     from multihop.cluster.runs.recipe import check_keys
-    from multihop.eval.comparison.report import write_comparison
+    from multihop.eval.report.comparison import write_comparison
 
     check_keys(series or (), "--series")
     if series and x is None:

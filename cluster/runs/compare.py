@@ -14,13 +14,12 @@ from multihop.cluster.tracking.fetch import fetch_run
 from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.common.redaction import safe_text
-from multihop.eval.comparison.differences import METHOD, run_differences
-from multihop.eval.comparison.pictures import draw_lines
-from multihop.eval.comparison.report import comparable
-from multihop.eval.comparison.run_files import ComparedRun, read_runs
-from multihop.eval.health import HEALTH
-from multihop.eval.losses import LOSS, PARTS, REFERENCES, heldout
-from multihop.eval.reporting.figures import PAPER, as_png
+from multihop.eval.report.compared_runs import ComparedRun, read_runs
+from multihop.eval.report.comparison import comparable
+from multihop.eval.report.differences import METHOD, run_differences
+from multihop.eval.report.figures import PAPER, as_png
+from multihop.eval.report.pictures import draw_lines
+from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, heldout
 from multihop.eval.statistics.words import spread
 
 _LONGEST_NAME = 150

@@ -27,7 +27,8 @@ from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.storage import open_folder
-from multihop.eval.evaluation_plan import Results, read_results
+from multihop.eval.tasks.known_tasks import open_tasks
+from multihop.eval.trials.evaluation_plan import Results, read_results
 from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
 from multihop.pretrain.data.phases import total_steps
@@ -111,7 +112,7 @@ def _evaluate_new_checkpoints(folder: Path, recipe: Recipe, runs: Path) -> None:
         except UserError as error:
             console.print(f"{error}; skipped")
             continue
-        run = replace(resolve(recipe, folder, store_of(recipe, runs), False), checkpoint=saved)
+        run = replace(resolve(recipe, folder, store_of(recipe, runs), False, open_tasks(recipe.eval)), checkpoint=saved)
         if run.data is None:
             raise UserError(f"the texts of {folder} changed since its training started; restore the texts")
         check_data_unchanged(run, run.data, ())
@@ -128,7 +129,7 @@ def _print_skipped(steps: Sequence[int], results: Results) -> None:
 def _evaluate(run: ResolvedRun) -> None:
     """Run the missing trials of `run.checkpoint`; write the report and log the trials."""
     from multihop.cluster.runs.trials import final, run_missing_trials
-    from multihop.eval.report import write_report
+    from multihop.eval.report.run_report import write_report
 
     location, trials = folder_of_step(run.checkpoints, run.step), list_trials(run)
 

@@ -11,29 +11,33 @@ from multihop.common.json_lines import read_rows
 from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
-from multihop.eval.check_settings import check_settings
-from multihop.eval.evaluated import Evaluated, of_huggingface, of_parent, of_run, open_tokenizer
-from multihop.eval.evaluation_plan import make_plan, read_plan
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
-from multihop.eval.known_tasks import check_tasks
-from multihop.eval.start_from import check_starts, next_wave
+from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
+from multihop.eval.trials.check import check_settings, check_starts, check_tasks
+from multihop.eval.trials.evaluation_plan import make_plan, read_plan
+from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from multihop.eval.trial import Trial
+    from multihop.eval.trials.trial import Trial
 
 
-def check_evaluation(recipe: Recipe) -> None:
+def check_evaluation(recipe: Recipe) -> list[TaskSource]:
     """Refuse tasks, settings and examples that cannot be run, reading the examples of translation and of document
     context alone.
 
+    Returns:
+        The tasks of the recipe, from which its trials are planned.
+
     Raises:
-        UserError: as `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
+        UserError: as `open_tasks`, `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
     """
     model = _evaluated_model(recipe)
-    check_tasks(recipe.eval, model.family)
-    check_starts(recipe.eval)
+    tasks = open_tasks(recipe.eval)
+    check_tasks(recipe.eval, tasks, model.family)
+    check_starts(recipe.eval, tasks)
     if "parent" in recipe.eval.inits and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
         why = (
             "model.init_from is not set, so they are random"
@@ -41,9 +45,10 @@ def check_evaluation(recipe: Recipe) -> None:
             else "the training of eval.checkpoint is unknown"
         )
         raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
-    check_settings(recipe.eval, model.layers)
+    check_settings(recipe.eval, tasks, model.layers)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
+    return tasks
 
 
 def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
@@ -55,12 +60,12 @@ def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     Raises:
         UserError: A task cannot be read, or weights are missing.
     """
-    from multihop.eval.plan import plan_trials
+    from multihop.eval.trials.plan import plan_trials
 
     evaluated, config = _evaluated(run), run.recipe.eval
     needs_parent = "parent" in config.inits
     parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
-    return plan_trials(config, evaluated, weights_dir(run.results), parent)
+    return plan_trials(config, run.tasks, evaluated, weights_dir(run.results), parent)
 
 
 def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
@@ -93,7 +98,7 @@ def is_evaluation_done(run: ResolvedRun) -> bool:
     )
 
 
-def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool) -> Evaluated:
+def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run: bool) -> ModelUnderTest:
     """The model with the run's initial weights.
 
     Args:
@@ -112,7 +117,7 @@ def _parent(run: ResolvedRun, evaluated: Evaluated, otherwise: str, to_run: bool
         raise UserError(f"{error}, or {otherwise}") from None
 
 
-def _evaluated(run: ResolvedRun) -> Evaluated:
+def _evaluated(run: ResolvedRun) -> ModelUnderTest:
     recipe, saved = run.recipe, run.checkpoint
     if recipe.eval.checkpoint is not None:
         return of_huggingface(Path(recipe.eval.checkpoint))

@@ -15,6 +15,7 @@ from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.dataset.verify import read_if_verified
 from multihop.data_prep.pipeline.identity import ResolvedInputs, resolve_known_inputs, sources_key
 from multihop.data_prep.reading.sources import InputFile, list_files
+from multihop.eval.tasks.known_tasks import TaskSource
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps, verify
 from multihop.pretrain.data.phases import total_steps
@@ -37,6 +38,8 @@ class ResolvedRun:
     """The run's data set, if it is made of the input as it is now and unchanged since it was verified."""
     checkpoint: CheckpointManifest | None
     """The newest committed checkpoint. That of the last step is verified; others are, by the ranks that resume."""
+    tasks: Sequence[TaskSource] = ()
+    """The tasks of the recipe; none if it is not evaluated."""
     remote: RemoteRun | None = None
     """The run in an object store, of which `folder` is this node's copy; None: `folder` is the run itself."""
 
@@ -71,11 +74,19 @@ class ResolvedRun:
         return self.step == total_steps(self.recipe.phases)
 
 
-def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: RemoteRun | None = None) -> ResolvedRun:
+def resolve(
+    recipe: Recipe,
+    folder: Path,
+    store: Path,
+    full: bool,
+    tasks: Sequence[TaskSource] = (),
+    remote: RemoteRun | None = None,
+) -> ResolvedRun:
     """List the inputs, find the data set and the newest checkpoint.
 
     Args:
         full: trust no file of the data set by its size and modification time, so that preparation verifies it.
+        tasks: from `open_tasks`, if the run is evaluated.
 
     Raises:
         UserError: a source is missing.
@@ -85,7 +96,7 @@ def resolve(recipe: Recipe, folder: Path, store: Path, full: bool, remote: Remot
     data = None
     if inputs is not None and not full and (folder / "data").exists():
         data = read_if_verified(folder / "data", inputs.identity)
-    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, remote))
+    return with_newest_checkpoint(ResolvedRun(recipe, folder, store, files, inputs, data, None, tasks, remote))
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:

@@ -23,8 +23,8 @@ from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective
-from multihop.eval.evaluation_plan import read_results
-from multihop.eval.health import diagnosis
+from multihop.eval.report.run_metrics import diagnosis
+from multihop.eval.trials.evaluation_plan import read_results
 from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import total_steps
@@ -71,13 +71,12 @@ def run_stages(
     Raises:
         UserError: a mistake of the user's, found before anything is started where possible.
     """
-    if "eval" in wanted:
-        check_evaluation(recipe)
+    tasks = check_evaluation(recipe) if "eval" in wanted else ()
     tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
     folder = runs / recipe.name
     with locked_run_dir(folder, recipe, allowed):
-        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, remote)
+        run = resolve(recipe, folder, store_of(recipe, runs), full_verify, tasks, remote)
         if "train" in wanted and run.checkpoint is None:
             check_checkpoints_exist(folder, run.checkpoints)
             # Whether a Hugging Face model has the output layer is known only when its weights are read.
@@ -255,12 +254,12 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     from multihop.cluster.runs.trials import print_examples
-    from multihop.eval.report import write_report
-    from multihop.eval.scores import median_scores
+    from multihop.eval.report.run_report import write_report
+    from multihop.eval.statistics.choose import median_scores
 
     write_report(run.folder)
     results = read_results(run.folder)
-    tracker.log_scores(median_scores(results))
+    tracker.log_scores(median_scores((*results.earlier, *results.rows)))
     tracker.tag_planned_trials([row["key"] for row in (*results.rows, *results.earlier)])
     names = ("report.html", "report.md", "loss.png")
     tracker.log_artifacts([run.folder / name for name in names])

@@ -14,8 +14,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import read_rows
 from multihop.common.machine import cpu_model
-from multihop.eval.health import HEALTH, diagnosis
-from multihop.eval.losses import LOSS, PARTS, REFERENCES, heldout
+from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, diagnosis, heldout
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 

@@ -19,14 +19,14 @@ from multihop.common.files import make_folder, open_append, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.common.redaction import safe_text
 from multihop.eval.config import EvalConfig
-from multihop.eval.evaluation_plan import make_plan, read_plan, write_plan
 from multihop.eval.inference.examples import FILE as EXAMPLES
 from multihop.eval.inference.examples import make_examples, read_examples
-from multihop.eval.predictions import write_predictions
-from multihop.eval.reporting.examples import examples_facts
-from multihop.eval.run_trial import Outcome, failed_row, run_trial
-from multihop.eval.start_from import next_wave, remove_torn, remove_unneeded
-from multihop.eval.trial import Trial, trial_key, trial_name
+from multihop.eval.report.run_report import examples_facts
+from multihop.eval.trials.evaluation_plan import make_plan, read_plan, write_plan
+from multihop.eval.trials.predictions import write_predictions
+from multihop.eval.trials.run_trial import Outcome, run_trial
+from multihop.eval.trials.start_from import next_wave, remove_torn, remove_unneeded
+from multihop.eval.trials.trial import Trial, failed_row, trial_key, trial_name
 
 OnRow = Callable[[Row], None]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from multihop.cluster.tracking.connection import artifact_location
 from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
-from multihop.eval.trial import trial_name
+from multihop.eval.trials.trial import trial_name
 from multihop.pretrain.run.changes import flatten
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a translation attends to: how much each of its tokens looks at each token of the source."""
+"""The attention of a translation: how much each of its tokens attends to each token of the source."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from multihop.pretrain.objectives.batch import layout
 
 
 def attending(trained: TrainedModel) -> nn.Module:
-    """Through which the model's decoder attends to the source.
+    """The module through which the model's decoder attends to the source.
 
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
@@ -22,16 +22,17 @@ def attending(trained: TrainedModel) -> nn.Module:
     found = translator(trained).attends_by
     if found is None:
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
-            "leave --attention-maps out"
+            f"{trained.path} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
+            "leave --maps out"
         )
     return found
 
 
 @torch.inference_mode()
 def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
-    """How much each token of a translation, when it was predicted, attends to each token of its source: (T, Ts), rows
-    that sum to 1; of a Transformer the mean over the heads of the last layer.
+    """(T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
+
+    Rows sum to 1. For a Transformer it is the mean over the heads of the last layer.
 
     Raises:
         UserError: as `attending`.

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multihop.eval.inference.largest import largest
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.objectives.batch import layout
 
+_BLOCK = 64
 _NEVER = -1.0e9
-"""The score of what is not there, as in transformers: scores are compared with it, and added to it."""
+"""The score of a missing hypothesis, as in transformers: scores are compared with it, and added to it."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How translations are searched for."""
+    """Settings of the search for a translation."""
 
     beams: int = 4
     """Hypotheses of a sentence; 1: always the likeliest token."""
@@ -37,9 +37,9 @@ class Hypothesis:
     """A finished translation."""
 
     tokens: list[int]
-    """With its end token, unless it was cut at the limit."""
+    """Token ids, the end token included unless the translation was cut at the limit."""
     score: float
-    """Its log probability, in nats, divided by length ** length_penalty."""
+    """The log probability, in nats, divided by length ** length_penalty."""
 
 
 @torch.inference_mode()
@@ -63,7 +63,7 @@ def beam_search(
     states = model.read(flat, packed["positions"], packed["cu_seqlens"], packed["max_seqlen"])
     state = model.begin(states, packed["cu_seqlens"], packed["max_seqlen"], beams)
 
-    there = torch.arange(len(sources), device=device)
+    active = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""
     limit = torch.tensor(limits, device=device)
     made = torch.full((len(sources), beams, 0), special_ids["end"], device=device)
@@ -78,9 +78,9 @@ def beam_search(
         log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
         most = min(2 * beams, log_probabilities.shape[1])  # more cannot be needed
         likeliest, token = largest(log_probabilities, most)
-        extended = likeliest.view(len(there), beams, -1) + scores[..., None]
+        extended = likeliest.view(len(active), beams, -1) + scores[..., None]
         scores_of, chosen = extended.flatten(1).topk(2 * beams)
-        parent, token = chosen // extended.shape[2], token.view(len(there), -1).gather(1, chosen)
+        parent, token = chosen // extended.shape[2], token.view(len(active), -1).gather(1, chosen)
         extended_made = torch.cat([_rows(made, parent), token[..., None]], -1)
 
         ends = (token == special_ids["end"]) | (length == limit[:, None])
@@ -92,13 +92,13 @@ def beam_search(
         if beams == 1:
             over |= best.is_there[:, 0]
         for row in over.nonzero().flatten().tolist():
-            done[int(there[row])] = best.hypotheses(row)
+            done[int(active[row])] = best.hypotheses(row)
         if over.all():
             break
-        state.reorder((torch.arange(len(there), device=device)[:, None] * beams + parent).flatten())
+        state.reorder((torch.arange(len(active), device=device)[:, None] * beams + parent).flatten())
         if over.any():
             left = _filled_up(~over)
-            there, limit, made, scores, token = there[left], limit[left], made[left], scores[left], token[left]
+            active, limit, made, scores, token = active[left], limit[left], made[left], scores[left], token[left]
             best.keep(left)
             state.keep(left)
         tokens = token.flatten()
@@ -129,7 +129,7 @@ class _Finished:
         )
 
     def add(self, made: Tensor, scores: Tensor, finished: Tensor) -> None:
-        """Those extensions, (S, 2K, length), that are finished, bool (S, 2K)."""
+        """Add the extensions, (S, 2K, length), that are finished, bool (S, 2K)."""
         if not finished.any():
             return
         length, beams = made.shape[-1], self.scores.shape[1]
@@ -170,9 +170,29 @@ def _first(extensions: Tensor, count: int) -> Tensor:
 
 
 def _filled_up(stays: Tensor) -> Tensor:
-    """int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones in the places of those that go, so that
-    the others need not be moved."""
+    """int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones at the indexes of those that go, so
+    that the others need not be moved."""
     left = stays.nonzero().flatten()
     rows = torch.arange(len(left), device=stays.device)
     rows[~stays[: len(left)]] = left[left >= len(left)]
     return rows
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`values.topk(count)`, (R, V) -> (R, count), and where they are, int64 (R, count).
+
+    Only the `count` blocks of columns with the largest maxima can hold one of them, and maxima are found at the speed
+    of memory.
+    """
+    blocks = values.shape[1] // _BLOCK
+    if blocks <= count:
+        found, where = values.topk(count)
+        return found, where
+    whole = blocks * _BLOCK
+    maxima = values[:, :whole].unflatten(1, (blocks, _BLOCK)).amax(-1)
+    starts = maxima.topk(count, sorted=False).indices * _BLOCK
+    inside = (starts[..., None] + torch.arange(_BLOCK, device=values.device)).flatten(1)
+    rest = torch.arange(whole, values.shape[1], device=values.device).expand(len(values), -1)
+    columns = torch.cat([inside, rest], 1)
+    found, which = values.gather(1, columns).topk(count)
+    return found, columns.gather(1, which)

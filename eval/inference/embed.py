@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.eval.config import Pooling
-from multihop.eval.features import means
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.objectives.batch import layout
@@ -21,7 +21,7 @@ class Embedding:
     vector: list[float]
     """(H,)."""
     tokens: int
-    """How many were read, special tokens included."""
+    """The number of tokens that were read, special tokens included."""
     is_cut: bool
     """Whether the text had more tokens than the model has positions: the last ones were not read."""
 
@@ -49,7 +49,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     """
     if trained.family.translates:
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
+            f"{trained.path} is a {trained.family.display_name}, which embeds no texts; use `multihop translate`"
         )
     model, by_family = trained.model, trained.family.pooling
     if pooling == "family" and by_family == "pooler":
@@ -73,3 +73,10 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         Embedding(vector, length, len(ids) > limit)
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
+
+
+def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """(N, H) -> (S, H): the mean over each sequence's tokens."""
+    lengths = cu_seqlens.diff()
+    owners = torch.repeat_interleave(lengths)
+    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]

@@ -1,4 +1,4 @@
-"""What a model makes of a few texts before and after pretraining: filled masks, or continued prompts.
+"""A few texts completed by a model before and after pretraining: filled masks, or continued prompts.
 
 Torch and what needs it are imported where they are used: recipes are validated with this.
 """
@@ -13,7 +13,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
-from multihop.eval.evaluated import Evaluated, open_tokenizer
+from multihop.eval.model.model_under_test import ModelUnderTest, open_tokenizer
 from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class Examples:
     """Everything a worker needs, in plain values."""
 
     texts: list[str]
-    after: Evaluated
+    after: ModelUnderTest
     """The model after pretraining."""
-    before: Evaluated | None
+    before: ModelUnderTest | None
     """The model before pretraining; None for random weights."""
     seed: int
-    """Of the random weights."""
+    """The seed of the random weights."""
     threads: int
     """CPU threads for torch; not part of the key."""
 
@@ -79,7 +79,7 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
 
 
 def read_examples(eval_dir: Path, key: str | None) -> Row | None:
-    """What `make_examples` returned for a run; None if the examples of this key have not been made."""
+    """The examples of a run, from `make_examples`; None if the examples of this key have not been made."""
     try:
         made = read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any
     ]
 
 
-def _weights(evaluated: Evaluated) -> "dict[str, torch.Tensor]":
+def _weights(evaluated: ModelUnderTest) -> "dict[str, torch.Tensor]":
     from multihop.pretrain.checkpoint.huggingface_import import import_model
     from multihop.pretrain.checkpoint.verify import load_weights
 

@@ -1,4 +1,4 @@
-"""Which tokens a masked model expects where mask tokens stand (Devlin et al. 2018, section 3.1)."""
+"""The tokens that a masked model predicts for mask tokens (Devlin et al. 2018, section 3.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Candidate:
     """A token for a mask."""
 
     token: str
-    """As text, with a space before it if it begins a word."""
+    """The token as text, with a space before it if it begins a word."""
     id: int
     probability: float
 
 
 Filled = list[list[Candidate]]
-"""For each mask token of a text its candidates, the likeliest first."""
+"""The candidates for each mask token of a text, the likeliest first."""
 
 
 @torch.inference_mode()
@@ -41,8 +41,7 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
     """
     if trained.command != "fill-mask":
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name}, which fills no masks; use `multihop "
-            f"{trained.command}`"
+            f"{trained.path} is a {trained.family.display_name}, which fills no masks; use `multihop {trained.command}`"
         )
     trained.needs(trained.model.lm_head, "predicting masked tokens")
     encoded = [_encode(trained, text) for text in texts]

@@ -31,15 +31,15 @@ def generate(
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
-    """Its tokens; the end token if it has none, as before a document.
+    """The tokens of a prompt; the end token if it has none, as before a document.
 
     Raises:
         UserError: the model is not causal, or has no position left for a token after the prompt.
     """
     if not trained.family.causal:
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name}, which does not continue texts; use `multihop "
-            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
+            f"{trained.path} is a {trained.family.display_name}, which does not continue texts; use `multihop "
+            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
@@ -110,12 +110,12 @@ def stream(
     trained: TrainedModel, prompt: str, max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
 ) -> Iterator[str]:
     """The continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
-    ids, made, told = encode_prompt(trained, prompt), list[int](), ""
+    ids, made, shown = encode_prompt(trained, prompt), list[int](), ""
     for (token,) in generate_tokens(trained, [ids], max_tokens, sampling):
         made += [] if token is None else [token]
         text = continuation(trained, ids, made)
         # Some of the bytes of its last character may be missing.
         if token is None or not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(told) :]
-            told = text
-    yield continuation(trained, ids, made)[len(told) :]
+            yield text[len(shown) :]
+            shown = text
+    yield continuation(trained, ids, made)[len(shown) :]

@@ -13,7 +13,7 @@ _MIN_TEMPERATURE = 1e-30
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: the draws of a text depend on the seed and on its number among the prompts alone."""
+    """Settings of the draw of a token. The draws of a text depend on the seed and on its number among the prompts."""
 
     temperature: float = 1.0
     """Logits are divided by it."""
@@ -56,5 +56,5 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     mass = upto[:, -1:] * uniform[:, None].to(upto)
     # Rounding must not choose behind the last token that is left.
     last = (probabilities > 0).sum(-1, keepdim=True) - 1
-    place = torch.minimum((upto <= mass).sum(-1, keepdim=True), last)
-    return best.indices.gather(1, place)[:, 0]
+    rank = torch.minimum((upto <= mass).sum(-1, keepdim=True), last)
+    return best.indices.gather(1, rank)[:, 0]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
-from multihop.eval.evaluated import of_huggingface, open_tokenizer
 from multihop.eval.inference.packed_weights import PackedWeights
+from multihop.eval.model.model_under_test import of_huggingface, open_tokenizer
 from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.build import build_model
@@ -26,29 +26,29 @@ from multihop.pretrain.run.find_checkpoint import find_checkpoint
 class TrainedModel:
     """A model in evaluation mode, on a GPU where torch finds one."""
 
-    place: str
-    """Where it is from, for messages."""
+    path: str
+    """The path or URL of the model, for messages."""
     model: Model
     tokenizer: Tokenizer
     special_ids: dict[str, int]
     target_tokenizer: Tokenizer | None = None
-    """Of a model of pairs with two vocabularies, that of the target."""
+    """The target's tokenizer of an encoder-decoder model with two vocabularies."""
     lacking: frozenset[str] = frozenset()
     """Parameters that its files do not have, which are zero."""
 
     @property
     def family(self) -> Family:
-        """What its family declares."""
+        """The declaration of the model's family."""
         return FAMILIES[self.model.config.family]
 
     @property
     def output_tokenizer(self) -> Tokenizer:
-        """Of the tokens that it predicts."""
+        """The tokenizer of the tokens that the model predicts."""
         return self.target_tokenizer or self.tokenizer
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return self.model.word.weight.device
 
     @property
@@ -62,11 +62,11 @@ class TrainedModel:
 
     @cached_property
     def packed_weights(self) -> PackedWeights:
-        """For its products. Packing takes as long as four tokens of a text do."""
+        """The weights, packed for matrix products. Packing takes as long as four tokens of a text do."""
         return PackedWeights(self.model)
 
     def needs(self, head: Callable[[Tensor], Tensor], what: str) -> None:
-        """Check that the weights of a head are there.
+        """Refuse a head whose weights the model's files lack.
 
         Raises:
             UserError: they are not.
@@ -78,31 +78,31 @@ class TrainedModel:
             states = torch.zeros(1, self.model.config.hidden, device=self.device)
             used = torch.autograd.grad(head(states).sum(), lacking, allow_unused=True)
         if any(gradient is not None for gradient in used):
-            raise UserError(f"{self.place} has no weights for {what}; use the model with its pretraining heads")
+            raise UserError(f"{self.path} has no weights for {what}; use the model with its pretraining heads")
 
 
-def load_model(place: str, step: int | None = None) -> TrainedModel:
-    """The model at `place` with its tokenizer.
+def load_model(path: str, step: int | None = None) -> TrainedModel:
+    """The model at `path` with its tokenizer.
 
     Args:
-        place: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
+        path: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
             Hugging Face's layout.
         step: which checkpoint; None: the newest good one.
 
     Raises:
-        UserError: there is no such model, it is damaged, or its tokenizer is missing.
+        UserError: the model is missing, it is damaged, or its tokenizer is missing.
     """
-    if is_huggingface(Path(place)):
+    if is_huggingface(Path(path)):
         if step is not None:
-            raise UserError(f"{place} is a single model, and --step {step} chooses among checkpoints; leave --step out")
-        evaluated = of_huggingface(Path(place))
+            raise UserError(f"{path} is a single model, and --step {step} chooses among checkpoints; leave --step out")
+        evaluated = of_huggingface(Path(path))
         tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
-        weights = import_model(Path(place))[2]
-        return with_weights(place, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
-    found = find_checkpoint(place, step)
+        weights = import_model(Path(path))[2]
+        return with_weights(path, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
+    found = find_checkpoint(path, step)
     weights, data, target = load_weights(found.location), found.data, found.data.target_tokenizer
     return with_weights(
-        place,
+        path,
         found.model,
         data.output_tokenizer.vocab_size,
         weights,
@@ -114,7 +114,7 @@ def load_model(place: str, step: int | None = None) -> TrainedModel:
 
 
 def with_weights(
-    place: str,
+    path: str,
     config: ModelConfig,
     vocab_size: int,
     weights: dict[str, Tensor],
@@ -129,4 +129,4 @@ def with_weights(
     model.load_state_dict({**weights, **lacking})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device).eval()
-    return TrainedModel(place, model, tokenizer, special_ids, target_tokenizer, frozenset(lacking))
+    return TrainedModel(path, model, tokenizer, special_ids, target_tokenizer, frozenset(lacking))

@@ -11,24 +11,24 @@ from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
 MORE_TOKENS = 50
-"""How much longer than its source a translation may be, in tokens (Vaswani et al. 2017, section 6.1)."""
+"""The most tokens by which a translation may be longer than its source (Vaswani et al. 2017, section 6.1)."""
 BATCH_TOKENS = 4096
 """Source tokens of a batch, times beams."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Of one text."""
+    """The translation of one text."""
 
     text: str
     score: float
-    """As `beam_search.Hypothesis`; 0 for an empty text."""
+    """The score of the hypothesis (`beam_search.Hypothesis`); 0 for an empty text."""
     is_cut: bool
     """Whether the source had more tokens than the model has positions, and was cut."""
     source: list[int] = field(default_factory=list)
     """Tokens that were read, the end token included; none of an empty text."""
     tokens: list[int] = field(default_factory=list)
-    """Of the translation, with its end token, unless it was cut at the limit."""
+    """Tokens of the translation, with its end token unless it was cut at the limit."""
 
 
 def translate(
@@ -59,14 +59,14 @@ def translate(
 
 
 def translator(trained: TrainedModel) -> EncoderDecoder:
-    """The model of pairs.
+    """The model as an encoder-decoder.
 
     Raises:
         UserError: it does not translate.
     """
     if not trained.family.translates:
         raise UserError(
-            f"{trained.place} is a {trained.family.display_name}, which does not translate; use `multihop "
+            f"{trained.path} is a {trained.family.display_name}, which does not translate; use `multihop "
             f"{trained.command}`"
         )
     trained.needs(trained.model.lm_head, "predicting tokens")

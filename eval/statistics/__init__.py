@@ -1,1 +1,1 @@
-"""From the rows of trials to statements: which settings are judged, and which differences are real."""
+"""Statistics of trials: which settings are judged, and which differences are significant."""

@@ -1,7 +1,7 @@
-"""Which hyperparameters each start of a task is judged at."""
+"""The hyperparameters that each start of a task is judged at."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from multihop.common.json_lines import Row
 
 
 class Start(NamedTuple):
-    """What trials of a task start from."""
+    """The weights that trials of a task start from."""
 
     task: str
     init: str
@@ -52,14 +52,14 @@ def _start_of(row: Row) -> Start:
 
 
 def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
-    """For each start of each task, the hyperparameters with the best median development score over the seeds.
+    """The hyperparameters of each start of each task that have the best median development score over the seeds.
 
     Test scores have no say, and random weights choose for themselves, so that no start is judged at settings that suit
     another. Settings with which fewer seeds succeeded lose, whatever their score: a median of the survivors would
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one a trial, in the recipe's order (`multihop.eval.evaluation_plan.read_results`).
+        rows: one a trial, in the recipe's order (`multihop.eval.trials.evaluation_plan.read_results`).
     """
     starts: dict[Start, dict[bytes, list[Row]]] = {}
     for row in rows:
@@ -80,3 +80,20 @@ def _rank(setting: Setting, sign: int) -> tuple[int, float]:
 def _setting(rows: list[Row]) -> Setting:
     ok = tuple(row for row in rows if row["status"] == "ok")
     return Setting(rows[0].get("hyperparameters") or {}, ok, len(rows) - len(ok))
+
+
+def median_scores(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
+    """(name, step of the checkpoint, median over the seeds at the chosen settings) of each task's test scores.
+
+    The name is "TASK METRIC" for the run's checkpoints. Other starts have their own names, so that their scores do not
+    appear in the history of the checkpoints: "TASK METRIC random", "TASK METRIC parent" and, for a Hugging Face
+    model, "TASK METRIC eval.checkpoint". Their step is 0.
+    """
+    for start, choice in choose(rows).items():
+        if choice.chosen.rows:
+            name = f"{start.task} {choice.chosen.rows[0]['metric']}"
+            own = start.init == "pretrained"
+            if own and start.checkpoint_step is not None:
+                yield name, start.checkpoint_step, statistics.median(choice.chosen.values)
+            else:
+                yield f"{name} {'eval.checkpoint' if own else start.init}", 0, statistics.median(choice.chosen.values)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.counter_rng import key_of
-from multihop.eval.metrics import from_sums
+from multihop.eval.metrics.score import from_sums
 
 Float = NDArray[np.float64]
 
@@ -56,13 +56,13 @@ class Difference:
     p: float
     """Two-sided, of no difference."""
     examples: int | None
-    """How many were resampled; None: the interval is of the seeds alone, on these test examples."""
+    """The number of examples that were resampled; None: the interval is of the seeds alone, on these test examples."""
     seeds: tuple[int, int]
-    """Of the first and of the second; where one is 1, the interval is of the examples alone."""
+    """The numbers of seeds of the first and of the second; where one is 1, the interval is of the examples alone."""
 
 
 def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """By the scores alone (Welch 1947); None where a side has fewer than two seeds."""
+    """The difference by the scores alone (Welch 1947); None where a side has fewer than two seeds."""
     if min(len(first), len(second)) < 2:
         return None
     scale, sides = _scaled(np.array(first, np.float64), np.array(second, np.float64))
@@ -74,11 +74,11 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
 
 
 def difference_of_examples(metric: str, first: Float, second: Float, key: str) -> Difference:
-    """By resampling the examples of both sides together, and by the spread over the seeds.
+    """The difference by resampling the examples of both sides together, and by the spread over the seeds.
 
     Args:
-        metric: of `multihop.eval.metrics`.
-        first, second: float64 (seeds, N, k), `multihop.eval.metrics.statistics` of the same N examples.
+        metric: of `multihop.eval.metrics.score`.
+        first, second: float64 (seeds, N, k), `multihop.eval.metrics.score.statistics` of the same N examples.
         key: names the draws: equal keys draw equally.
     """
     stacked = np.concatenate([first, second])
@@ -153,7 +153,7 @@ def _tail(error: float, freedom: float) -> Callable[[float], float]:
 
 
 def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callable[[float], float]:
-    """Like `_tail`, for the sum of two independent variables, each given as (standard error, degrees of freedom)."""
+    """The p-value as in `_tail`, for the sum of two independent variables: (standard error, degrees of freedom)."""
     from scipy.special import expit, stdtr, stdtrit
 
     if not one[0] or not other[0]:
@@ -191,9 +191,9 @@ def _judged(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values of several tests, adjusted so that any wrong rejection has the chance that one has (Holm 1979)."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    by_p = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, most = [0.0] * len(p_values), 0.0
-    for place, i in enumerate(order):
-        most = max(most, min(1.0, p_values[i] * (len(p_values) - place)))
+    for rank, i in enumerate(by_p):
+        most = max(most, min(1.0, p_values[i] * (len(p_values) - rank)))
         adjusted[i] = most
     return adjusted

@@ -11,7 +11,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_file
 from multihop.common.json_lines import Row
 
-Trial = tuple[Path, Row]
+RunRow = tuple[Path, Row]
 """A run directory and a row of its results.jsonl."""
 _MOST_BYTES = 256 * 2**20
 
@@ -35,7 +35,7 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
     return content
 
 
-def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None:
+def read_statistics(*sides: Sequence[RunRow]) -> list[NDArray[np.float64]] | None:
     """The statistics per example of the trials of several sides, whose examples can be resampled together.
 
     Args:
@@ -47,7 +47,7 @@ def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None
     Raises:
         UserError: a file is damaged.
     """
-    found: list[NDArray[np.float64]] = []
+    of_sides: list[NDArray[np.float64]] = []
     targets: list[Any] = []
     for trials in sides:
         tables = []
@@ -59,8 +59,8 @@ def read_statistics(*sides: Sequence[Trial]) -> list[NDArray[np.float64]] | None
             tables.append(_table(content.get("statistics"), run_dir, row))
         if any(other != targets[0] for other in targets) or len({table.shape for table in tables}) != 1:
             return None
-        found.append(np.stack(tables))
-    return found if len({tables.shape[1:] for tables in found}) == 1 else None
+        of_sides.append(np.stack(tables))
+    return of_sides if len({tables.shape[1:] for tables in of_sides}) == 1 else None
 
 
 def _table(content: Any, run_dir: Path, row: Row) -> NDArray[np.float64]:

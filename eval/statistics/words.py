@@ -33,18 +33,18 @@ def amount(found: Difference, metric: str, sign: int = 1) -> str:
         sign: -1 to tell the first less the second.
     """
     low, high = sorted((sign * found.low, sign * found.high))
-    numbers = [sign * found.estimate, low, high]
+    values = [sign * found.estimate, low, high]
     if metric in _AS_THEY_ARE:
-        texts, unit = [show(number) for number in numbers], ""
+        texts, unit = [show(value) for value in values], ""
     else:
-        texts, unit = [f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers], " points"
+        texts, unit = [f"{100 * value:.1f}".replace("-0.0", "0.0") for value in values], " points"
     return f"{texts[0]}{unit}" + (f" [{texts[1]} to {texts[2]}]" if math.isfinite(high) else "")
 
 
 def sentence(
     names: tuple[str, str], task: str, metric: str, higher_is_better: bool, found: Difference, p: float
 ) -> str:
-    """Which of two sets of trials is better on a task, if either is.
+    """A sentence on which of two sets of trials is better on a task, if either is.
 
     Args:
         names: of the first and of the second, of which `found` is the second less the first.
@@ -58,7 +58,7 @@ def sentence(
 
 
 def basis(found: Difference) -> str:
-    """What a difference is judged by, for a reader who must judge in turn."""
+    """The basis of a difference in words, for a reader who must judge in turn."""
     if found.examples is None:
         return "judged by the seeds alone, without files of predictions: how the test examples fell is not in it"
     if min(found.seeds) < 2:

@@ -1,1 +1,1 @@
-"""Readers of the official files of labelled sets. Nothing here imports torch: recipes are validated with it."""
+"""Readers of official files. Nothing in this room imports torch: recipes are validated with it."""

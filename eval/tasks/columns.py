@@ -112,9 +112,9 @@ def as_iob2(labels: list[str]) -> tuple[str, ...]:
 def tagged_examples(sentences: Sequence[Sentence], labels: Sequence[str]) -> tuple[Example, ...]:
     """Sentences as examples whose targets are indexes in `labels`."""
     index = {label: at for at, label in enumerate(labels)}
-    places: dict[int, count[int]] = defaultdict(count)
+    next_sentence: dict[int, count[int]] = defaultdict(count)
     return tuple(
-        Example(words, tuple(index[label] for label in line), document=document, sentence=next(places[document]))
+        Example(words, tuple(index[label] for label in line), document=document, sentence=next(next_sentence[document]))
         for words, line, document in sentences
     )
 

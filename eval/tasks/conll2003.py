@@ -14,10 +14,10 @@ _TRAIN, _DEV, _TEST = "train.txt", "valid.txt", "test.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The directory with train.txt, valid.txt and, if it is there, test.txt: `data_dir`/conll2003, else a package's.
+    """The directory with train.txt, valid.txt and, if it exists, test.txt: `data_dir`/conll2003, else a package's.
 
     Raises:
-        UserError: neither is there, or the training or development set is missing.
+        UserError: neither exists, or the training or development set is missing.
     """
     own = official_folder(data_dir) / "conll2003"
     folder = (

@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2018): nine tasks of single sentences and pairs, from the benchmark's own TSV files.
 
-Test sets have no labels; their predictions are written by `multihop.eval.leaderboard`.
+Test sets have no labels; their predictions are written by `multihop.eval.finetune.official_files`.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ _PAIR = ("sentence1", "sentence2")
 
 @dataclass(frozen=True)
 class Official:
-    """What is known of a task before its files are read."""
+    """The declaration of a task: its files, columns, classes and metrics."""
 
     folder: str
-    """In the directory `glue`, as GLUE's archive names it."""
+    """The directory within `glue`, as GLUE's archive names it."""
     source: str
     texts: tuple[str, ...]
     label: str
@@ -39,7 +39,7 @@ class Official:
     labels: tuple[str, ...] = ()
     """The classes in GLUE's order; none: regression, scores from 0 to 5."""
     values: tuple[str, ...] = ()
-    """How the files and the leaderboard spell the classes."""
+    """The classes as the files and the leaderboard spell them."""
     metric: str = "accuracy"
     other_metrics: tuple[str, ...] = ()
     id: str | None = "index"
@@ -122,7 +122,7 @@ def find(name: str, data_dir: str | None) -> Path:
 
 
 def read(name: str, data_dir: str | None) -> Task:
-    """A task with its official training and development sets, and its test sets where their files are there.
+    """A task with its official training and development sets, and its test sets if their files exist.
 
     The training and development sets of CoLA, SST-2 and MRPC have no ids.
 

@@ -1,4 +1,4 @@
-"""One's own task: files of a common format, described by a YAML file after which the task is named.
+"""A user's task: files of a common format, described by a YAML file after which the task is named.
 
     kind: classification            # regression, tagging or choice
     train: train.csv                # relative to the YAML file
@@ -25,7 +25,7 @@ from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.common.files import read_user_text
 from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
-from multihop.eval.tasks.pair_files import OwnPairs, read_pairs
+from multihop.eval.tasks.pair_files import PairFiles, read_pairs
 from multihop.eval.tasks.table_files import (
     Rows,
     class_index,
@@ -54,7 +54,7 @@ _METRICS = {
 
 
 class _Fields(Section):
-    """Where a row has what."""
+    """The fields or columns of a row."""
 
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     choices: Annotated[list[str], Field(min_length=2)] | None = None
@@ -65,19 +65,19 @@ class _Fields(Section):
     scheme: Scheme = "IOB2"
 
 
-class _OwnTask(Section):
+class _LabelledFiles(Section):
     """The YAML file of labelled files."""
 
     kind: Literal["classification", "regression", "tagging", "choice"]
     format: _Format | None = None
-    """None: by the extension of each file."""
+    """The format of the files; None: by the extension of each."""
     train: str
     dev: str | None = None
     test: str | None = None
     fields: _Fields
     metric: str | None = None
     labels: Annotated[list[_Label], Field(min_length=2)] | None = None
-    """None: the labels of the training file, sorted."""
+    """The classes in their order; None: the labels of the training file, sorted."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -108,12 +108,12 @@ class _OwnTask(Section):
 
 
 class _TextField(Section):
-    """Where a line has its document."""
+    """The field of a line that has the document."""
 
     text: str
 
 
-class _OwnText(Section):
+class _TextFile(Section):
     """The YAML file of a text whose perplexity is measured."""
 
     kind: Literal["perplexity"]
@@ -130,86 +130,93 @@ class _OwnText(Section):
         return self
 
 
-_Own = _OwnTask | _OwnText | OwnPairs
-_OWN: TypeAdapter[_Own] = TypeAdapter(Annotated[_Own, Field(discriminator="kind")])
+TaskFile = _LabelledFiles | _TextFile | PairFiles
+"""The content of a task's YAML file."""
+_TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discriminator="kind")])
 
 
-def find_own(path: Path) -> str:
-    """The kind that a task's YAML file says, if it is valid and the files that it names exist.
+def parse_task_file(path: Path) -> TaskFile:
+    """The content of a task's YAML file. The files that it names exist, and are not read.
 
     Raises:
         UserError: it is missing or not valid, or one of its files is missing.
     """
-    own = _parse(path)
-    match own:
-        case OwnPairs():
-            parts = own.files
-        case _OwnText():
-            parts = (own.test,)
-        case _OwnTask():
-            parts = tuple(filter(None, (own.train, own.dev, own.test)))
-    for part in parts:
-        if not (path.parent / part).is_file():
-            raise UserError(f"{path} names {path.parent / part}, which is missing; give the path relative to {path}")
-    return own.kind
+    content = _parse(path)
+    match content:
+        case PairFiles():
+            names = content.files
+        case _TextFile():
+            names = (content.test,)
+        case _LabelledFiles():
+            names = tuple(filter(None, (content.train, content.dev, content.test)))
+    for name in names:
+        if not (path.parent / name).is_file():
+            raise UserError(f"{path} names {path.parent / name}, which is missing; give the path relative to {path}")
+    return content
 
 
-def read_own(path: Path) -> Task:
-    """The task that a YAML file describes. Where it names no development set, one is chosen by a hash of the text:
-    a tenth of the training file, and two tenths as test set if that is not named either.
+def read_task(path: Path, content: TaskFile) -> Task:
+    """The task that a YAML file describes, with its examples.
+
+    Where it names no development set, one is chosen by a hash of the text: a tenth of the training file, and two tenths
+    as test set if that is not named either.
+
+    Args:
+        path: of the YAML file.
+        content: from `parse_task_file`.
 
     Raises:
-        UserError: as `find_own`; also if a file is empty, not UTF-8 or not in its format, has a blank document, or
-            has a label that the training file does not have. The message names the file and line.
+        UserError: a file is missing, empty, not UTF-8 or not in its format, has a blank document, or has a label that
+            the training file does not have. The message names the file and line.
     """
-    find_own(path)
-    own = _parse(path)
-    if isinstance(own, _OwnText):
+    if isinstance(content, _TextFile):
         return Task(
             name=path.stem,
             kind="zero-shot",
             metric="perplexity",
             higher_is_better=False,
             source=f"The text that {path.name} names.",
-            test=_documents(path.parent / own.test, own),
+            test=_documents(path.parent / content.test, content),
         )
-    if isinstance(own, OwnPairs):
+    if isinstance(content, PairFiles):
         return Task(
             name=path.stem,
             kind="translation",
             metric="BLEU",
             higher_is_better=True,
             source=f"Pairs that {path.name} names.",
-            test=read_pairs(path.parent, own),
-            settings={"beams": own.beams, "length_penalty": own.length_penalty},
+            test=read_pairs(path.parent, content),
+            settings={"beams": content.beams, "length_penalty": content.length_penalty},
         )
-    train, labels = _read_training(path.parent / own.train, own)
-    of_two = own.metric in ("F1", "Matthews")
-    if own.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
+    train, labels = _read_training(path.parent / content.train, content)
+    of_two = content.metric in ("F1", "Matthews")
+    if content.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
         raise UserError(
             f"{path}: expected {'two' if of_two else 'at least two'} labels, and the labels are "
             f"{', '.join(labels)[:200]}; correct fields.label, labels or metric"
         )
-    dev, test = (_read_part(path.parent / part, own, labels) if part else () for part in (own.dev, own.test))
+    dev, test = (
+        _read_part(path.parent / part, content, labels) if part else () for part in (content.dev, content.test)
+    )
     notes = ""
-    if not own.dev:
+    if not content.dev:
         parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
         for example in train:
-            part = split_of(_group(example, own))
-            parts["train" if own.test and part == "test" else part].append(example)
+            part = split_of(_group(example, content))
+            parts["train" if content.test and part == "test" else part].append(example)
         sizes = "/".join(str(len(part)) for part in parts.values())
-        notes = f"{own.train} split {sizes} by a hash of each example's text"
-        if not (parts["train"] and parts["dev"] and (own.test or parts["test"])):
+        notes = f"{content.train} split {sizes} by a hash of each example's text"
+        if not (parts["train"] and parts["dev"] and (content.test or parts["test"])):
             raise UserError(f"{path}: {len(train)} examples are too few to split ({notes}); name dev, too")
         train, dev = tuple(parts["train"]), tuple(parts["dev"])
-        test = test if own.test else tuple(parts["test"])
+        test = test if content.test else tuple(parts["test"])
     return Task(
         name=path.stem,
-        kind=own.kind,
-        metric=own.chosen_metric(),
+        kind=content.kind,
+        metric=content.chosen_metric(),
         higher_is_better=True,
         source=f"Labelled files described by {path.name}.",
-        labels=() if own.kind == "choice" else labels,
+        labels=() if content.kind == "choice" else labels,
         train=train,
         dev=dev,
         test=test,
@@ -217,14 +224,14 @@ def read_own(path: Path) -> Task:
     )
 
 
-def _parse(path: Path) -> _Own:
+def _parse(path: Path) -> TaskFile:
     text = read_user_text(path, str(path), "a task's YAML file")
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     try:
-        return _OWN.validate_python(content)
+        return _TASK_FILE.validate_python(content)
     except ValidationError as error:
         mistakes = [_mistake(each) for each in error.errors()]
         raise UserError(f"{path}: {'; '.join(mistakes)}; correct the file") from None
@@ -233,71 +240,71 @@ def _parse(path: Path) -> _Own:
 def _mistake(error: ErrorDetails) -> str:
     if error["type"] == "union_tag_invalid":
         return f"kind: Input should be {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
-    # The first part of the place is the kind.
+    # The first part of the location is the kind.
     key = ".".join(str(part) for part in error["loc"][1:])
     return f"{key}: {error['msg'].removeprefix('Value error, ')}".lstrip(": ")
 
 
-def _documents(path: Path, own: _OwnText) -> tuple[Example, ...]:
+def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
     r"""The documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
-    if own.fields is None:
+    if content.fields is None:
         text = "\n".join(line for _, line in text_lines(path))
         if not text.strip():
             raise UserError(f"{path} has no text; write some")
         return (Example((text,)),)
     found = []
-    for number, (text,) in json_rows(path, [own.fields.text]):
+    for number, (text,) in json_rows(path, [content.fields.text]):
         if not text.strip():
-            raise UserError(f"{path}, line {number}: {own.fields.text} has no text; leave the line out")
+            raise UserError(f"{path}, line {number}: {content.fields.text} has no text; leave the line out")
         found.append(Example((text,)))
     if not found:
         raise UserError(f"{path} has no documents; write one a line")
     return tuple(found)
 
 
-def _read_training(path: Path, own: _OwnTask) -> tuple[tuple[Example, ...], tuple[str, ...]]:
+def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
     """The examples, and the labels."""
-    if own.kind == "regression":
-        return _read_part(path, own, ()), ()
-    if own.labels:
-        return _read_part(path, own, own.labels), tuple(own.labels)
-    if own.kind == "choice":
-        labels = tuple(str(number) for number in range(len(own.fields.choices or [])))
-        return _read_part(path, own, labels), labels
-    if own.kind == "tagging":
-        sentences = _sentences(path, own, None)
+    if content.kind == "regression":
+        return _read_part(path, content, ()), ()
+    if content.labels:
+        return _read_part(path, content, content.labels), tuple(content.labels)
+    if content.kind == "choice":
+        labels = tuple(str(number) for number in range(len(content.fields.choices or [])))
+        return _read_part(path, content, labels), labels
+    if content.kind == "tagging":
+        sentences = _sentences(path, content, None)
         found = {label for _, line, _ in sentences for label in line}
-        if own.fields.scheme != "none":
+        if content.fields.scheme != "none":
             types = sorted({label[2:] for label in found if label != "O"})
             labels = ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
         else:
             labels = tuple(sorted(found))
         return tagged_examples(sentences, labels), labels
-    rows = list(_rows(path, own))
+    rows = list(_rows(path, content))
     labels = tuple(sorted({row[-1] for _, row in rows}))
-    return _examples(path, rows, own, labels), labels
+    return _examples(path, rows, content, labels), labels
 
 
-def _read_part(path: Path, own: _OwnTask, labels: Sequence[str]) -> tuple[Example, ...]:
-    if own.kind == "tagging":
-        return tagged_examples(_sentences(path, own, labels), labels)
-    return _examples(path, _rows(path, own), own, labels)
+def _read_part(path: Path, content: _LabelledFiles, labels: Sequence[str]) -> tuple[Example, ...]:
+    if content.kind == "tagging":
+        return tagged_examples(_sentences(path, content, labels), labels)
+    return _examples(path, _rows(path, content), content, labels)
 
 
-def _sentences(path: Path, own: _OwnTask, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
-    if _format(path, own) != "conll":
+def _sentences(path: Path, content: _LabelledFiles, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
+    if _format(path, content) != "conll":
         raise UserError(f"{path}: tagging reads column files; write one word a line with its label (format: conll)")
-    assert own.fields.words is not None and own.fields.labels is not None
-    return read_columns(path, own.fields.words, own.fields.labels, own.fields.scheme, labels)
+    assert content.fields.words is not None and content.fields.labels is not None
+    return read_columns(path, content.fields.words, content.fields.labels, content.fields.scheme, labels)
 
 
 def _examples(
-    path: Path, rows: Rows | Sequence[tuple[int, list[str]]], own: _OwnTask, labels: Sequence[str]
+    path: Path, rows: Rows | Sequence[tuple[int, list[str]]], content: _LabelledFiles, labels: Sequence[str]
 ) -> tuple[Example, ...]:
     examples = []
     for line, (*texts, label) in rows:
         target = (
-            finite_number(path, line, label) if own.kind == "regression" else class_index(path, line, label, labels)
+            finite_number(path, line, label) if content.kind == "regression" else class_index(path, line, label, labels)
         )
         examples.append(Example(tuple(texts), (target,)))
     if not examples:
@@ -305,12 +312,12 @@ def _examples(
     return tuple(examples)
 
 
-def _rows(path: Path, own: _OwnTask) -> Rows:
+def _rows(path: Path, content: _LabelledFiles) -> Rows:
     """Each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
-    texts = [own.fields.text] if isinstance(own.fields.text, str) else own.fields.text
-    assert texts and own.fields.label
-    names = [*texts, *(own.fields.choices or []), own.fields.label]
-    match _format(path, own):
+    texts = [content.fields.text] if isinstance(content.fields.text, str) else content.fields.text
+    assert texts and content.fields.label
+    names = [*texts, *(content.fields.choices or []), content.fields.label]
+    match _format(path, content):
         case "csv":
             rows = columns_of(path, csv_rows(path), names)
         case "tsv":
@@ -319,21 +326,21 @@ def _rows(path: Path, own: _OwnTask) -> Rows:
             rows = json_rows(path, names)
         case "conll":
             raise UserError(
-                f"{path}: a column file is for tagging, and kind is {own.kind}; set format: csv, tsv or jsonl"
+                f"{path}: a column file is for tagging, and kind is {content.kind}; set format: csv, tsv or jsonl"
             )
     return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
 
 
-def _format(path: Path, own: _OwnTask) -> _Format:
-    if own.format:
-        return own.format
+def _format(path: Path, content: _LabelledFiles) -> _Format:
+    if content.format:
+        return content.format
     if path.suffix not in _FORMATS:
         raise UserError(f"{path} has none of the extensions {', '.join(_FORMATS)}; set format")
     return _FORMATS[path.suffix]
 
 
-def _group(example: Example, own: _OwnTask) -> str:
-    """What a split keeps together: a document, or all examples of one text."""
-    if own.kind == "tagging":
+def _group(example: Example, content: _LabelledFiles) -> str:
+    """The key of examples that a split keeps together: a document, or all examples of one text."""
+    if content.kind == "tagging":
         return f"document {example.document}" if example.document else " ".join(example.texts)
     return example.texts[0]

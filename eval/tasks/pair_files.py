@@ -1,4 +1,4 @@
-"""Pairs of one's own for translation: a YAML file that names a test set, and the readers of its files."""
+"""Pairs of a user's for translation: a YAML file that names a test set, and the readers of its files."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,24 +12,24 @@ from multihop.eval.tasks.task import Example
 
 
 class _Sides(Section):
-    """Where a row has the two sides."""
+    """The fields or columns of a row that have the two sides."""
 
     source: str | int
     """The name of a field of a .jsonl file, or the number of a column of a .tsv file, from 1."""
     target: str | int
 
 
-class OwnPairs(Section):
+class PairFiles(Section):
     """The YAML file of a test set for translation."""
 
     kind: Literal["translation"]
     test: str | Annotated[list[str], Field(min_length=2, max_length=2)]
     """A .jsonl or .tsv file with both sides, or two line files: the source's and the target's. Each may end in .gz."""
     fields: _Sides | None = None
-    """None: columns 1 and 2 of a .tsv file."""
+    """The fields of the two sides; None: columns 1 and 2 of a .tsv file."""
     beams: int = Field(default=4, ge=1)
     length_penalty: float = 0.6
-    """As of `multihop translate`."""
+    """The length penalty of `multihop translate`."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -52,14 +52,14 @@ class OwnPairs(Section):
         return self
 
 
-def read_pairs(folder: Path, own: OwnPairs) -> tuple[Example, ...]:
+def read_pairs(folder: Path, content: PairFiles) -> tuple[Example, ...]:
     """The pairs of a test set: texts are source and reference.
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in its format, two line files have different numbers of
             lines, or a side is blank. The message names the file and line.
     """
-    paths = [folder / name for name in own.files]
+    paths = [folder / name for name in content.files]
     if len(paths) == 2:
         sides = [[line for _, line in text_lines(path)] for path in paths]
         if len(sides[0]) != len(sides[1]):
@@ -68,11 +68,11 @@ def read_pairs(folder: Path, own: OwnPairs) -> tuple[Example, ...]:
                 "translate line i of the other"
             )
         rows = [(number, [*pair]) for number, pair in enumerate(zip(*sides, strict=True), start=1)]
-    elif _format(own.files[0]) == "jsonl":
-        assert own.fields is not None
-        rows = list(json_rows(paths[0], [str(own.fields.source), str(own.fields.target)]))
+    elif _format(content.files[0]) == "jsonl":
+        assert content.fields is not None
+        rows = list(json_rows(paths[0], [str(content.fields.source), str(content.fields.target)]))
     else:
-        sides_of = own.fields or _Sides(source=1, target=2)
+        sides_of = content.fields or _Sides(source=1, target=2)
         columns = int(sides_of.source), int(sides_of.target)
         rows = []
         for number, row in tsv_rows(paths[0]):

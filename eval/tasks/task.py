@@ -30,7 +30,7 @@ class Example:
     start and the end (exclusive) of each accepted answer in characters of the context, none if there is no answer.
     Empty where the official file has no labels."""
     id: str = ""
-    """As in the official file, for the files of predictions; empty: the file has no ids."""
+    """The id in the official file, for the files of predictions; empty: the file has no ids."""
     document: int = 0
     """Tagging: sentences of one document, in their order, have the same number, from 1; 0: the file marks none."""
     sentence: int = 0
@@ -44,7 +44,7 @@ class Task:
     name: str
     kind: Kind
     metric: str
-    """The name, in `multihop.eval.metrics`, of the metric by which trials are compared."""
+    """The name, in `multihop.eval.metrics.score`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
     """One sentence: the authors, the origin and the licence of the data."""
@@ -62,11 +62,11 @@ class Task:
     unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Official test sets without labels, by the name of the leaderboard's file of predictions."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """Of a task of one's own, what its file says of how a model is evaluated."""
+    """The settings of the evaluation in a user's YAML file."""
     files_sha256: str = ""
-    """For a zero-shot task by name, whose examples are read where it is evaluated."""
+    """The hash of the files of a zero-shot task by name, whose examples are read where it is evaluated."""
     notes: str = ""
-    """How the official files were changed, with counts; empty: not at all."""
+    """The changes to the official files, with counts; empty: none."""
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,1 +1,1 @@
-"""Evaluation of a pretrained model without fine-tuning. Importing it imports no torch: that is left to `scoring`."""
+"""Evaluation of a pretrained model without fine-tuning."""

@@ -5,23 +5,24 @@ The scores are those of the Language Model Evaluation Harness (Gao et al. 2021):
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.task import Example
-from multihop.eval.zero_shot.encoding import encode_continuations
-from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
-from multihop.eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods
-
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
+from multihop.eval.zero_shot.scoring import (
+    BATCH_TOKENS,
+    ZeroShotResult,
+    accuracy_result,
+    encode_continuations,
+    log_likelihoods,
+)
+from multihop.pretrain.models.layers.model import Model
 
 
 def evaluate_choices(
-    model: "Model",
+    model: Model,
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     examples: Sequence[Example],

@@ -1,21 +1,17 @@
 """The perplexity of a causal model on held-out documents, and that of a unigram model on the same."""
 
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multihop.data_prep.dataset.shards import Documents
-from multihop.eval.zero_shot.scoring import predict
-from multihop.eval.zero_shot.windows import windows
+from multihop.eval.zero_shot.scoring import predict, windows
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.run.reference_losses import unigram_loss
 
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
 
-
-def cross_entropy(model: "Model", documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
+def cross_entropy(model: Model, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
     """Mean cross-entropy over all documents in nats per token, and the number of tokens.
 
     Each document is read from its beginning, after an end token. One longer than `seq_len` is read in windows that

@@ -3,24 +3,25 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from math import exp
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.eval.zero_shot.detokenize import detokenize
-from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
-from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
-from multihop.eval.zero_shot.scoring import BATCH_TOKENS, Continuation, log_likelihoods
-from multihop.eval.zero_shot.text_files import read_objects, read_text
-
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
+from multihop.eval.tasks.detokenize import detokenize
+from multihop.eval.zero_shot.scoring import (
+    BATCH_TOKENS,
+    Continuation,
+    ZeroShotResult,
+    accuracy_result,
+    encode_continuations,
+    encode_each,
+    log_likelihoods,
+)
+from multihop.pretrain.models.layers.model import Model
 
 Protocol = Literal["plain", "no stop words"]
-"""plain: the passage as it stands, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
+"""plain: the passage unchanged, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
 straight quotes, and no stop word may be predicted: few of them end a sentence (Radford et al. 2019, section 3.3)."""
 
 _STRAIGHT_QUOTES = str.maketrans("“”\u2018\u2019", "\"\"''")
@@ -39,26 +40,8 @@ _STOP_WORDS = (
 )
 
 
-def read_lambada(path: Path) -> tuple[str, ...]:
-    """The passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
-    official release, a passage a line (any other suffix).
-
-    Raises:
-        UserError: the file is missing, empty, or a line is not in the format, or has a single word.
-    """
-    if path.suffix == ".jsonl":
-        numbered = [(number, row["text"]) for number, row in read_objects(path, ("text",))]
-    else:
-        lines = enumerate(read_text(path).split("\n"), start=1)
-        numbered = [(number, line) for number, line in lines if line.strip()]
-    for number, text in numbered:
-        if len(text.split()) < 2:
-            raise UserError(f"{path}, line {number}: expected a passage of several words, got {text!r}")
-    return tuple(text.strip() for _, text in numbered)
-
-
 def evaluate_lambada(
-    model: "Model",
+    model: Model,
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     passages: Sequence[str],
@@ -98,7 +81,7 @@ def evaluate_lambada(
 
 
 def _stop_words(tokenizer: Tokenizer) -> dict[tuple[int, ...], set[int]]:
-    """For the tokens that a word begins with, the tokens that would complete a stop word."""
+    """The tokens that would complete a stop word, by the tokens that it begins with."""
     blank = " " if tokenizer.kind == "byte-bpe" else ""
     endings: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for ids in encode_each(tokenizer, [blank + word for word in _STOP_WORDS.split()]):

@@ -2,59 +2,32 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.eval.zero_shot.encoding import encode_continuations, encode_each
-from multihop.eval.zero_shot.result import ZeroShotResult, accuracy_result
-from multihop.eval.zero_shot.scoring import BATCH_TOKENS, log_likelihoods, pseudo_log_likelihoods
-from multihop.eval.zero_shot.text_files import read_objects
+from multihop.eval.tasks.zero_shot_sets import Pair
+from multihop.eval.zero_shot.scoring import (
+    BATCH_TOKENS,
+    ZeroShotResult,
+    accuracy_result,
+    encode_continuations,
+    encode_each,
+    log_likelihoods,
+    pseudo_log_likelihoods,
+)
 from multihop.pretrain.models.families import FAMILIES
-
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.models.layers.model import Model
 
 Masking = Literal["token", "rest of word"]
-"""What a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those after it
-in its word (Kauf and Ivanova 2023)."""
-
-_FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two sentences that differ in what makes one of them unacceptable."""
-
-    good: str
-    bad: str
-    field: str
-    """Of linguistics: morphology, syntax, semantics, or syntax/semantics."""
-    term: str
-    """The phenomenon, one of 12."""
-    paradigm: str
-    """The kind of contrast, one of 67: the UID, a file of its own."""
-
-
-def read_pairs(folder: Path) -> tuple[Pair, ...]:
-    """The pairs of all official files, data/*.jsonl, in the order of their names.
-
-    Raises:
-        UserError: there is no such file, or a line is not in the official format.
-    """
-    paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
-        raise UserError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
-    return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
+"""The tokens that a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those
+after it in its word (Kauf and Ivanova 2023)."""
 
 
 def evaluate_pairs(
-    model: "Model",
+    model: Model,
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     pairs: Sequence[Pair],

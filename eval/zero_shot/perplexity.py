@@ -5,109 +5,20 @@ by the official number of words, whatever the model's tokens are, and by the byt
 section 3.1).
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from math import exp, log
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.eval.zero_shot.detokenize import detokenize
-from multihop.eval.zero_shot.encoding import encode_each
-from multihop.eval.zero_shot.result import ZeroShotResult
-from multihop.eval.zero_shot.scoring import BATCH_TOKENS, predict
-from multihop.eval.zero_shot.text_files import read_text
-from multihop.eval.zero_shot.windows import windows
+from multihop.eval.tasks.running_text import UNIT_WORDS, Text
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, predict, windows
+from multihop.pretrain.models.layers.model import Model
 
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
-
-Convention = Literal["wikitext", "ptb", "text"]
-"""How a set's words are counted. wikitext (Merity et al. 2017), ptb (Mikolov et al. 2010): what stands between
-whitespace, and the end of each line, blank ones included. text: what stands between whitespace."""
-
-UNIT_WORDS = 128
-"""What is resampled as one: neighbouring words are hard together, so single lines would seem surer than they are."""
 _LARGEST_EXPONENT = 700
-
-
-@dataclass(frozen=True)
-class Text:
-    """Documents in blocks: each line that is not blank, with the line ends before it; by convention text, long lines
-    are cut."""
-
-    blocks: tuple[str, ...]
-    """What the model reads. Together they are the text, and their tokens the text's: they end before whitespace."""
-    documents: tuple[int, ...]
-    """The number of blocks of each document."""
-    words: tuple[int, ...]
-    """Of the official text, by the convention, in each block."""
-    bytes: int
-    """Of the official text in UTF-8."""
-    convention: Convention
-    detokenized: bool
-
-
-def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) -> Text:
-    """A set's file, such as wiki.test.raw, wiki.test.tokens or ptb.test.txt.
-
-    Args:
-        detokenized: whether the model reads the natural text instead of the official one, as GPT-2 did. Words and bytes
-            are those of the official text all the same. Not for convention text.
-
-    Raises:
-        UserError: the file is missing, empty or not UTF-8.
-    """
-    return text_of([read_text(path)], convention, detokenized)
-
-
-def text_of(documents: Sequence[str], convention: Convention, detokenized: bool) -> Text:
-    """Documents, none of which is blank. See `read_perplexity_text`."""
-    parts = [_blocks(document, convention, detokenized) for document in documents]
-    return Text(
-        blocks=tuple(chain.from_iterable(blocks for blocks, _ in parts)),
-        documents=tuple(len(blocks) for blocks, _ in parts),
-        words=tuple(chain.from_iterable(words for _, words in parts)),
-        bytes=sum(len(document.encode()) for document in documents),
-        convention=convention,
-        detokenized=detokenized,
-    )
-
-
-def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[str], list[int]]:
-    """The blocks of a document, and the words of each."""
-    blocks: list[str] = []
-    words: list[int] = []
-    gap, gap_words = "", 0
-    line_end = 0 if convention == "text" else 1
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        natural = detokenize(line, convention) if detokenized and convention != "text" else line
-        body = natural.rstrip(" \t\r")
-        if body:
-            pieces = _pieces(body) if convention == "text" else [body]
-            blocks += [gap + pieces[0], *pieces[1:]]
-            words += [gap_words + len(line.split())] if len(pieces) == 1 else [len(piece.split()) for piece in pieces]
-            gap, gap_words = "", 0
-        gap += natural[len(body) :]
-        if number < len(lines):
-            gap += "\n"
-            gap_words += line_end
-    blocks[-1] += gap
-    words[-1] += gap_words
-    return blocks, words
-
-
-def _pieces(line: str) -> list[str]:
-    """A line, split before the whitespace after every `UNIT_WORDS` words: some texts are one line, such as text8."""
-    ends = [word.end() for word in re.finditer(r"\S+", line)]
-    return [line[start:stop] for start, stop in pairwise([0, *ends[UNIT_WORDS - 1 : -1 : UNIT_WORDS], len(line)])]
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
@@ -126,7 +37,7 @@ def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.
 
 
 def evaluate_perplexity(
-    model: "Model",
+    model: Model,
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     text: Text,

@@ -1,22 +1,21 @@
-"""Log-likelihoods of token sequences, in packed batches of a bounded number of tokens.
-
-Only functions that run the model import torch, so that readers of tasks can stand beside their evaluation.
-"""
+"""Texts as tokens, in windows where they are too long, and their log-likelihoods, in packed batches of a bounded number
+of tokens."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, islice, takewhile
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.objectives.batch import Inputs, layout
-
-if TYPE_CHECKING:
-    from multihop.pretrain.models.layers.model import Model
 
 Ids = NDArray[np.int64]
 
@@ -35,9 +34,9 @@ class Query:
     at: Ids
     """(M,): the positions whose hidden states predict."""
     targets: Ids
-    """(M,): the tokens to predict there."""
+    """(M,): the tokens to predict at these positions."""
     excluded: Sequence[Collection[int]] = ()
-    """For each target the tokens that greedy decoding may not choose; empty: none for any."""
+    """The tokens that greedy decoding may not choose, for each target; empty: none for any."""
 
 
 class Prediction(NamedTuple):
@@ -54,15 +53,15 @@ class Continuation:
     """Tokens, and those that they continue."""
 
     context: Sequence[int]
-    """At least one token: the end token where there is no text before. Cut at its beginning if it is too long."""
+    """The tokens before, at least one: the end token if no text is before. Cut at its beginning if it is too long."""
     ids: Sequence[int]
-    """At least one token."""
+    """The tokens of the continuation, at least one."""
     excluded: Sequence[Collection[int]] = ()
-    """As in `Query`."""
+    """The excluded tokens, as in `Query`."""
 
 
 class LogLikelihood(NamedTuple):
-    """Of a continuation given its context."""
+    """The likelihood of a continuation after its context."""
 
     value: float
     """The sum of its tokens' log-probabilities, in nats."""
@@ -72,7 +71,7 @@ class LogLikelihood(NamedTuple):
 
 
 def log_likelihoods(
-    model: "Model", continuations: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
+    model: Model, continuations: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
 ) -> list[LogLikelihood]:
     """The log-likelihood of each continuation under a causal model.
 
@@ -97,15 +96,17 @@ def log_likelihoods(
         targets = ids[-len(each.ids) :]
         return Query(ids[:-1], np.arange(len(ids) - len(targets), len(ids)) - 1, targets, each.excluded)
 
-    order = _longest_first([len(each.context) + len(each.ids) for each in continuations])
+    by_length = _longest_first([len(each.context) + len(each.ids) for each in continuations])
     scores: list[LogLikelihood | None] = [None] * len(continuations)
-    for index, each in zip(order, predict(model, (query(continuations[i]) for i in order), batch_tokens), strict=True):
+    for index, each in zip(
+        by_length, predict(model, (query(continuations[i]) for i in by_length), batch_tokens), strict=True
+    ):
         scores[index] = LogLikelihood(float(each.log_probabilities.sum()), bool(each.greedy.all()), len(each.greedy))
     return [score for score in scores if score is not None]
 
 
 def pseudo_log_likelihoods(
-    model: "Model",
+    model: Model,
     sentences: Sequence[Sequence[int]],
     special_ids: dict[str, int],
     word_starts: Sequence[Sequence[bool]] | None = None,
@@ -145,15 +146,15 @@ def pseudo_log_likelihoods(
             masked[at : next(end for end in ends if end > at)] = special_ids["mask"]
             yield Query(masked, np.array([at]), ids[at : at + 1])
 
-    order = _longest_first(list(map(len, sentences)))
-    answers = predict(model, chain.from_iterable(map(queries, order)), batch_tokens)
+    by_length = _longest_first(list(map(len, sentences)))
+    answers = predict(model, chain.from_iterable(map(queries, by_length)), batch_tokens)
     scores = np.zeros(len(sentences))
-    for index in order:
+    for index in by_length:
         scores[index] = sum(float(each.log_probabilities[0]) for each in islice(answers, len(sentences[index])))
     return scores
 
 
-def predict(model: "Model", queries: Iterable[Query], batch_tokens: int = BATCH_TOKENS) -> Iterator[Prediction]:
+def predict(model: Model, queries: Iterable[Query], batch_tokens: int = BATCH_TOKENS) -> Iterator[Prediction]:
     """The answers, in the order of the queries, which are packed into batches in this order: sort them by length."""
     model.eval()
     batch: list[Query] = []
@@ -168,11 +169,7 @@ def predict(model: "Model", queries: Iterable[Query], batch_tokens: int = BATCH_
         yield from _predict(model, batch)
 
 
-def _predict(model: "Model", batch: list[Query]) -> list[Prediction]:
-    import torch
-
-    from multihop.pretrain.engine.inputs import on_device
-
+def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
     lengths = [len(query.ids) for query in batch]
     starts = np.cumsum([0, *lengths[:-1]])
     at = np.concatenate([query.at + start for query, start in zip(batch, starts, strict=True)])
@@ -202,3 +199,77 @@ def _predict(model: "Model", batch: list[Query]) -> list[Prediction]:
 def _longest_first(lengths: list[int]) -> list[int]:
     """Sequences of similar length make batches without padding, and the batch that needs most memory comes first."""
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])
+
+
+def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each text, without special tokens."""
+    assert texts
+    ids, lengths = tokenizer.encode(texts)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def encode_continuations(
+    tokenizer: Tokenizer, special_ids: dict[str, int], context: str, continuations: Sequence[str]
+) -> list[Continuation]:
+    """A text and what may follow it, each with the space that separates the two if there is one.
+
+    Context and continuation are encoded together. Tokens that all have in common with the context alone, after an end
+    token, are the context: where a continuation changes the context's last token, that token is scored for all of them,
+    so that their likelihoods remain comparable.
+
+    Args:
+        special_ids: of the run's tokenizer, with end.
+    """
+    alone, *together = encode_each(tokenizer, [context, *(context + each for each in continuations)])
+    shared = min(sum(1 for _ in takewhile(_equal, zip(alone, each, strict=False))) for each in together)
+    # Text for which the tokenizer has no token at all is as unlikely as an unknown one, not certain.
+    nothing = [special_ids.get("unk", special_ids["end"])]
+    before = [special_ids["end"], *alone[:shared]]
+    return [Continuation(before, each[shared:] or nothing) for each in together]
+
+
+def _equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
+
+
+def windows(tokens: Ids, seq_len: int, stride: int) -> Iterator[Query]:
+    """Cut a text so that each of its tokens but the first is predicted once.
+
+    Each token is predicted from at least `seq_len - stride + 1` tokens before it where the text has as many.
+
+    Args:
+        tokens: int64 (T,).
+        seq_len: tokens of a window.
+        stride: distance between the beginnings of two windows, from 1 to `seq_len`.
+
+    Yields:
+        Queries, of which each predicts the tokens that the one before does not reach, in the order of the text.
+    """
+    assert 1 <= stride <= seq_len
+    start, predicted = 0, 1
+    while predicted < len(tokens):
+        stop = min(start + seq_len + 1, len(tokens))
+        yield Query(tokens[start : stop - 1], np.arange(predicted - 1, stop - 1) - start, tokens[predicted:stop])
+        predicted = stop
+        start += stride
+
+
+@dataclass(frozen=True)
+class ZeroShotResult:
+    """A value, and the numbers per example that it is computed from."""
+
+    value: float
+    other_metrics: dict[str, float]
+    statistics: NDArray[np.float64]
+    """(examples, 2). Accuracy: [1 if correct else 0, 1]. Perplexity: [negative log-likelihood in nats, count]. The
+    column sums determine `value`, so that examples can be resampled."""
+
+
+def accuracy_result(correct: NDArray[np.bool_], other_metrics: dict[str, float]) -> ZeroShotResult:
+    """The fraction of examples that are correct.
+
+    Args:
+        correct: bool (examples,), at least one.
+    """
+    statistics = np.stack([correct, np.ones_like(correct)], axis=1).astype(np.float64)
+    return ZeroShotResult(float(correct.mean()), other_metrics, statistics)

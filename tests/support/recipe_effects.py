@@ -18,9 +18,10 @@ from multihop.common.files import sha256_json
 from multihop.data_prep.dataset.manifest import read_token_counts
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import dataset_settings
-from multihop.eval.evaluated import of_run
-from multihop.eval.plan import plan_trials
-from multihop.eval.trial import trial_key
+from multihop.eval.model.model_under_test import of_run
+from multihop.eval.tasks.known_tasks import open_tasks
+from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import is_skipped, total_steps
@@ -113,7 +114,7 @@ class RecipeEffects:
         """Their keys, and what they are given besides."""
         manifest = open_dataset(self.data).manifest
         evaluated = of_run(self.recipe.model, "/somewhere", "c" * 64, 7, self.data, manifest)
-        planned = plan_trials(self.recipe.eval, evaluated, Path("/weights"))
+        planned = plan_trials(self.recipe.eval, open_tasks(self.recipe.eval), evaluated, Path("/weights"))
         return [
             (None if each.start_from else trial_key(each), each.start_from, each.task_dir, each.threads)
             for each in planned

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from multihop.cluster.runs.summary import read_summary, write_summary
-from multihop.eval.health import HEALTH
+from multihop.eval.report.run_metrics import HEALTH
 
 
 def test_the_summary_has_the_sum_and_its_parts_of_the_last_logged_and_the_last_evaluated_step(tmp_path: Path) -> None:

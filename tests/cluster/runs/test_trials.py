@@ -12,11 +12,12 @@ from multihop.cluster.runs.trials import FAILURES, run_missing_trials, run_trial
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
-from multihop.eval.evaluated import of_run
-from multihop.eval.evaluation_plan import read_results
-from multihop.eval.plan import plan_trials
-from multihop.eval.start_from import next_wave
-from multihop.eval.trial import Trial, trial_key
+from multihop.eval.model.model_under_test import of_run
+from multihop.eval.tasks.known_tasks import open_tasks
+from multihop.eval.trials.evaluation_plan import read_results
+from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.start_from import next_wave
+from multihop.eval.trials.trial import Trial, trial_key
 from multihop.pretrain.models.families import parse_model_config
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -35,7 +36,7 @@ def _random(config: EvalConfig, data: Path, results: Path, layers: int = 1) -> l
     sizes = {"layers": layers, "hidden": 32, "heads": 2, "max_positions": 64}
     model = parse_model_config({"family": "bert", **sizes})
     evaluated = of_run(model, str(results), "c", 7, data, open_dataset(data).manifest)
-    return [t for t in plan_trials(config, evaluated, weights_dir(results)) if t.init == "random"]
+    return [t for t in plan_trials(config, open_tasks(config), evaluated, weights_dir(results)) if t.init == "random"]
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.tokenizer import load
-from multihop.eval.evaluated import of_parent, of_run
 from multihop.eval.inference.examples import Examples, check_examples, make_examples
 from multihop.eval.inference.fill import fill
 from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.model.model_under_test import of_parent, of_run
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihop.eval.inference.largest import largest
+from multihop.eval.inference.beam_search import largest
 
 
 @given(

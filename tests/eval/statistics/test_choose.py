@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from multihop.eval.evaluation_plan import Results
-from multihop.eval.scores import median_scores
-from multihop.eval.statistics.choose import Start, choose
+from multihop.eval.statistics.choose import Start, choose, median_scores
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def test_a_task_has_one_score_for_each_start_and_checkpoint() -> None:
     earlier, asked = (
         tuple(each for each in rows if (each["checkpoint_step"] == 10) is is_10) for is_10 in (True, False)
     )
-    assert list(median_scores(Results(asked, earlier, None, False))) == [
+    assert list(median_scores((*earlier, *asked))) == [
         ("t F1", 10, 0.5), ("t F1", 20, 0.25), ("t F1 random", 0, 0.75),
         ("of pretrained F1 eval.checkpoint", 0, 0.5), ("of parent F1 parent", 0, 0.5),
     ]  # fmt: skip

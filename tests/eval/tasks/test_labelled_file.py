@@ -11,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.labelled_file import find_own, read_own
+from multihop.eval.tasks.known_tasks import open_task
+from multihop.eval.tasks.labelled_file import parse_task_file, read_task
 from multihop.eval.tasks.table_files import columns_of, csv_rows
-from multihop.eval.tasks.task import Example
+from multihop.eval.tasks.task import Example, Task
 
 _CLASSES: dict[str, Any] = {"kind": "classification", "train": "train.csv", "fields": {"text": "said", "label": "mood"}}
+
+
+def _read(path: Path) -> Task:
+    return read_task(path, parse_task_file(path))
 
 
 def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
@@ -29,7 +34,7 @@ def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
 
 def test_labels_are_stripped(tmp_path: Path) -> None:
     content = {**_CLASSES, "dev": "dev.csv", "test": "dev.csv"}
-    task = read_own(
+    task = _read(
         _task(tmp_path, content, train_csv="said,mood\na,good \nb, bad\n", dev_csv="said,mood\na,good\nb,bad\n")
     )
     assert task.labels == ("bad", "good")
@@ -38,7 +43,7 @@ def test_labels_are_stripped(tmp_path: Path) -> None:
 
 def test_a_text_may_be_longer_than_the_csv_modules_default_limit(tmp_path: Path) -> None:
     long = "river " * 60_000
-    task = read_own(_task(tmp_path, _CLASSES, train_csv=f"said,mood\n{long},good\n" + "a,good\nb,bad\nc,bad\n" * 20))
+    task = _read(_task(tmp_path, _CLASSES, train_csv=f"said,mood\n{long},good\n" + "a,good\nb,bad\nc,bad\n" * 20))
     assert long in [example.texts[0] for part in (task.train, task.dev, task.test) for example in part]
 
 
@@ -51,8 +56,8 @@ def test_classes_are_the_sorted_labels_of_the_training_file(tmp_path: Path) -> N
         dev_jsonl='{"said": "e", "mood": "odd", "more": [1]}\n\n{"mood": "bad", "said": "f"}\n',
         test_tsv='mood\tsaid\ngood\t"g\n',
     )
-    assert find_own(path) == "classification"
-    task = read_own(path)
+    assert parse_task_file(path).kind == "classification"
+    task = _read(path)
     assert (task.name, task.kind, task.metric, task.labels) == (
         "task",
         "classification",
@@ -67,11 +72,11 @@ def test_classes_are_the_sorted_labels_of_the_training_file(tmp_path: Path) -> N
 def test_labels_may_be_given_in_their_order(tmp_path: Path) -> None:
     files = {"train_csv": "said,mood\na,1\nb,0\n", "dev_csv": "said,mood\nc,2\n"}
     content = {**_CLASSES, "dev": "dev.csv", "labels": [2, 1, 0], "metric": "macro F1"}
-    task = read_own(_task(tmp_path, content, **files))
+    task = _read(_task(tmp_path, content, **files))
     assert task.labels == ("2", "1", "0") and [e.targets for e in task.train + task.dev] == [(1,), (2,), (0,)]
     assert task.metric == "macro F1" and task.test == ()
     with pytest.raises(UserError, match=r"dev\.csv, line 2: expected one of the labels 0, 1, got '2'"):
-        read_own(_task(tmp_path, {**_CLASSES, "dev": "dev.csv"}, **files))
+        _read(_task(tmp_path, {**_CLASSES, "dev": "dev.csv"}, **files))
 
 
 def test_pairs_with_scores(tmp_path: Path) -> None:
@@ -82,21 +87,21 @@ def test_pairs_with_scores(tmp_path: Path) -> None:
         "fields": {"text": ["a", "b"], "label": "y"},
     }
     path = _task(tmp_path, content, train_jsonl='{"a": "one", "b": "two", "y": 1.5}\n{"a": "x", "b": 7, "y": "-2"}\n')
-    task = read_own(path)
+    task = _read(path)
     assert task.train == task.dev == (Example(("one", "two"), (1.5,)), Example(("x", "7"), (-2.0,)))
     assert (task.metric, task.labels) == ("Pearson", ())
     _task(tmp_path, content, train_jsonl='{"a": "one", "b": "two", "y": true}\n')
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: expected a number, got 'true'"):
-        read_own(path)
+        _read(path)
 
 
 def test_choices_are_continuations_of_the_context(tmp_path: Path) -> None:
     fields = {"text": "before", "choices": ["a", "b"], "label": "right"}
     content = {"kind": "choice", "train": "train.csv", "dev": "train.csv", "fields": fields}
-    task = read_own(_task(tmp_path, content, train_csv="before,a,b,right\nriver,one,two,1\n"))
+    task = _read(_task(tmp_path, content, train_csv="before,a,b,right\nriver,one,two,1\n"))
     assert task.train == (Example(("river", "one", "two"), (1,)),) and task.metric == "accuracy"
     named = {**content, "labels": ["A", "B"]}
-    task = read_own(_task(tmp_path, named, train_csv="before,a,b,right\nriver,one,two,A\n"))
+    task = _read(_task(tmp_path, named, train_csv="before,a,b,right\nriver,one,two,A\n"))
     assert task.train[0].targets == (0,) and task.labels == ()
 
 
@@ -104,32 +109,32 @@ def test_words_with_labels(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"words": 0, "labels": -1, "scheme": "IOBES"}
     content = {"kind": "tagging", "train": "train.conll", "dev": "dev.txt", "fields": fields}
     files = {"train_conll": "Silver x S-PER\nBay x O\n", "dev_txt": "New x B-PER\nBay x E-PER\n"}
-    task = read_own(_task(tmp_path, content, **files))
+    task = _read(_task(tmp_path, content, **files))
     assert (task.labels, task.metric) == (("O", "B-PER", "I-PER"), "entity F1")
     assert task.train == (Example(("Silver", "Bay"), (1, 0)),) and task.dev == (Example(("New", "Bay"), (1, 2)),)
     plain = {**content, "fields": {**fields, "scheme": "none"}}
     with pytest.raises(UserError, match=r"dev\.txt, line 1: expected one of the labels O, S-PER, got 'B-PER'"):
-        read_own(_task(tmp_path, plain))
-    assert read_own(_task(tmp_path, {**plain, "dev": "train.conll"})).metric == "accuracy"
+        _read(_task(tmp_path, plain))
+    assert _read(_task(tmp_path, {**plain, "dev": "train.conll"})).metric == "accuracy"
 
 
 def test_without_a_development_set_examples_of_one_text_stay_together(tmp_path: Path) -> None:
     rows = "".join(f"text {number % 150},{'good' if number % 3 else 'bad'}\n" for number in range(300))
     path = _task(tmp_path, _CLASSES, train_csv=f"said,mood\n{rows}")
-    task = read_own(path)
+    task = _read(path)
     parts = [{example.texts for example in part} for part in (task.train, task.dev, task.test)]
     assert sum(len(part) for part in parts) == len(set.union(*parts)) == 150
     sizes = [len(part) for part in (task.train, task.dev, task.test)]
     assert sum(sizes) == 300 and 0.6 < sizes[0] / 300 < 0.8
     assert task.notes == f"train.csv split {sizes[0]}/{sizes[1]}/{sizes[2]} by a hash of each example's text"
-    assert task.fingerprint == read_own(path).fingerprint
-    given_test = read_own(_task(tmp_path, {**_CLASSES, "test": "test.csv"}, test_csv="said,mood\nz,bad\n"))
+    assert task.fingerprint == _read(path).fingerprint
+    given_test = _read(_task(tmp_path, {**_CLASSES, "test": "test.csv"}, test_csv="said,mood\nz,bad\n"))
     assert given_test.dev == task.dev and len(given_test.train) == sizes[0] + sizes[2] and len(given_test.test) == 1
 
 
 def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.yaml: 2 examples are too few to split .*; name dev, too"):
-        read_own(_task(tmp_path, _CLASSES, train_csv="said,mood\na,good\nb,bad\n"))
+        _read(_task(tmp_path, _CLASSES, train_csv="said,mood\na,good\nb,bad\n"))
 
 
 @pytest.mark.parametrize(
@@ -175,20 +180,20 @@ def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str
     }  # fmt: skip
     path = _task(tmp_path, {**_CLASSES, "dev": "dev.csv", **change}, **files)
     with pytest.raises(UserError, match=message):
-        read_own(path)
+        _read(path)
 
 
 def test_a_text_is_one_document_and_lines_of_json_are_several(tmp_path: Path) -> None:
     plain = {"kind": "perplexity", "test": "novel.txt"}
     path = _task(tmp_path, plain, novel_txt="One  é\n\n two.\n", reviews_jsonl='{"body": "a\\nb"}\n\n{"body": "c "}\n')
     (tmp_path / "windows.txt").write_bytes("\ufeffOne  é\r\n\r\n two.\r\n".encode())
-    assert find_own(path) == "perplexity"
-    task = read_own(path)
+    assert parse_task_file(path).kind == "perplexity"
+    task = _read(path)
     assert (task.name, task.kind, task.metric, task.higher_is_better) == ("task", "zero-shot", "perplexity", False)
     assert task.test == (Example(("One  é\n\n two.",)),) and not task.train and not task.dev
-    assert read_own(_task(tmp_path, {**plain, "test": "windows.txt"})).fingerprint == task.fingerprint
+    assert _read(_task(tmp_path, {**plain, "test": "windows.txt"})).fingerprint == task.fingerprint
     lines = {**plain, "test": "reviews.jsonl", "fields": {"text": "body"}}
-    assert read_own(_task(tmp_path, lines)).test == (Example(("a\nb",)), Example(("c ",)))
+    assert _read(_task(tmp_path, lines)).test == (Example(("a\nb",)), Example(("c ",)))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_mistakes_in_a_text_are_named(tmp_path: Path, change: dict[str, Any], me
     path = _task(tmp_path, {"kind": "perplexity", "test": "good.txt", **change}, **files)
     (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
     with pytest.raises(UserError, match=message):
-        read_own(path)
+        _read(path)
 
 
 def test_a_file_that_is_no_yaml_and_one_of_a_text_are_named(tmp_path: Path) -> None:
@@ -227,9 +232,9 @@ def test_a_file_that_is_no_yaml_and_one_of_a_text_are_named(tmp_path: Path) -> N
     for text, message in (("a: [", "is not valid YAML"), ("reviews", "valid dictionary"), ("", "valid dictionary")):
         path.write_text(text)
         with pytest.raises(UserError, match=rf"task\.yaml.*{message}"):
-            find_own(path)
+            parse_task_file(path)
     with pytest.raises(UserError, match=r"missing\.yaml does not exist; give the path of a task's YAML file"):
-        find_own(tmp_path / "missing.yaml")
+        parse_task_file(tmp_path / "missing.yaml")
 
 
 _cells = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]), max_size=8)
@@ -245,5 +250,16 @@ def test_what_is_written_as_csv_or_json_is_read_again(
     assert [values for _, values in columns_of(path, csv_rows(path), ("b", "a"))] == [[b, a] for a, b in rows]
     content = {"kind": "regression", "train": "t.jsonl", "dev": "t.jsonl", "fields": {"text": ["a", "b"], "label": "y"}}
     lines = [json.dumps({"a": a, "b": b, "y": 1}, ensure_ascii=False) for a, b in rows]
-    task = read_own(_task(path.parent, content, t_jsonl="\n".join(lines)))
+    task = _read(_task(path.parent, content, t_jsonl="\n".join(lines)))
     assert [list(example.texts) for example in task.train] == rows
+
+
+def test_an_opened_task_needs_its_yaml_file_no_more_and_reads_its_examples_once(tmp_path: Path) -> None:
+    lines = "".join(f"text {i},{'good' if i % 2 else 'bad'}\n" for i in range(100))
+    path = _task(tmp_path, _CLASSES, train_csv=f"said,mood\n{lines}")
+    source = open_task(str(path), None)
+    path.unlink()
+    task = source.task
+    (tmp_path / "train.csv").unlink()
+    assert source.task is task and task.train and source.name == task.name == path.stem
+    assert source.reference == str(path.absolute()) and source.is_trained and not source.needs_causal

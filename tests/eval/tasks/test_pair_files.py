@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multihop.common.errors import UserError
-from multihop.eval.known_tasks import load_task
+from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Task
 
 PAIRS = [("one house", "una casa"), ("two «dogs»", "dos perros"), ("three\tcats", "tres gatos")]

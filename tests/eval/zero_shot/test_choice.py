@@ -7,8 +7,8 @@ import pytest
 from tiny_scorers import Scorer
 
 from multihop.common.errors import UserError
+from multihop.eval.tasks.cbt import read_cbt
 from multihop.eval.tasks.task import Example
-from multihop.eval.zero_shot.cbt import read_cbt
 from multihop.eval.zero_shot.choice import evaluate_choices
 
 EXAMPLES = [

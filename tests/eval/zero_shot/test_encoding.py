@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scorers import Scorer, causal_scorer, scorer_of
 
-from multihop.eval.zero_shot.encoding import encode_continuations
-from multihop.eval.zero_shot.scoring import log_likelihoods
+from multihop.eval.zero_shot.scoring import encode_continuations, log_likelihoods
 from multihop.pretrain.models.families import parse_model_config
 
 _CONFIG = parse_model_config({"family": "gpt2", "layers": 1, "hidden": 32, "heads": 2, "max_positions": 160})

@@ -9,7 +9,8 @@ import pytest
 from tiny_scorers import WORDS, Scorer
 
 from multihop.common.errors import UserError
-from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada, read_lambada
+from multihop.eval.tasks.zero_shot_sets import read_lambada
+from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
 
 _STOP_WORDS = ("the", "her", "of")
 

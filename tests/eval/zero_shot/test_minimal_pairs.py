@@ -10,7 +10,8 @@ import pytest
 from tiny_scorers import Scorer
 
 from multihop.common.errors import UserError
-from multihop.eval.zero_shot.minimal_pairs import Masking, Pair, evaluate_pairs, read_pairs
+from multihop.eval.tasks.zero_shot_sets import Pair, read_minimal_pairs
+from multihop.eval.zero_shot.minimal_pairs import Masking, evaluate_pairs
 from multihop.eval.zero_shot.scoring import pseudo_log_likelihoods
 
 PAIRS = (
@@ -35,18 +36,18 @@ def _write(folder: Path) -> None:
 
 def test_the_official_files_are_read(tmp_path: Path) -> None:
     _write(tmp_path)
-    assert read_pairs(tmp_path) == PAIRS
+    assert read_minimal_pairs(tmp_path) == PAIRS
 
 
 @pytest.mark.parametrize("content", ['{"sentence_good": "a", "sentence_bad": "b", "UID": "d"}', "a b", ""])
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError, match=r"has no \.jsonl files"):
-        read_pairs(tmp_path)
+        read_minimal_pairs(tmp_path)
     _write(tmp_path)
     path = tmp_path / "b_two.jsonl"
     path.write_text(path.read_text() + content if content else "")
     with pytest.raises(UserError, match=r"b_two\.jsonl, line 3: expected a JSON object" if content else "is empty"):
-        read_pairs(tmp_path)
+        read_minimal_pairs(tmp_path)
 
 
 def _groups(hits: list[bool]) -> dict[str, float]:
@@ -85,7 +86,7 @@ def test_a_masked_model_prefers_the_sentence_of_higher_pseudo_likelihood(masked:
 
 def test_reading_the_files_imports_no_torch() -> None:
     code = (
-        "import sys; from multihop.eval.zero_shot import cbt, choice, lambada, minimal_pairs, perplexity; "
+        "import sys; from multihop.eval.tasks import cbt, known_tasks, running_text, zero_shot_sets; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from tiny_scorers import Scorer
 
 from multihop.common.errors import UserError
-from multihop.eval.zero_shot.perplexity import (
-    UNIT_WORDS,
-    Convention,
-    evaluate_perplexity,
-    read_perplexity_text,
-    text_of,
-)
-from multihop.eval.zero_shot.windows import windows
+from multihop.eval.tasks.running_text import UNIT_WORDS, Convention, read_perplexity_text, text_of
+from multihop.eval.zero_shot.perplexity import evaluate_perplexity
+from multihop.eval.zero_shot.scoring import windows
 
 WIKITEXT = """\x20
  = Silver Harbour = \n\x20

@@ -1,1 +1,0 @@
-"""Several runs beside each other, from their files alone."""

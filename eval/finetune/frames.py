@@ -1,0 +1,59 @@
+"""The special tokens around a text or a pair of texts, as each family is fine-tuned with."""
+
+from dataclasses import dataclass
+
+from multihop.common.errors import UserError
+from multihop.pretrain.models.families import FAMILIES
+
+DELIMITERS = 3
+"""Tokens that fine-tuning adds to a causal model's vocabulary: start, delimiter, extract (Radford et al. 2018, 3.3)."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Token ids before the first text, between the two texts, and after the last text."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    unknown: int
+    """The token of a word of which the tokenizer leaves nothing."""
+    reads_last: bool = False
+    """Tagging: a word is labelled at its last token, the first one that has seen the whole word in a causal model;
+    else at its first (Devlin et al. 2018, section 5.3)."""
+
+    def size(self, texts: int) -> int:
+        """The number of tokens around one text or two."""
+        return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
+
+
+def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Frame:
+    """The frame of a family (`model.family`).
+
+    BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
+    models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
+    with ids from `vocab_size` on. They have to be learnt, so a frozen causal model reads its end-of-text token instead,
+    which pretraining has seen.
+
+    Args:
+        frozen: whether the model's weights stay as they are.
+
+    Raises:
+        UserError: the tokenizer is not one for this kind of model.
+    """
+    declared = FAMILIES[family]
+    if declared.causal and frozen:
+        end = special_ids["end"]
+        return Frame((end,), (end,), (end,), special_ids.get("unk", end), reads_last=True)
+    if declared.causal:
+        unknown = special_ids.get("unk", vocab_size + 1)
+        return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
+    if "cls" not in special_ids:
+        raise UserError(
+            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "
+            f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
+        )
+    separator = special_ids["sep"]
+    return Frame(
+        (special_ids["cls"],), (separator,) * declared.pair_separators, (separator,), special_ids.get("unk", separator)
+    )

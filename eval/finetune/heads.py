@@ -1,0 +1,133 @@
+"""A pretrained encoder with a new head for a task."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from multihop.common.counter_rng import key_of
+from multihop.eval.config import Features, Pooling
+from multihop.eval.finetune.features import FeatureReader
+from multihop.eval.finetune.frames import DELIMITERS
+from multihop.eval.inference.embed import means
+from multihop.eval.tasks.task import Task
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.layers.model import Model
+
+
+class TaskModel(nn.Module):
+    """The encoder, dropout and one linear layer (Devlin et al. 2018, section 4; Radford et al. 2018, section 3.2).
+
+    With `features` the encoder is frozen: it gets no gradient and has no dropout, and what is on top reads its hidden
+    states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens: the
+    positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (see
+    `multihop.eval.finetune.frames`).
+    """
+
+    def __init__(
+        self,
+        encoder: Model,
+        task: Task,
+        seed: int,
+        dropout: float | None = None,
+        features: Features | None = None,
+        pooling: Pooling = "family",
+    ) -> None:
+        """Args: dropout: rate before the linear layer; None: the encoder's."""
+        super().__init__()
+        family = FAMILIES[encoder.config.family]
+        generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
+        self.features: FeatureReader | None = None
+        if features is not None:
+            encoder.requires_grad_(False).eval()
+            self.features = FeatureReader(features, encoder.config.layers, encoder.config.hidden, generator)
+        elif family.causal:
+            encoder.word = _with_delimiters(encoder.word, generator)
+        self.encoder = encoder
+        self.kind, self.has_segments = task.kind, family.has_token_types
+        self.pooling = family.pooling if pooling == "family" else pooling
+        self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
+        outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
+        self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
+        nn.init.normal_(self.head.weight, std=0.02, generator=generator)
+        nn.init.zeros_(self.head.bias)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.features is not None:
+            self.encoder.eval()
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        segments: Tensor,
+        positions: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        words: Tensor,
+        cu_examples: Tensor,
+    ) -> Tensor:
+        """The head's outputs.
+
+        Args:
+            as `multihop.eval.finetune.inputs.Encoded.collate` returns them.
+
+        Returns:
+            float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
+            choice (E, choices), -inf where an example has fewer.
+        """
+        inputs = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
+        if self.features is not None:
+            state = self._read(self.features, inputs, cu_seqlens, words)
+        else:
+            state = self.encoder.encode(*inputs, token_indices=self._read_tokens(cu_seqlens, words))
+        if self.kind in ("spans", "tagging"):
+            return self._scored(state)
+        if self.features is None and self.pooling == "pooler":
+            state = self.encoder.pool(state)
+        elif self.features is None and self.pooling == "mean":
+            state = means(state, cu_seqlens)
+        if self.kind == "choice":
+            return _by_example(self._scored(state).squeeze(-1), cu_examples)
+        if len(cu_examples) - 1 < len(state):
+            # Both orders of a pair are added before the head (Radford et al. 2018, section 3.3).
+            owners = torch.repeat_interleave(cu_examples.diff())
+            state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
+        return self._scored(state)
+
+    def _read(self, features: FeatureReader, inputs: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
+        """The linear layer's input from a frozen encoder: every token, each word's first, or each sequence's mean."""
+        with torch.no_grad():
+            states = self.encoder.hidden_states(*inputs)
+        read: Tensor = features(states, cu_seqlens)
+        if self.kind == "spans":
+            return read
+        return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
+
+    def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
+        """int64: the tokens that the head reads; None: all."""
+        if self.kind == "tagging":
+            return words
+        if self.kind == "spans" or self.pooling == "mean":
+            return None
+        return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
+
+    def _scored(self, state: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.dropout(state))
+        return scores
+
+
+def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
+    """(S,) -> (E, most sequences of an example), -inf where there are fewer."""
+    counts = cu_examples.diff()
+    owners = torch.repeat_interleave(counts)
+    columns = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
+    return scores.new_full((len(counts), int(counts.max())), -torch.inf).index_put((owners, columns), scores)
+
+
+def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
+    """The embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
+    new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
+    return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

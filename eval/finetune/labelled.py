@@ -1,0 +1,129 @@
+"""Fine-tuning on labelled examples: classification, regression, tagging and choice."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from multihop.eval.config import TrialSettings
+from multihop.eval.finetune.heads import TaskModel
+from multihop.eval.finetune.inputs import Encoded, batches_of_tokens
+from multihop.eval.finetune.loop import History, finetune
+from multihop.eval.metrics.score import NO_LABEL, score
+from multihop.eval.tasks.task import Task
+from multihop.pretrain.engine.inputs import on_device
+
+_PREDICT_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The predictions of a model for some examples."""
+
+    answers: list[NDArray[np.float64]]
+    """One array for each example: [class index], [score], or each word's label index."""
+    probabilities: list[NDArray[np.float64]]
+    """(classes,) for each example: the probability of each class or choice; empty arrays for other kinds of task."""
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """The result of a fine-tuning."""
+
+    value: float
+    """The task's metric on the test examples, with the weights of the best epoch."""
+    other_metrics: dict[str, float]
+    """Further metrics of the test examples, and those of the task's other sets."""
+    history: History
+    predicted: Predicted
+    """The predictions for the test examples."""
+    unlabelled: dict[str, Predicted]
+
+
+def finetune_labelled(
+    model: TaskModel, task: Task, sets: Mapping[str, Encoded], settings: TrialSettings, seed: int
+) -> FineTuned:
+    """Train `model`, then score the test examples and the task's other sets, and predict those without labels.
+
+    Args:
+        sets: train, dev and test, and the task's other sets and those without labels by their names.
+
+    Raises:
+        NonFiniteLossError: the loss of a step was infinite or NaN.
+    """
+    train, dev, test = sets["train"], sets["dev"], sets["test"]
+    scale = TargetScale.of(train)
+    history = finetune(
+        model,
+        train.lengths,
+        lambda batch: loss_of(model, train, batch, scale),
+        lambda: score_of(task, dev, predict(model, task, dev, scale))[0],
+        settings,
+        seed,
+    )
+    predicted = predict(model, task, test, scale)
+    value, other_metrics = score_of(task, test, predicted)
+    for name in task.other_sets:
+        other_value, more = score_of(task, sets[name], predict(model, task, sets[name], scale))
+        other_metrics |= {f"{name} {metric}": number for metric, number in {task.metric: other_value, **more}.items()}
+    unlabelled = {name: predict(model, task, sets[name], scale) for name in task.unlabelled}
+    return FineTuned(value, other_metrics, history, predicted, unlabelled)
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """Standardises regression targets, so that one learning rate suits any scale of ratings."""
+
+    mean: float
+    std: float
+
+    @staticmethod
+    def of(train: Encoded) -> "TargetScale":
+        """The scale of the training examples."""
+        return TargetScale(float(train.targets.mean()), float(train.targets.std()) or 1.0)
+
+
+def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
+    """Mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
+    device = next(model.parameters()).device
+    outputs = model(**on_device(examples.collate(batch), device))
+    labels = torch.from_numpy(examples.labels_of(batch)).to(device)
+    if model.kind == "regression":
+        return F.mse_loss(outputs.squeeze(-1), ((labels - scale.mean) / scale.std).float())
+    return F.cross_entropy(outputs, labels.long())
+
+
+@torch.inference_mode()
+def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale) -> Predicted:
+    """The predictions for all examples. A word that was cut off gets "O", or `NO_LABEL` in a task without "O"."""
+    device = next(model.parameters()).device
+    model.eval()
+    unread = task.labels.index("O") if "O" in task.labels else NO_LABEL
+    answers: list[NDArray[np.float64]] = [np.empty(0)] * len(examples)
+    probabilities = [np.empty(0)] * len(examples)
+    for batch in batches_of_tokens(examples.lengths, _PREDICT_TOKENS):
+        outputs = model(**on_device(examples.collate(batch), device)).double()
+        if model.kind == "tagging":
+            labels, at = outputs.argmax(-1).cpu().numpy(), 0
+            for i in batch:
+                first, last = examples.cu_examples[i], examples.cu_examples[i + 1]
+                kept = int(examples.cu_words[last] - examples.cu_words[first])
+                answers[i] = np.full(examples.cu_targets[i + 1] - examples.cu_targets[i], float(unread))
+                answers[i][:kept] = labels[at : at + kept]
+                at += kept
+        elif model.kind == "regression":
+            for i, number in zip(batch, outputs.squeeze(-1).cpu().numpy() * scale.std + scale.mean, strict=True):
+                answers[i] = np.array([number])
+        else:
+            for i, row in zip(batch, outputs.softmax(-1).cpu().numpy(), strict=True):
+                answers[i], probabilities[i] = np.array([float(row.argmax())]), row
+    return Predicted(answers, probabilities)
+
+
+def score_of(task: Task, examples: Encoded, predicted: Predicted) -> tuple[float, dict[str, float]]:
+    """The task's metric, and other metrics, of some examples."""
+    return score(task, predicted.answers, [examples.targets_of(i) for i in range(len(examples))])

@@ -1,0 +1,135 @@
+"""Questions and contexts as model inputs: a context that is too long is read through overlapping windows.
+
+Devlin et al. 2018, section 4.2, and the `run_squad.py` published with it (google-research/bert).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multihop.common.errors import UserError
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.finetune.span_offsets import Tokens, tokens_with_offsets
+from multihop.eval.tasks.task import Example
+
+Frame = tuple[list[int], list[int], list[int]]
+"""Ids before the question, between it and the context, and after that: [CLS], [SEP], [SEP] for BERT; <s>, </s></s>,
+</s> for RoBERTa (Liu et al. 2019); nothing, a delimiter and the end token for a causal model (Radford et al. 2018,
+section 3.3)."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question and a part of its context, of T tokens, C of which are the context's."""
+
+    example: int
+    """Index of the example."""
+    ids: NDArray[np.integer[Any]]
+    """(T,): the question and the part of the context within the frame."""
+    second_starts: int
+    """Index of the first token of the context. Segment 1 begins with it."""
+    starts: NDArray[np.integer[Any]]
+    """(C,): where the word of each context token begins in the context, in characters."""
+    ends: NDArray[np.integer[Any]]
+    """(C,): where it ends, exclusive."""
+    has_max_context: NDArray[np.bool_]
+    """(C,): whether no other window has the token with more context. True in exactly one window for each token."""
+    null: int
+    """Index of the token whose logits say that there is no answer."""
+    start: int
+    """Index of the first token of the example's first answer, if that lies within the window, otherwise `null`."""
+    end: int
+    """Index of the last token (inclusive) of that answer, or `null`."""
+
+
+def windows(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    frame: Frame,
+    causal: bool,
+    seq_len: int,
+    stride: int = 128,
+    max_question: int = 64,
+) -> list[Window]:
+    """The windows of each example, in the order of the examples and of their contexts.
+
+    Args:
+        causal: the null position is the last token, which sees all others; otherwise it is the first one.
+        seq_len: maximum length of a window in tokens, with the frame.
+        stride: tokens of the context from the start of a window to the start of the next one; at most half of the
+            context's tokens in a window, so that any answer of at most that length lies within a window.
+        max_question: maximum length of a question in tokens; longer ones are cut.
+
+    Raises:
+        UserError: `seq_len` has no room for context; a context has no token.
+    """
+    special = sum(map(len, frame))
+    if seq_len <= max_question + special:
+        raise UserError(
+            f"eval.seq_len={seq_len} leaves no room for a context after a question of up to {max_question} tokens and "
+            f"{special} special tokens; expected at least {max_question + special + 1}, usual are 384"
+        )
+    # Five questions share a context on average.
+    unique = list(dict.fromkeys(text for example in examples for text in example.texts))
+    tokens_of = dict(zip(unique, tokens_with_offsets(unique, tokenizer), strict=True))
+    found = []
+    for index, example in enumerate(examples):
+        question, context = (tokens_of[text] for text in example.texts)
+        if len(context.ids) == 0:
+            raise UserError(
+                f"the context of question {example.id} has no token in this tokenizer's vocabulary; "
+                "leave the question out, or train the tokenizer on text of the same script"
+            )
+        head = [*frame[0], *question.ids[:max_question].tolist(), *frame[1]]
+        parts = _parts(len(context.ids), seq_len - len(head) - len(frame[2]), stride)
+        widest = _widest(parts, len(context.ids))
+        first, last = _answer(example, context)
+        for number, (begin, behind) in enumerate(parts):
+            ids = np.concatenate([head, context.ids[begin:behind], frame[2]]).astype(np.int64)
+            null = len(ids) - 1 if causal else 0
+            inside = begin <= first <= last < behind
+            found.append(
+                Window(
+                    example=index,
+                    ids=ids,
+                    second_starts=len(head),
+                    starts=context.starts[begin:behind],
+                    ends=context.ends[begin:behind],
+                    has_max_context=widest[begin:behind] == number,
+                    null=null,
+                    start=len(head) + first - begin if inside else null,
+                    end=len(head) + last - begin if inside else null,
+                )
+            )
+    return found
+
+
+def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """The first token of each window of a context, and the one behind its last."""
+    parts = [(0, min(room, tokens))]
+    while parts[-1][1] < tokens:
+        begin = parts[-1][0] + min(stride, max(1, room // 2))
+        parts.append((begin, min(begin + room, tokens)))
+    return parts
+
+
+def _widest(parts: list[tuple[int, int]], tokens: int) -> NDArray[np.int64]:
+    """The window in which each token has most context: the smaller of its left and right context in tokens, plus a
+    hundredth of the window's; the first of equals. int64 (tokens,)."""
+    begin, behind = (np.array(column)[:, None] for column in zip(*parts, strict=True))
+    at = np.arange(tokens)
+    # In hundredths, so that equal scores are equal.
+    score = 100 * np.minimum(at - begin, behind - 1 - at) + behind - begin
+    return np.where((begin <= at) & (at < behind), score, -1).argmax(0)
+
+
+def _answer(example: Example, context: Tokens) -> tuple[int, int]:
+    """The first and the last token of the first answer; the last before the first if it has none."""
+    if not example.targets:
+        return 0, -1
+    first = int(np.searchsorted(context.ends, example.targets[0], side="right"))
+    last = int(np.searchsorted(context.starts, example.targets[1], side="left")) - 1
+    return first, last

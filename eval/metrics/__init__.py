@@ -1,0 +1,1 @@
+"""Metrics by their official definitions, with the sums over examples that determine them."""

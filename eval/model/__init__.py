@@ -1,0 +1,1 @@
+"""The model that is judged: which one it is, and its weights."""

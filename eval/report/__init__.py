@@ -1,0 +1,1 @@
+"""The reports of a run and of several runs, made from their files alone."""

@@ -1,0 +1,201 @@
+"""The files of runs that are compared."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, effect_of
+from multihop.common.errors import UserError
+from multihop.common.files import read_json_object
+from multihop.common.json_lines import Row, read_rows
+from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, by_step, heldout
+from multihop.eval.statistics.choose import Choice, Setting, choose
+from multihop.eval.statistics.predictions import RunRow
+from multihop.eval.statistics.verdict import trials_of
+from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.trials.evaluation_plan import Results, read_results
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.changes import differences, flatten, format_diff
+
+_NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
+_NOT_OF_SCORES = ("cpus", "gpus", "memory_gb", "examples")
+"""Sections of a recipe, and keys of its `eval` section, that do not change results or scores."""
+Choices = dict[tuple[str, str], Choice]
+"""Choices by task and initial weights."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run as its files are now; what it does not have yet is empty."""
+
+    name: str
+    folder: Path
+    recipe: dict[str, Any]
+    """Resolved."""
+    summary: dict[str, Any]
+    metrics: tuple[Row, ...]
+    choices: Choices
+    """Choices among the trials of the last evaluation."""
+    notes: tuple[str, ...] = ()
+    """Caveats about its scores, one sentence each."""
+    seeds: tuple["ComparedRun", ...] = ()
+    """The runs that this one represents: see `over_seeds`."""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The recipe's values by dotted key."""
+        return flatten(self.recipe)
+
+    def trials(self, task: str, init: str) -> list[RunRow]:
+        """The chosen ones; none if it has no results of this task and start."""
+        if self.seeds:
+            found = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
+            return list(found.values())
+        return trials_of(self.folder, self.choices.get((task, init)))
+
+    @property
+    def loss_name(self) -> str:
+        """`mlm_loss` or `clm_loss`; empty before a held-out loss was measured."""
+        names = (name for name in LANGUAGE_MODEL_LOSSES if by_step(self.metrics, heldout(name)))
+        return next(names, "")
+
+    @property
+    def heldout_loss(self) -> dict[int, float]:
+        """The language-model loss on the held-out text by step, in nats: the sum also depends on other objectives."""
+        return by_step(self.metrics, heldout(self.loss_name))
+
+
+def read_run(folder: Path) -> ComparedRun:
+    """Read recipe.json and, if they exist, summary.json, metrics.jsonl, eval/plan.json and eval/results.jsonl.
+
+    Raises:
+        UserError: a file is damaged, or recipe.json is not a resolved recipe.
+    """
+    recipe = _read_recipe(folder / "recipe.json")
+    try:
+        summary = read_json_object(folder / "summary.json", advice="rerun the same command: it is rewritten")
+    except FileNotFoundError:
+        summary = {}
+    results = read_results(folder)
+    found = choose(results.rows)
+    choices = {(start.task, start.init): choice for start, choice in found.items() if choice.chosen.rows}
+    metrics = tuple(read_rows(folder / "metrics.jsonl"))
+    name = folder.resolve().name
+    return ComparedRun(name, folder, recipe, summary, metrics, choices, tuple(_notes(name, recipe, summary, results)))
+
+
+def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    """Read several runs as `read_run` does. Runs whose directories have the same name are named by their paths."""
+    runs = [read_run(folder) for folder in folders]
+    names = [run.name for run in runs]
+    return [replace(run, name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _notes(name: str, recipe: dict[str, Any], summary: dict[str, Any], results: Results) -> Iterator[str]:
+    again = "run `multihop eval` again"
+    if results.lacks_plan:
+        yield f"The results of {name} were written by an older version without plan.json and are not shown; {again}"
+    now = {key: value for key, value in recipe["eval"].items() if key not in _NOT_OF_SCORES}
+    then = {key: value for key, value in (results.plan.section if results.plan else now).items() if key in now}
+    if changed := differences(then, now):
+        yield (
+            f"The scores of {name} are those of its last evaluation; since then its recipe changed "
+            f"({format_diff([(f'eval.{key}', *values) for key, *values in changed])}); {again}"
+        )
+    if results.unfinished:
+        yield f"{results.unfinished} in {name}"
+    steps = {row["checkpoint_step"] for row in results.rows if row["init"] == "pretrained"} - {None}
+    trained = summary.get("steps") or 0
+    if steps and recipe["eval"].get("checkpoint") is None and max(steps) < trained:
+        yield (
+            f"The scores of {name} are those of its checkpoint at step {max(steps):,}, but it is trained to step "
+            f"{trained:,}; {again}"
+        )
+
+
+def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Runs whose names are alike but for `-seedN`, where N is the seed of their recipe, as one without it in its name;
+    what it has beside its trials is the first one's. The others as they are.
+
+    Runs that differ in more than their seed stay apart, and so do fine-tuned ones, whose trials have their own seeds.
+    """
+    groups: list[list[ComparedRun]] = []
+    for run in runs:
+        same = next((group for group in groups if _differ_only_in_seed(group[0], run)), None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    return [_as_one(_without_seed(group[0]), group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _differ_only_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs differ only in their training seed, and were tested on the same examples."""
+    rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
+    trained = any(row["kind"] not in UNTRAINED for found in rows for row in found.values())
+    tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in found.items()} for found in rows]
+    changed = (key for key, _, _ in differences(one.recipe, other.recipe) if key not in ("name", "seed"))
+    return (
+        not trained
+        and _without_seed(one) == _without_seed(other)
+        and tested[0] == tested[1]
+        and not any(map(_decides_results, changed))
+    )
+
+
+def _decides_results(key: str) -> bool:
+    if key.partition(".")[0] in _NOT_OF_RESULTS:
+        return False
+    try:
+        return bool(effect_of(TrainingConfig, key) & (DATA | ORDER | COMPATIBILITY | UPDATES))
+    except KeyError:  # of another section, or of another version
+        return True
+
+
+def _without_seed(run: ComparedRun) -> str:
+    return re.sub(rf"(^|-)seed{run.recipe.get('seed')}(-|$)", lambda found: "-" * all(found.groups()), run.name)
+
+
+def _as_one(name: str, runs: Sequence[ComparedRun]) -> ComparedRun:
+    keys = dict.fromkeys(key for run in runs for key in run.choices)
+    one = replace(runs[0], name=name, seeds=tuple(runs))
+    return replace(one, choices={key: _choice_of([row for _, row in one.trials(*key)]) for key in keys})
+
+
+def _choice_of(rows: Sequence[Row]) -> Choice:
+    setting = Setting(rows[0].get("hyperparameters") or {}, tuple(rows), 0)
+    return Choice(setting, (setting,))
+
+
+def training_clock(metrics: Sequence[Row]) -> tuple[list[int], list[int], list[float]]:
+    """Steps, tokens and seconds of training until each logged step, from 0 on.
+
+    The seconds are those of the training loop at the rates that were logged: without start-up, held-out losses, and
+    pauses between starts. They are comparable between runs on one machine that nothing else used.
+    """
+    steps, tokens, seconds = [0], [0], [0.0]
+    logged = {row["step"]: row for row in reversed(metrics) if "tokens_per_s" in row}  # the first row of a step counts
+    for step, row in sorted(logged.items()):
+        seconds.append(seconds[-1] + (row["tokens"] - tokens[-1]) / row["tokens_per_s"])
+        steps.append(step)
+        tokens.append(row["tokens"])
+    return steps, tokens, seconds
+
+
+def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Values at steps between logged ones, by linear interpolation."""
+    return [float(value) for value in np.interp(wanted, steps, values)]
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    recipe = read_json_object(path)
+    asked = recipe.get("eval")
+    if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):
+        raise UserError(
+            f"{path} is not a resolved recipe: eval.tasks or eval.seeds is missing; restore it from a backup"
+        )
+    return recipe

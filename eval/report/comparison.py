@@ -1,0 +1,396 @@
+"""The report of several runs: report.md, report.html and pictures, made from the files of their directories alone."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import takewhile
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, get_args
+
+from multihop.common.config import LOGGING, effect_of
+from multihop.common.errors import UserError
+from multihop.common.files import make_folder, write_atomically
+from multihop.eval.report.compared_runs import (
+    ComparedRun,
+    at_steps,
+    over_seeds,
+    read_runs,
+    training_clock,
+)
+from multihop.eval.report.differences import METHOD, Outcome, RunDifference, run_differences
+from multihop.eval.report.figures import PAGE, PAPER, Colours, as_png, as_svg
+from multihop.eval.report.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
+from multihop.eval.report.render import TemplateContext, duration, render
+from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, heldout
+from multihop.eval.report.task_section import metric_label
+from multihop.eval.report.translations import ByLength, by_length, other_metrics, signatures
+from multihop.eval.statistics.words import amount, show, spread
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.changes import differences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CHARACTERS = 60
+_LOSS_NOTE = (
+    "Held-out: mlm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without losses on "
+    "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Seconds: of the "
+    "training loop, without start-up and held-out losses."
+)
+_SCORE_NOTE = (
+    "Scores of the epoch with the best development score, at the settings with the best median development score, "
+    "chosen for each run and start: median [minimum to maximum] over the seeds."
+)
+
+
+@dataclass(frozen=True)
+class _Picture:
+    file: str
+    alt: str
+    caption: str
+    draw: Callable[[Colours], "Figure"]
+
+
+def write_comparison(
+    run_dirs: Sequence[Path],
+    out: Path,
+    title: str,
+    question: str = "",
+    x: str | None = None,
+    series: Sequence[str] = (),
+) -> None:
+    """Write `report.md`, `report.html` (self-contained) and PNG pictures into `out`.
+
+    Args:
+        run_dirs: the first is what the others are compared with.
+        question: that the runs answer.
+        x: a recipe key with a number, for a picture of the final held-out loss against it.
+        series: recipe keys whose values tell the lines of that picture apart.
+
+    Raises:
+        UserError: a file is damaged, or no run has the key `x`.
+    """
+    every = _short_names(read_runs(run_dirs))
+    runs = _short_names(over_seeds(every))
+    found = run_differences(runs)
+    tasks = _tasks(runs)
+    lengths = {task: by_length(runs, task) for task in tasks if _kind(runs, task) == "translation"}
+    pictures = [
+        *_loss_pictures(runs),
+        *([_x_picture(every, x, series)] if x else []),
+        *_score_picture(runs, tasks),
+        *_length_picture(lengths),
+    ]
+    facts = {
+        "title": title,
+        "question": question,
+        "runs": _run_lines(runs),
+        "losses": [_loss_line(run) for run in every],
+        "loss_note": _LOSS_NOTE,
+        "comparable": comparable(every),
+        "notes": [note for run in every for note in run.notes],
+        "tasks": [_task_section(runs, task, found, lengths.get(task)) for task in tasks],
+        "score_note": _SCORE_NOTE,
+        "verdicts": _verdicts(runs, found),
+        "method": METHOD,
+        "failed": _failed(every),
+        "where": _where(every),
+        "of_tasks": ["scores.png", "bleu-by-length.png"],
+        "pictures": [
+            {"file": each.file, "alt": each.alt, "caption": each.caption, "svg": _svg(each)} for each in pictures
+        ],
+    }
+    make_folder(out)
+    for each in pictures:
+        write_atomically(out / each.file, as_png(each.draw(PAPER)))
+    markdown, page = render("comparison.md.jinja", title, facts)
+    write_atomically(out / "report.md", markdown)
+    write_atomically(out / "report.html", page)
+
+
+def _svg(picture: _Picture) -> str:
+    return as_svg(picture.draw(PAGE), picture.file, picture.alt)
+
+
+def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """The runs without the parts that all names begin with, as those of an experiment do."""
+    if len(runs) < 2:
+        return list(runs)
+    parts = [run.name.split("-") for run in runs]
+    columns = zip(*(each[:-1] for each in parts), strict=False)
+    same = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return [replace(run, name="-".join(each[same:])) for run, each in zip(runs, parts, strict=True)]
+
+
+def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
+    """Each run with what differs in its recipe from the first one's."""
+    first = runs[0]
+    lines = [(first.name, "the others are compared with it")]
+    for run in runs[1:]:
+        changed = [
+            _change(first.recipe, run.recipe, key, then, now)
+            for key, then, now in differences(first.recipe, run.recipe)
+            # An empty list in one recipe and its entries in the other: the entries are listed too.
+            if key != "name" and not _decides_nothing(key) and (then, now) not in (([], None), (None, []))
+        ]
+        lines.append((run.name, ", ".join(dict.fromkeys(changed)) or "nothing"))
+    if any(run.seeds for run in runs):
+        seeds = {run.name: ", ".join(str(each.recipe["seed"]) for each in run.seeds) for run in runs}
+        lines = [(name, f"{text}; seeds {seeds[name]}" if seeds[name] else text) for name, text in lines]
+    return lines
+
+
+def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, now: Any) -> str:
+    """The difference at a key in words; if one recipe lacks the section of the key, that alone."""
+    if section := _section_without(first, key):
+        return f"{section} set (was none)"
+    if section := _section_without(other, key):
+        return f"{section} none (was set)"
+    return f"{key} {_short(now)} (was {_short(then)})"
+
+
+def _section_without(recipe: dict[str, Any], key: str) -> str | None:
+    """The section of a key that is null in a recipe; None if no section is null."""
+    parts, value = key.split("."), recipe
+    for number, part in enumerate(parts[:-1], start=1):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        if value[part] is None:
+            return ".".join(parts[:number])
+        value = value[part]
+    return None
+
+
+def _decides_nothing(key: str) -> bool:
+    """A key of pretraining that changes what is logged or kept, or names what other keys say."""
+    try:
+        return effect_of(TrainingConfig, key) == LOGGING
+    except KeyError:  # of another section, or of another version
+        return False
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def _loss_line(run: ComparedRun) -> list[str]:
+    steps, tokens, seconds = training_clock(run.metrics)
+    losses, unigram = run.heldout_loss, run.summary.get("unigram_loss")
+    return [
+        run.name,
+        str(run.summary.get("status", "not started")),
+        f"{steps[-1]:,}",
+        f"{tokens[-1]:,}",
+        duration(seconds[-1]) if seconds[-1] else "",
+        f"{tokens[-1] / seconds[-1]:,.0f}" if seconds[-1] else "",
+        show(losses[max(losses)]) if losses else "",
+        show(unigram) if unigram is not None else "",
+    ]
+
+
+def comparable(runs: Sequence[ComparedRun]) -> str:
+    """A sentence on which held-out losses are of the same tokens, where a unigram model has the same loss."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        references = (run.summary.get("unigram_loss"), run.summary.get("uniform_loss"))
+        if run.loss_name and None not in references:
+            unigram, uniform = (f"{value:.5f}" for value in references)
+            groups.setdefault((run.loss_name, unigram, uniform), []).append(run.name)
+    if len(groups) == 1:
+        return "All held-out losses are of the same tokens, and comparable."
+    shared = [", ".join(names) for names in groups.values() if len(names) > 1]
+    only = f"Comparable are those of {'; those of '.join(shared)}." if shared else "None of these are comparable."
+    return f"Held-out losses are comparable only where the same tokens are predicted. {only}" if groups else ""
+
+
+def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
+    kinds = [name for name in LANGUAGE_MODEL_LOSSES if any(run.loss_name == name for run in runs)]
+    if not kinds:
+        return
+    highest = _highest_loss(runs)
+    # 1: tokens, 2: seconds
+    for axis, what in ((1, "tokens"), (2, "seconds of training")):
+        panels: list[Panel] = [
+            (f"{heldout(name)} (nats)", [(run.name, _by(run, axis) if run.loss_name == name else {}) for run in runs])
+            for name in kinds
+        ]
+        yield _Picture(
+            f"heldout-{what.partition(' ')[0]}.png",
+            f"Held-out loss of each run against {what}",
+            f"The held-out loss against {what}.{_cut_note(panels, highest)}",
+            partial(draw_lines, panels=panels, below=what, highest=highest),
+        )
+
+
+def _highest_loss(runs: Sequence[ComparedRun]) -> float:
+    """A run that diverged would make all others one line: pictures end a little above the loss of a uniform guess."""
+    return 1.1 * max((run.summary.get("uniform_loss") or inf for run in runs), default=inf)
+
+
+def _cut_note(panels: Sequence[Panel], highest: float) -> str:
+    most = max((y for _, lines in panels for _, points in lines for y in points.values()), default=0.0)
+    return f" Losses above {highest:.1f}, more than those of a uniform guess, are cut off." if most > highest else ""
+
+
+def _by(run: ComparedRun, axis: int) -> dict[float, float]:
+    """The held-out loss by tokens or seconds."""
+    clock = training_clock(run.metrics)
+    losses = run.heldout_loss
+    return dict(zip(at_steps(list(losses), clock[0], clock[axis]), losses.values(), strict=True))
+
+
+def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _Picture:
+    points: dict[str, dict[float, list[float]]] = {}
+    for run in runs:
+        keys, losses = run.keys, run.heldout_loss
+        at = keys.get(x)
+        if isinstance(at, int | float) and losses:
+            label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
+            points.setdefault(label, {}).setdefault(float(at), []).append(losses[max(losses)])
+    if not points:
+        raise UserError(f"no run has a number as {x}, and a held-out loss; name a key of the recipes with a number")
+    lines: Lines = [
+        (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
+    ]
+    panels: list[Panel] = [("final held-out loss (nats)", lines)]
+    highest = _highest_loss(runs)
+    return _Picture(
+        "loss-by-key.png",
+        "Final held-out loss of each run against a key of the recipe",
+        f"The final held-out loss against {x}; of several runs with the same values, the median."
+        f"{_cut_note(panels, highest)}",
+        lambda colours: draw_lines(colours, panels, x, log=True, highest=highest),
+    )
+
+
+def _tasks(runs: Sequence[ComparedRun]) -> list[str]:
+    return list(dict.fromkeys(task for run in runs for task, _ in run.choices))
+
+
+def _metric(runs: Sequence[ComparedRun], task: str) -> str:
+    return metric_label(next(run.choices[key].chosen.rows[0] for run in runs for key in run.choices if key[0] == task))
+
+
+def _values(run: ComparedRun, task: str, init: str) -> list[float]:
+    choice = run.choices.get((task, init))
+    return choice.chosen.values if choice else []
+
+
+def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterator[_Picture]:
+    if not tasks:
+        return
+    scores = [
+        Scores(
+            f"{task}: {_metric(runs, task)}",
+            [_values(run, task, "pretrained") for run in runs],
+            # A perplexity from random weights is hundreds of times the others: no axis shows both.
+            [[] if _metric(runs, task).startswith("perplexity") else _values(run, task, "random") for run in runs],
+        )
+        for task in tasks
+    ]
+    names = [run.name for run in runs]
+    hollow = any(values for task in scores for values in task.random)
+    yield _Picture(
+        "scores.png",
+        "Scores of each run on each task",
+        "Scores over the seeds: median, minimum and maximum."
+        f"{' Hollow: from random weights, without their perplexities.' if hollow else ''}",
+        lambda colours: draw_scores(colours, names, scores),
+    )
+
+
+def _length_picture(lengths: Mapping[str, ByLength | None]) -> Iterator[_Picture]:
+    panels = [(f"{task}: BLEU", each.labels, each.medians) for task, each in lengths.items() if each]
+    if panels:
+        yield _Picture(
+            "bleu-by-length.png",
+            "BLEU of each run by the length of the source",
+            "Corpus BLEU of the sentences whose source has so many words; the median over the seeds.",
+            lambda colours: draw_classes(colours, panels),
+        )
+
+
+def _kind(runs: Sequence[ComparedRun], task: str) -> str:
+    return next(str(each.chosen.rows[0]["kind"]) for run in runs for key, each in run.choices.items() if key[0] == task)
+
+
+def _task_section(
+    runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference], lengths: ByLength | None
+) -> TemplateContext:
+    differences_of = {each.names[1]: each.amount for each in found if each.row["task"] == task}
+    translates = _kind(runs, task) == "translation"
+    names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
+    starts = {
+        init: name
+        for init, name in names.items()
+        if init == "pretrained" or any(_values(run, task, init) for run in runs)
+    }
+    return {
+        "others": other_metrics(runs, task) if translates else None,
+        "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
+        "lengths": lengths,
+        "task": task,
+        "starts": list(starts.values()),
+        "metric": _metric(runs, task),
+        "lines": [
+            [
+                run.name,
+                *(spread(_values(run, task, init)) for init in starts),
+                differences_of.get(run.name, ""),
+            ]
+            for run in runs
+        ],
+    }
+
+
+def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str]]:
+    """(name, text) for each run: on how many tasks it is better or worse than the first, or neither."""
+    lines = []
+    for run in runs[1:]:
+        groups: dict[str, list[RunDifference]] = {}
+        for each in found:
+            if each.names[1] == run.name:
+                groups.setdefault(each.outcome, []).append(each)
+        total = sum(map(len, groups.values()))
+        parts = [
+            f"{outcome} on {len(groups[outcome])} of {total} ({', '.join(map(_detail, groups[outcome]))})"
+            for outcome in get_args(Outcome)
+            if outcome in groups
+        ]
+        if parts:
+            lines.append((run.name, ", ".join(parts)))
+    return lines
+
+
+def _detail(each: RunDifference) -> str:
+    """The task, with how much better or worse, or why it is not judged."""
+    task = str(each.row["task"])
+    if each.outcome == "not judged":
+        return each.text
+    if each.found is None or each.outcome == "not told apart":
+        return task
+    return f"{task} by {amount(each.found, each.row['metric'], 1 if each.found.estimate > 0 else -1)}"
+
+
+def _failed(runs: Sequence[ComparedRun]) -> list[str]:
+    """For each run with failed trials at the chosen settings, their number."""
+    counts = [(run.name, sum(choice.chosen.failed for choice in run.choices.values())) for run in runs]
+    return [f"{name}: {'1 trial' if count == 1 else f'{count} trials'}" for name, count in counts if count]
+
+
+def _where(runs: Sequence[ComparedRun]) -> list[str]:
+    """When, on what and with which versions: a line for each that differs."""
+    lines = []
+    for run in runs:
+        if environment := run.summary.get("environment"):
+            parts = [environment.get("device"), environment.get("cpu"), f"{environment.get('cores')} cores"]
+            parts += [f"{name} {environment[name]}" for name in ("python", "torch", "deepspeed") if name in environment]
+            parts += [f"commit {environment['commit']}"] if environment.get("commit") else []
+            lines.append(", ".join(str(part) for part in dict.fromkeys(parts) if part))
+    times = [row["time"] for run in runs for row in run.metrics if "time" in row]
+    days = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in (min(times), max(times))] if times else []
+    return [" to ".join(dict.fromkeys(days)), *dict.fromkeys(lines)] if days else list(dict.fromkeys(lines))

@@ -1,0 +1,100 @@
+"""The differences between several runs and the first on the tasks that both have, in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from multihop.common.json_lines import Row
+from multihop.eval.report.compared_runs import ComparedRun
+from multihop.eval.statistics.difference import SIGNIFICANT, Difference, holm
+from multihop.eval.statistics.verdict import difference, missing_for_verdict
+from multihop.eval.statistics.words import amount, sentence
+
+METHOD = (
+    "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
+    "spread over the seeds; a run is called better where p is at most 0.05 after Holm's correction for all sentences."
+)
+Outcome = Literal["better", "worse", "not told apart", "not judged"]
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """A task of the first run and of another one, both from pretrained weights."""
+
+    names: tuple[str, str]
+    row: Row
+    """A trial of the first run, to read from what all trials of the task share."""
+    found: Difference | None
+    """The other less the first; None if the scores are not of the same thing."""
+    outcome: Outcome
+    """The outcome for the other run."""
+    text: str
+
+    @property
+    def amount(self) -> str:
+        """The difference with its interval."""
+        return amount(self.found, self.row["metric"]) if self.found else "none"
+
+
+def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
+    """Each run against the first, task by task.
+
+    Raises:
+        UserError: a file of predictions is damaged.
+    """
+    pairs = [_pair(runs[0], other, task) for other in runs[1:] for task in shared_tasks(runs[0], other)]
+    p_values = iter(holm([pair.found.p for pair in pairs if pair.found and not pair.why_not]))
+    return [_in_words(pair, 1.0 if pair.why_not else next(p_values)) for pair in pairs]
+
+
+def shared_tasks(first: ComparedRun, other: ComparedRun) -> list[str]:
+    """Tasks that both have results of from pretrained weights."""
+    return [task for task, init in first.choices if init == "pretrained" and (task, init) in other.choices]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    names: tuple[str, str]
+    row: Row
+    found: Difference | None
+    why_not: str
+    """Why no verdict can be given; empty if one can."""
+
+
+def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
+    names, key = (first.name, other.name), (task, "pretrained")
+    row, others = first.choices[key].chosen.rows[0], other.choices[key].chosen.rows[0]
+    if why_not := _incomparable(row, others):
+        return _Pair(names, row, None, why_not)
+    found = difference(row["metric"], first.trials(*key), other.trials(*key))
+    missing = missing_for_verdict(row["kind"], found)
+    return _Pair(names, row, found, f"{missing} are needed" if missing else "")
+
+
+def _incomparable(one: Row, other: Row) -> str:
+    """Why two scores of a task are not of the same thing; empty if they are."""
+    if one["metric"] != other["metric"]:
+        return f"the metrics are {one['metric']} and {other['metric']}"
+    if one["metric"] == "perplexity" and _units(one) != _units(other):
+        return "the runs' tokenizers cut the text into different tokens"
+    same = one["test_fingerprint"] == other["test_fingerprint"]
+    return "" if same else "the runs have different test sets"
+
+
+def _units(row: Row) -> float | None:
+    """The number of units that a perplexity is the mean over: words, whatever the tokenizer, or tokens."""
+    counts = row["other_metrics"]
+    return next((counts[unit] for unit in ("words", "words and line ends", "tokens") if unit in counts), None)
+
+
+def _in_words(pair: _Pair, p: float) -> RunDifference:
+    names, row, found = pair.names, pair.row, pair.found
+    if found is None or pair.why_not:
+        numbers = f" (difference {amount(found, row['metric'])})" if found else ""
+        text = f"{row['task']} is not judged{numbers}: {pair.why_not}"
+        return RunDifference(names, row, found, "not judged", text)
+    text = sentence(names, row["task"], row["metric"], row["higher_is_better"], found, p)
+    if p > SIGNIFICANT:
+        return RunDifference(names, row, found, "not told apart", text)
+    better = (found.estimate > 0) == row["higher_is_better"]
+    return RunDifference(names, row, found, "better" if better else "worse", text)

@@ -1,0 +1,129 @@
+"""The report's part on all tasks: the sentence, the verdicts and the table of results."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from multihop.eval.report.render import TemplateContext
+from multihop.eval.report.task_section import metric_label, reported_on, task_section
+from multihop.eval.statistics.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
+from multihop.eval.statistics.words import amount, show, spread
+from multihop.eval.tasks.known_tasks import task_name
+from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.trials.evaluation_plan import Results
+from multihop.pretrain.models.families import FAMILIES
+
+_IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
+_FINE_TUNED = (
+    "All starts are fine-tuned with the same grid of settings; each is judged at the settings with its best median "
+    "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
+    "test examples and the spread over the seeds (Student's t). "
+)
+_AS_THEY_ARE = "Differences have 95 % intervals by a paired bootstrap of the test examples. "
+_HOLM = (
+    "A verdict needs p ≤ 0.05 after Holm's correction for the number of tasks. All trials share one {start} model: "
+    "another seed of the {training} is not covered."
+)
+_ONE_START = (
+    "With eval.inits: [{starts}] alone there is nothing to compare with: the report does not say whether {training} "
+    "helped."
+)
+_CONTINUED = (
+    "What the parent model (model.init_from) had learned counts as {training} here; add parent to eval.inits to see "
+    "what this run added."
+)
+_TABLE_NOTE = (
+    "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
+    "seeds. Difference: of the means, with its 95 % interval. Trials: {start} + random weights, at the chosen "
+    "settings."
+)
+
+
+def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
+    """The trials, for the template.
+
+    Args:
+        recipe: the resolved recipe.
+
+    Raises:
+        UserError: a file of predictions is damaged.
+    """
+    section = recipe.get("eval") or {}
+    model = {} if section.get("checkpoint") else recipe.get("model") or {}
+    tasks = [task_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
+    results = task_results(reported.rows, run_dir, reported.earlier)
+    starts = section.get("inits", ["pretrained", "random"])
+    with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
+    found = verdicts(results) if with_random else []
+    parent_difference = verdicts(against_parent(results), continued=True) if with_parent else []
+    family = FAMILIES.get(str(model.get("family")))
+    translates = family is not None and family.translates
+    training, start = training_of(translates), "trained" if translates else "pretrained"
+    step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
+    of_step = "" if step is None else f" {start.capitalize()}: the checkpoint of step {step:,}."
+    method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
+    sentences = [helped(found, tasks, training)] if with_random or not tasks else []
+    if tasks and with_parent:
+        sentences.append(helped(parent_difference, tasks, f"continued {training}"))
+    elif tasks and with_random and model.get("init_from"):
+        sentences.append(_CONTINUED.format(training=training))
+    return {
+        "training": training,
+        "start": start,
+        "helped": " ".join(sentences) or _ONE_START.format(starts=", ".join(starts), training=training),
+        "questions": [
+            (f"Did {what} help?", list(zip(results, answers, strict=True)))
+            for what, answers in ((training, found), (f"continued {training}", parent_difference))
+            if answers
+        ],
+        "with_parent": with_parent,
+        "method": method + _HOLM.format(start=start, training=training),
+        "missing": [task for task in tasks if task not in {result.task for result in results}],
+        "unfinished": reported.unfinished,
+        "results": [_line(result) for result in results],
+        "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start) + of_step,
+        "sections": [task_section(result, model, run_dir) for result in results],
+        "failed": [row for row in reported.rows if row["status"] != "ok"],
+    }
+
+
+def helped(found: Sequence[Verdict], tasks: Sequence[str], training: str) -> str:
+    """One sentence over all tasks; training: of `training_of`."""
+    if not tasks:
+        return f"The recipe has no downstream tasks, so it is unknown whether {training} helps on any."
+    if not found:
+        return "No downstream trial has finished yet."
+    outcomes = [verdict.outcome for verdict in found]
+    parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
+    total = "1 task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
+    return f"Of {total}, {training} {' and '.join(parts)}."
+
+
+def _start(result: TaskResult) -> str:
+    """A note on the weights that trials start from; empty if they are not another task's."""
+    source = result.first.get("start_from")
+    return f"trials start from the weights that were fine-tuned on {source}" if source else ""
+
+
+def _line(result: TaskResult) -> dict[str, str]:
+    """The cells of a result's row in the table."""
+    best = result.best
+    starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
+    where = reported_on(result)
+    metric = metric_label(result.first)
+    return {
+        "task": result.task,
+        "kind": result.kind,
+        "metric": metric if where == "test" else f"{metric}, on {where}",
+        "pretrained": spread(result.values("pretrained")),
+        "parent": spread(result.values("parent")),
+        "parent_difference": amount(result.parent_difference, result.metric) if result.parent_difference else "none",
+        "random": spread(result.values("random")),
+        "difference": amount(result.difference, result.metric) if result.difference else "none",
+        "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in starts)
+        + " / "
+        + "+".join(str(choice.chosen.failed if choice else 0) for choice in starts),
+        "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
+        "source": str(result.first["source"]),
+        "notes": "; ".join(note for note in (str(result.first["notes"]), _start(result)) if note),
+    }

@@ -1,0 +1,101 @@
+"""Losses and health in metrics.jsonl: their names, and plateaus and collapse of representations in one sentence.
+
+The thresholds lie between what was measured on small models (docs/training.md, section 7). One number alone is no sign:
+a small GPT-2 that learns well has a low rank.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from multihop.common.json_lines import Row
+
+LOSS = "loss"
+LANGUAGE_MODEL_LOSSES = ("mlm_loss", "clm_loss", "translation_loss")
+"""A run has one of them. `unigram_loss` and `uniform_loss` are comparable to it, on the held-out text."""
+PAIR_LOSSES = ("nsp_loss", "sop_loss")
+"""A run has one of them at most."""
+PARTS = (*LANGUAGE_MODEL_LOSSES, *PAIR_LOSSES, "nsp_accuracy", "sop_accuracy")
+REFERENCES = ("unigram_loss", "uniform_loss")
+HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
+"""Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat."""
+
+_EVALUATIONS = 3
+"""The newest evaluations that must agree: every model passes the unigram loss, and some pass through a collapse."""
+_STEPS = 200
+"""Steps over which the loss must not have fallen: models that learned well stayed on the plateau for fewer."""
+_NO_GAIN, _STANDSTILL = 0.02, 0.01
+_HIGH_COSINE, _LOW_RANK = 0.5, 0.2
+_ADVICE = (
+    "try a longer phases[].warmup_ratio, a half or a quarter of phases[].lr, a smaller phases[].global_batch_size with "
+    "more steps, a second value of 0.98 in optimizer.betas, or for a masked model model.output_bias=unigram and "
+    "model.attention_init=neighbours"
+)
+
+
+def heldout(name: str) -> str:
+    """The name of a loss on the held-out text."""
+    return f"heldout_{name}"
+
+
+def by_step(rows: Iterable[Row], name: str) -> dict[int, float]:
+    """One loss by step. A restart repeats steps; the first row of a step counts."""
+    values: dict[int, float] = {}
+    for row in rows:
+        if name in row:
+            values.setdefault(row["step"], row[name])
+    return dict(sorted(values.items()))
+
+
+def diagnosis(rows: Sequence[Row]) -> str | None:
+    """One sentence if the model sits on the plateau of the unigram loss, or has collapsed; None if neither.
+
+    The diagnosis is None while the learning rate is warmed up.
+
+    Args:
+        rows: of metrics.jsonl, of any kind; of a repeated step the first row counts.
+    """
+    evaluated = {row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in HEALTH)}
+    steps = [step for step in sorted(evaluated) if step >= _warmed_up(rows)]
+    if len(steps) < _EVALUATIONS:
+        return None
+    newest, found = [evaluated[step] for step in steps[-_EVALUATIONS:]], list[str]()
+    now = newest[-1]
+    long_ago = [step for step in steps[: 1 - _EVALUATIONS] if step <= steps[-1] - _STEPS]
+    if long_ago:
+        gains = [evaluated[step]["unigram_gain"] for step in steps[steps.index(long_ago[-1]) :]]
+        if max(gains) < _NO_GAIN and gains[-1] - gains[0] < _STANDSTILL:
+            found.append(
+                f"the model sits on the plateau at the unigram loss: from step {long_ago[-1]:,} to step {now['step']:,}"
+                f" its held-out loss went from {_beside(gains[0])} to {_beside(gains[-1])} that of a model which knows "
+                "token frequencies alone"
+            )
+    if all(_collapsed(row) for row in newest):
+        found.append(
+            f"its last hidden states have collapsed: at step {now['step']:,} the mean cosine between different tokens "
+            f"is {now['hidden_cosine']:.2f}, and the effective rank {now['hidden_rank']:.0%} of what it can be"
+        )
+    if not found:
+        return None
+    sentence = "; ".join([*found, _ADVICE])
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _collapsed(row: Row) -> bool:
+    """States that differ in few directions may still be opposite to one another: their mean cosine is then low."""
+    alike = row["hidden_cosine"] > _HIGH_COSINE or row["unigram_gain"] < _NO_GAIN
+    return bool(row["hidden_rank"] < _LOW_RANK and alike)
+
+
+def _beside(gain: float) -> str:
+    return f"{abs(gain):.1%} {'below' if gain > 0 else 'above'}"
+
+
+def _warmed_up(rows: Sequence[Row]) -> int:
+    """The first step after the newest warm-up of the learning rate; 0 where no row has a rate.
+
+    A warm-up ends where the rate rises for the last time: every schedule falls or stays after it.
+    """
+    rates = {row["step"]: row["lr"] for row in reversed(rows) if "lr" in row}
+    steps = sorted(rates)
+    rises = [later for earlier, later in pairwise(steps) if rates[later] > rates[earlier]]
+    return max(rises, default=0)

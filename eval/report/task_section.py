@@ -1,0 +1,183 @@
+"""The report's section on one task: settings, published scores, curves and errors."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multihop.common.json_lines import Row
+from multihop.eval.config import KINDS
+from multihop.eval.report.pictures import by_pretraining_step, learning_curves
+from multihop.eval.report.published import published_beside
+from multihop.eval.report.render import TemplateContext
+from multihop.eval.statistics.choose import Choice, Setting
+from multihop.eval.statistics.predictions import read_predictions
+from multihop.eval.statistics.verdict import TaskResult
+from multihop.eval.statistics.words import show, spread
+
+_LISTED_ERRORS = 10
+_ERROR_CHARACTERS = 400
+_CLASSES = 20
+
+
+def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> TemplateContext:
+    """The facts of a task for the templates.
+
+    Args:
+        model: the recipe's `model` section, whose size published scores are looked up by.
+
+    Raises:
+        UserError: a file of predictions is damaged.
+    """
+    chosen = {name: choice for name, choice in _choices(result) if choice.chosen.rows}
+    content = read_predictions(run_dir, result.best) if result.best else None
+    beside = published_beside(result.task, result.kind, model.get("layers"), model.get("hidden"))
+    return {
+        "task": result.task,
+        "metric": result.metric,
+        "reported_on": reported_on(result),
+        "chosen": [(name, settings_text(choice.chosen, result)) for name, choice in chosen.items()],
+        "grid": _grid(result),
+        "others": _other_metrics(chosen),
+        "published": [(p.model, p.metric, show(p.score), p.split, p.source) for p in beside],
+        "published_on_another": result.kind == "translation",
+        "pictures": _pictures(result, {name: choice.chosen.rows for name, choice in chosen.items()}),
+        "confusion": _confusion(result, content) if content else None,
+        "errors": _errors(content) if content else [],
+        "best": result.best,
+        "seconds": sum(row.get("seconds") or 0.0 for row in result.rows),
+        "trials": len(result.rows),
+    }
+
+
+def metric_label(row: Row) -> str:
+    """The metric of a row, with the positive class of F1 and with "(lower is better)" where it is."""
+    labels = row.get("labels") or []
+    of_class = f" of the class {labels[1]}" if row["metric"] == "F1" and len(labels) == 2 else ""
+    return f"{row['metric']}{of_class}{'' if row['higher_is_better'] else ' (lower is better)'}"
+
+
+def reported_on(result: TaskResult) -> str:
+    """The examples that the scores are of."""
+    return str(result.first.get("reported_on", "test"))
+
+
+def settings_text(setting: Setting, result: TaskResult) -> str:
+    """The hyperparameters that differ within the task's grid; where the grid has one setting, all that matter."""
+    names = _varied(result) or [
+        name for name, value in setting.hyperparameters.items() if _matters(name, value, result)
+    ]
+    return ", ".join(_setting(name, setting.hyperparameters.get(name)) for name in names)
+
+
+def _setting(name: str, value: Any) -> str:
+    """A name and its value; of a section, each key below the name as in a recipe's overrides."""
+    if isinstance(value, dict):
+        return ", ".join(_setting(f"{name}.{key}", inner) for key, inner in value.items())
+    return f"{name} {_value(value)}"
+
+
+def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
+    start = "trained" if result.kind == "translation" else "pretrained"
+    every = ((start, result.pretrained), ("parent", result.parent), ("random weights", result.random))
+    return [(name, choice) for name, choice in every if choice]
+
+
+def _varied(result: TaskResult) -> list[str]:
+    settings = [setting.hyperparameters for _, choice in _choices(result) for setting in choice.grid]
+    names = dict.fromkeys(name for each in settings for name in each)
+    return [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
+
+
+def _matters(name: str, value: Any, result: TaskResult) -> bool:
+    if name == "report_on" and reported_on(result) == "test":
+        return False
+    return value is not None and result.kind in KINDS.get(name, (result.kind,))
+
+
+def _grid(result: TaskResult) -> list[tuple[str, ...]]:
+    """Start, settings, median development score, test scores, trials ok / failed, chosen; empty for one setting."""
+    if not _varied(result):
+        return []
+    return [
+        (
+            name,
+            settings_text(setting, result),
+            show(setting.dev),
+            spread(setting.values),
+            f"{len(setting.rows)} / {setting.failed}",
+            "chosen" if setting is choice.chosen else "",
+        )
+        for name, choice in _choices(result)
+        for setting in choice.grid
+    ]
+
+
+def _other_metrics(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
+    """Name, then the spread over the seeds of each start."""
+    trials = [[row["other_metrics"] for row in choice.chosen.rows] for choice in chosen.values()]
+    names = dict.fromkeys(name for metrics in trials for each in metrics for name in each)
+    return [(name, *(spread([each[name] for each in metrics if name in each]) for metrics in trials)) for name in names]
+
+
+def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[str, str]]:
+    """(SVG, caption)."""
+    found = []
+    for part, title in (("loss", "training loss"), ("dev", "development score")):
+        starts = {
+            name: [p for row in group if (p := (row.get("curve") or {}).get(part))] for name, group in rows.items()
+        }
+        starts = {name: trials for name, trials in starts.items() if trials}
+        if starts:
+            found.append(
+                (
+                    learning_curves(f"{result.task} {part}", title, starts),
+                    f"The {title} while fine-tuning, a line for each seed.",
+                )
+            )
+    steps = {step: choice.chosen.values for step, choice in result.by_step.items() if choice.chosen.rows}
+    if len(steps) > 1:
+        caption = f"The {result.metric} by the pretraining step of the checkpoint: median, minimum and maximum."
+        found.append((by_pretraining_step(f"{result.task} steps", "score", steps), caption))
+    return found
+
+
+def _confusion(result: TaskResult, content: dict[str, Any]) -> TemplateContext | None:
+    """Names of the classes, and of each true class the predictions with their share of it, 0 to 1."""
+    labels = result.first.get("labels") or []
+    if result.kind != "classification" or not 2 <= len(labels) <= _CLASSES:
+        return None
+    targets, predicted = (np.array(content[name], np.int64).ravel() for name in ("targets", "predicted"))
+    counts = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(counts, (targets, predicted), 1)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    lines = [
+        (label, [(int(n), round(float(s), 3)) for n, s in zip(*line, strict=True)])
+        for label, *line in zip(labels, counts, shares, strict=True)
+    ]
+    return {"labels": labels, "lines": lines}
+
+
+def _errors(content: dict[str, Any]) -> list[TemplateContext]:
+    """The wrong predictions of which the model was surest."""
+    wrong = sorted(content.get("errors") or [], key=lambda error: -(error.get("probability") or 0.0))
+    return [
+        {
+            "text": _shortened(error["text"]),
+            "target": _value(error["target"]),
+            "predicted": _value(error["predicted"]),
+            "probability": "" if error.get("probability") is None else f"{error['probability']:.2f}",
+        }
+        for error in wrong[:_LISTED_ERRORS]
+    ]
+
+
+def _shortened(text: Any) -> str:
+    joined = " / ".join(text) if isinstance(text, list) else str(text)
+    return joined if len(joined) <= _ERROR_CHARACTERS else f"{joined[:_ERROR_CHARACTERS]} …"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,165 @@
+"""The zero-shot tasks with official files: where these are, how they are read, and what is measured on them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multihop.common.errors import UserError
+from multihop.common.files import sha256_file, sha256_json
+from multihop.eval.tasks.cbt import read_cbt
+from multihop.eval.tasks.multiple_choice import read as read_choices
+from multihop.eval.tasks.running_text import Convention, read_perplexity_text
+from multihop.eval.tasks.table_files import official_folder
+from multihop.eval.tasks.task import Task
+from multihop.eval.tasks.text_files import read_objects, read_text
+
+_FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences that differ in what makes one of them unacceptable."""
+
+    good: str
+    bad: str
+    field: str
+    """The field of linguistics: morphology, syntax, semantics, or syntax/semantics."""
+    term: str
+    """The phenomenon, one of 12."""
+    paradigm: str
+    """The kind of contrast, one of 67: the UID, a file of its own."""
+
+
+def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
+    """The pairs of all official files, data/*.jsonl, in the order of their names.
+
+    Raises:
+        UserError: the folder has no such file, or a line is not in the official format.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise UserError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
+    return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
+
+
+def read_lambada(path: Path) -> tuple[str, ...]:
+    """The passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
+    official release, a passage a line (any other suffix).
+
+    Raises:
+        UserError: the file is missing, empty, or a line is not in the format, or has a single word.
+    """
+    if path.suffix == ".jsonl":
+        numbered = [(number, row["text"]) for number, row in read_objects(path, ("text",))]
+    else:
+        lines = enumerate(read_text(path).split("\n"), start=1)
+        numbered = [(number, line) for number, line in lines if line.strip()]
+    for number, text in numbered:
+        if len(text.split()) < 2:
+            raise UserError(f"{path}, line {number}: expected a passage of several words, got {text!r}")
+    return tuple(text.strip() for _, text in numbered)
+
+
+@dataclass(frozen=True)
+class ZeroShotSet:
+    """The declaration of a task: its files, their reader, and the metric."""
+
+    files: tuple[str, ...]
+    """The names of its file or directory in `eval.data_dir`, of which one is needed."""
+    read: Callable[[Path], Any]
+    source: str
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    causal_only: bool = True
+
+
+def _text(files: tuple[str, ...], convention: Convention, natural: bool, source: str) -> ZeroShotSet:
+    read = partial(read_perplexity_text, convention=convention, detokenized=natural)
+    return ZeroShotSet(files, read, source, metric="perplexity", higher_is_better=False)
+
+
+def _labelled(name: str, part: str) -> Callable[[Path], Any]:
+    return lambda path: getattr(read_choices(name, str(path.parent)), part)
+
+
+_WIKITEXT_2 = ("wikitext-2-raw/wiki.test.raw", "wikitext-2/wiki.test.tokens")
+_WIKITEXT_103 = ("wikitext-103-raw/wiki.test.raw", "wikitext-103/wiki.test.tokens")
+_WIKITEXT = "WikiText (Merity et al. 2016), verified good and featured articles of Wikipedia, CC BY-SA 3.0."
+_PTB = "Penn Treebank (Marcus et al. 1993; Mikolov et al. 2010), news of the Wall Street Journal."
+_CBT = "Children's Book Test (Hill et al. 2015): a word of a sentence in a book, of ten of one kind."
+_LAMBADA = ZeroShotSet(
+    ("lambada/lambada_test.jsonl", "lambada/lambada_test_plain_text.txt"),
+    read_lambada,
+    "LAMBADA (Paperno et al. 2016): the last word of a passage from a novel.",
+)
+
+ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
+    "wikitext2": _text(_WIKITEXT_2, "wikitext", False, _WIKITEXT),
+    "wikitext2-natural": _text(_WIKITEXT_2, "wikitext", True, _WIKITEXT),
+    "wikitext103": _text(_WIKITEXT_103, "wikitext", False, _WIKITEXT),
+    "wikitext103-natural": _text(_WIKITEXT_103, "wikitext", True, _WIKITEXT),
+    "ptb": _text(("ptb/ptb.test.txt",), "ptb", False, _PTB),
+    "ptb-natural": _text(("ptb/ptb.test.txt",), "ptb", True, _PTB),
+    "lambada": _LAMBADA,
+    "lambada-gpt2": _LAMBADA,
+    "cbt-cn": ZeroShotSet(("cbt/cbtest_CN_test_2500ex.txt",), read_cbt, _CBT),
+    "cbt-ne": ZeroShotSet(("cbt/cbtest_NE_test_2500ex.txt",), read_cbt, _CBT),
+    "swag-likelihood": ZeroShotSet(
+        ("swag",), _labelled("swag", "dev"), "SWAG (Zellers et al. 2018): how a described scene goes on."
+    ),
+    "race-likelihood": ZeroShotSet(
+        ("RACE",), _labelled("race", "test"), "RACE (Lai et al. 2017): questions of English examinations in China."
+    ),
+    "blimp": ZeroShotSet(
+        ("blimp",),
+        read_minimal_pairs,
+        "BLiMP (Warstadt et al. 2020): minimal pairs of English sentences, CC BY 4.0.",
+        causal_only=False,
+    ),
+}
+
+
+def find(name: str, data_dir: str | None) -> Path:
+    """The task's file or directory.
+
+    Raises:
+        UserError: it is missing.
+    """
+    folder = official_folder(data_dir)
+    paths = [folder / file for file in ZERO_SHOT_SETS[name].files]
+    found = next((path for path in paths if path.exists()), None)
+    if found is None:
+        raise UserError(
+            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; put the official file there, or set "
+            "eval.data_dir"
+        )
+    return found
+
+
+def read(name: str, data_dir: str | None) -> Any:
+    """The content of the task's files: running text, passages, pairs or examples.
+
+    Raises:
+        UserError: the files are missing, or not in their official format.
+    """
+    return ZERO_SHOT_SETS[name].read(find(name, data_dir))
+
+
+def load(name: str, data_dir: str | None) -> Task:
+    """The task with the hashes of its files. Its examples are read where it is evaluated.
+
+    Raises:
+        UserError: the files are missing.
+    """
+    path, declared = find(name, data_dir), ZERO_SHOT_SETS[name]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return Task(
+        name=name,
+        kind="zero-shot",
+        metric=declared.metric,
+        higher_is_better=declared.higher_is_better,
+        source=declared.source,
+        files_sha256=sha256_json([[file.name, sha256_file(file)] for file in files]),
+    )

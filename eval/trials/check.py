@@ -1,0 +1,101 @@
+"""Checks of a recipe's evaluation, before anything runs. Nothing in this file imports torch."""
+
+from collections.abc import Sequence
+
+from multihop.common.errors import UserError
+from multihop.eval.config import EvalConfig
+from multihop.eval.finetune.document_context import check_documents
+from multihop.eval.metrics import bleu
+from multihop.eval.tasks.known_tasks import HELDOUT, TASK_NAMES, TaskSource, has_task_file
+from multihop.pretrain.models.families import FAMILIES
+
+
+def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) -> None:
+    """Refuse tasks that cannot be run, reading the examples of translation tasks alone.
+
+    Args:
+        tasks: from `open_tasks`.
+        family: of the model that is evaluated.
+
+    Raises:
+        UserError: two tasks have one name, a package that one needs is missing, its pairs cannot be read, or it does
+            not suit the model.
+    """
+    names: set[str] = set()
+    declared = FAMILIES[family]
+    for name, task in zip((each.name for each in config.tasks), tasks, strict=True):
+        if task.name in names or (has_task_file(name) and task.name in TASK_NAMES):
+            raise UserError(
+                f"{name} in eval.tasks describes a task named {task.name}, and there is another; rename the file"
+            )
+        names.add(task.name)
+        if task.is_translation != declared.translates:
+            kind, can = ("a translation", "cannot") if task.is_translation else ("no translation", "can only")
+            raise UserError(
+                f"task {name} is {kind}, and model.family={family} {can} translate; remove it from eval.tasks"
+            )
+        if task.is_translation:
+            bleu.check_installed()
+            _ = task.task  # refuses pairs that cannot be read
+        if name == HELDOUT and config.checkpoint is not None:
+            raise UserError(
+                f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
+                "remove it from eval.tasks"
+            )
+        if task.needs_causal and not declared.causal:
+            causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)
+            raise UserError(
+                f"task {name} needs a causal model (model.family={causal}), and model.family={family}; "
+                "remove it from eval.tasks"
+            )
+
+
+def check_starts(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
+    """Refuse tasks that cannot start from the task that they name.
+
+    Raises:
+        UserError: that task is not in the recipe, is the same, starts from another one, or nothing is trained.
+    """
+    sections = {section.name: section for section in config.tasks}
+    is_trained = {section.name: task.is_trained for section, task in zip(config.tasks, tasks, strict=True)}
+    for name, source in ((each.name, each.start_from) for each in config.tasks if each.start_from is not None):
+        given = f"start_from={source} of task {name} in eval.tasks"
+        if source == name:
+            raise UserError(f"{given} is the task itself; name another task, or remove start_from")
+        if source not in sections:
+            others = ", ".join(other for other in sections if other != name) or "none"
+            raise UserError(f"{given} is not one of the other tasks ({others}); add {source} to eval.tasks")
+        if further := sections[source].start_from:
+            raise UserError(
+                f"{given} starts from {further} itself, and only one step is supported; remove start_from of one"
+            )
+        for frozen in (each for each in (name, source) if sections[each].features or config.features):
+            raise UserError(f"{given}: {frozen} has features, with which no weights are fine-tuned; remove one of them")
+        for untrained in (each for each in (name, source) if not is_trained[each]):
+            raise UserError(f"{given}: {untrained} trains nothing; remove start_from")
+
+
+def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int) -> None:
+    """Refuse features that the model lacks, and document context where there are no documents.
+
+    Only tasks with document context are read. Set for all tasks, document context is for those of tagging.
+
+    Args:
+        layers: of the model that is evaluated.
+
+    Raises:
+        UserError: one of the settings is impossible, or a task's files are missing or damaged.
+    """
+    for section in (config, *config.tasks):
+        if section.features is not None:
+            section.features.indexes(layers)
+    for section, source in zip(config.tasks, tasks, strict=True):
+        of_task = section.document_context
+        if of_task if of_task is not None else config.document_context:
+            task = source.task
+            if task.kind == "tagging":
+                check_documents(task)
+            elif of_task:
+                raise UserError(
+                    f"document_context=true is for tagging, and the kind of task {task.name} is {task.kind}; remove it"
+                )

@@ -1,0 +1,61 @@
+"""The task, tokenizers and model of a trial, opened on the worker and compared with the plan."""
+
+from multihop.common.errors import UserError
+from multihop.common.files import sha256_json
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.config import TrialSettings
+from multihop.eval.model.load_model import load_model
+from multihop.eval.model.model_under_test import open_tokenizer
+from multihop.eval.tasks.known_tasks import load_task
+from multihop.eval.tasks.task import Task
+from multihop.eval.trials.trial import Trial
+from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.layers.model import Model
+
+
+def trial_task(trial: Trial) -> Task:
+    """The task, whose files are read.
+
+    Raises:
+        UserError: the files are missing, or differ from those that the trial was planned with.
+    """
+    task = load_task(trial.task, trial.task_dir)
+    if task.fingerprint != trial.task_fingerprint:
+        raise UserError(
+            f"the files of task {task.name} on this machine differ from those that the trials were planned with; "
+            "install the same files on every machine"
+        )
+    return task
+
+
+def trial_tokenizers(trial: Trial) -> list[tuple[Tokenizer, TokenizerInfo]]:
+    """The tokenizer of the model; of an encoder-decoder model with two vocabularies, also the target's.
+
+    Raises:
+        UserError: the files are not those that the trial was planned with.
+    """
+    paths = [path for path in (trial.tokenizer_path, trial.target_tokenizer_path) if path is not None]
+    tokenizers = [open_tokenizer(path, pairs=trial.kind == "translation") for path in paths]
+    hashes = [info.sha256 for _, info in tokenizers]
+    if (hashes[0] if len(hashes) == 1 else sha256_json(hashes)) != trial.tokenizer_sha256:
+        raise UserError(
+            f"{' or '.join(paths)} is not the tokenizer that the trials were planned with; run the command again"
+        )
+    return tokenizers
+
+
+def trial_model(trial: Trial) -> Model:
+    """The model on the CPU: with the checkpoint's weights, or with random ones that the trial's seed keys.
+
+    Raises:
+        UserError: the weights are missing, damaged, or not those that the trial was planned with.
+    """
+    config, dropout = parse_model_config(trial.model), TrialSettings.model_validate(trial.settings).dropout
+    if dropout is not None:
+        config = config.model_copy(update={"dropout": dropout})
+    checkpoint = None
+    if trial.checkpoint_dir is not None:
+        assert trial.checkpoint_sha256 is not None
+        checkpoint = trial.checkpoint_dir, trial.checkpoint_sha256
+    return load_model(config, trial.vocab_size, trial.source_vocab_size, checkpoint, trial.checkpoint_step, trial.seed)

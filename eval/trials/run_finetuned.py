@@ -1,0 +1,125 @@
+"""A trial that fine-tunes: inputs, the pretrained encoder with a new head, and the row of what the training gave."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.torch import load, save_file
+
+from multihop.common.errors import UserError
+from multihop.common.files import atomic_replace, make_folder, sha256_file
+from multihop.common.json_lines import Row
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.eval.config import TrialSettings
+from multihop.eval.finetune.frames import Frame, frame_of
+from multihop.eval.finetune.heads import TaskModel
+from multihop.eval.finetune.input_cache import task_inputs
+from multihop.eval.finetune.labelled import finetune_labelled
+from multihop.eval.finetune.loop import History
+from multihop.eval.finetune.span_inputs import span_inputs
+from multihop.eval.finetune.spans import finetune_spans
+from multihop.eval.model.load_model import device
+from multihop.eval.tasks.known_tasks import task_name
+from multihop.eval.tasks.task import Task
+from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
+from multihop.eval.trials.predictions import predictions_of
+from multihop.eval.trials.trial import Trial, trial_key, weights_file
+from multihop.pretrain.models.families import FAMILIES
+
+
+def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
+    """Classification, regression, tagging or choice: the trial's part of the row, and its predictions."""
+    [(tokenizer, info)] = trial_tokenizers(trial)
+    settings = TrialSettings.model_validate(trial.settings)
+    inputs = task_inputs(
+        lambda: trial_task(trial),
+        trial.task_fingerprint,
+        tokenizer,
+        info.sha256,
+        _frame(trial, info, settings),
+        FAMILIES[trial.model["family"]].causal,
+        settings,
+    )
+    model = _with_head(trial, inputs.task, settings)
+    result = finetune_labelled(model, inputs.task, inputs.sets, settings, trial.seed)
+    special = set(info.special_ids.values())
+    predictions = predictions_of(
+        inputs.task,
+        inputs,
+        result,
+        lambda ids: tokenizer.decode([i for i in ids if i not in special and i < info.vocab_size]),
+    )
+    sizes = {name: len(examples) for name, examples in inputs.sets.items()}
+    row = _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on)
+    return row | _keep_weights(trial, model), predictions
+
+
+def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
+    """Answer spans: the trial's part of the row, and its predictions."""
+    [(tokenizer, info)] = trial_tokenizers(trial)
+    settings = TrialSettings.model_validate(trial.settings)
+    inputs = span_inputs(
+        lambda: trial_task(trial),
+        trial.task_fingerprint,
+        tokenizer,
+        info.sha256,
+        _frame(trial, info, settings),
+        FAMILIES[trial.model["family"]].causal,
+        settings,
+    )
+    model = _with_head(trial, inputs.task, settings)
+    result = finetune_spans(model, inputs, settings, trial.seed)
+    row = _row(result.value, result.other_metrics, result.history, inputs.sizes, inputs.reported_on)
+    return row | _keep_weights(trial, model), result.predictions
+
+
+def _frame(trial: Trial, info: TokenizerInfo, settings: TrialSettings) -> Frame:
+    frozen = settings.features is not None
+    return frame_of(trial.model["family"], info.special_ids, trial.vocab_size, frozen)
+
+
+def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:
+    """The encoder with a new head; with the weights of the source's trial if it starts from one.
+
+    Raises:
+        UserError: those weights are missing or damaged.
+    """
+    encoder = trial_model(trial)
+    model = TaskModel(encoder, task, trial.seed, settings.head_dropout, settings.features, settings.pooling)
+    if trial.source_key is not None:
+        assert trial.weights_dir is not None and trial.start_from is not None
+        path = weights_file(trial.weights_dir, trial.source_key)
+        content = path.read_bytes() if path.exists() else None
+        if content is None or hashlib.sha256(content).hexdigest() != trial.source_sha256:
+            raise UserError(
+                f"{path}, the weights of {task_name(trial.start_from)} that the trial starts from, is "
+                f"{'missing' if content is None else 'damaged'}; rerun the same command to have them trained again"
+            )
+        model.encoder.load_state_dict(load(content))
+    return model.to(device())
+
+
+def _keep_weights(trial: Trial, model: TaskModel) -> Row:
+    """Keep the encoder's weights, if other trials may start from them; returns their hash for the row."""
+    if trial.weights_dir is None or trial.start_from is not None:
+        return {}
+    path = weights_file(trial.weights_dir, trial_key(trial))
+    make_folder(path.parent)
+    with atomic_replace(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in model.encoder.state_dict().items()}, temporary)
+        sha256 = sha256_file(temporary)
+    return {"weights_sha256": sha256}
+
+
+def _row(
+    value: float, other_metrics: dict[str, float], history: History, sizes: Mapping[str, int], reported_on: str
+) -> Row:
+    return {
+        "value": value,
+        "dev_value": history.dev_value,
+        "best_epoch": history.best_epoch,
+        "other_metrics": other_metrics,
+        "examples": dict(sizes),
+        "reported_on": reported_on,
+        "curve": {"loss": history.loss_curve, "dev": history.dev_curve},
+    }

@@ -1,0 +1,160 @@
+"""A trial, (task, model, settings, seed), and the key that identifies it. One row of results.jsonl comes of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multihop.common.config import FINE_TUNING, ZERO_SHOT, Effect, select_by_effect
+from multihop.common.files import sha256_json
+from multihop.common.json_lines import Row
+from multihop.eval.config import Init, TrialSettings
+from multihop.eval.tasks.known_tasks import task_name
+from multihop.eval.tasks.task import UNTRAINED, Kind, Task
+from multihop.pretrain.models.families import parse_model_config
+
+_IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Everything that a worker needs to run a trial, in plain values that can be sent as JSON."""
+
+    task: str
+    """The name of the task, or the path of the YAML file that describes it."""
+    task_fingerprint: str
+    kind: Kind
+    """The kind of the task."""
+    described: dict[str, Any]
+    """The fields of the row that describe the task (`describe_task`); not part of the key."""
+    init: Init
+    seed: int
+    settings: dict[str, Any]
+    """`TrialSettings`."""
+    checkpoint_dir: str | None
+    """An absolute path or s3://BUCKET/PREFIX, of a checkpoint of ours or a Hugging Face model: the evaluated
+    weights, or the initial weights of their training; None for random weights, like the next two."""
+    checkpoint_sha256: str | None
+    """The checkpoint's content hash."""
+    checkpoint_step: int | None
+    """The step of the checkpoint; None for a Hugging Face model."""
+    model: dict[str, Any]
+    """The recipe's `model` section, or what a Hugging Face model's config.json says."""
+    vocab_size: int
+    tokenizer_path: str
+    tokenizer_sha256: str
+    """The hash of the tokenizer; of both tokenizers of an encoder-decoder model with two vocabularies."""
+    data_path: str | None
+    """The run's data set, for tasks on its held-out text; None for a Hugging Face model."""
+    data_fingerprint: str | None
+    task_dir: str | None
+    """`eval.data_dir`."""
+    threads: int
+    """CPU threads for torch; not part of the key."""
+    work: float
+    """The duration relative to other trials, in characters read; not part of the key."""
+    start_from: str | None = None
+    """The task, as `task` names it, whose fine-tuned weights it begins with; None: with the start's own."""
+    source_key: str | None = None
+    """The key of that task's trial; None while it is not chosen, and without `start_from`."""
+    source_sha256: str | None = None
+    """The hash of the file with that trial's weights."""
+    weights_dir: str | None = None
+    """The folder of the weights that other trials begin with; not part of the key. A trial without `start_from` writes
+    its weights into it; None: no trial begins with them."""
+    target_tokenizer_path: str | None = None
+    """The target's tokenizer of an encoder-decoder model with two vocabularies."""
+    source_vocab_size: int | None = None
+    """The size of such a model's source vocabulary; `vocab_size` is the target's."""
+
+
+_RULES = 2
+"""Increased when the same trial gives another result or row than in earlier versions, so that it is run again."""
+
+
+def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
+    """The fields of a row that describe its task.
+
+    Args:
+        test_fingerprint: replaces the task's own, for held-out text.
+    """
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "labels": list(task.labels),
+        "source": task.source,
+        "notes": task.notes,
+        "task_fingerprint": task.fingerprint,
+        "test_fingerprint": test_fingerprint or task.test_fingerprint(settings.report_on),
+    }
+
+
+def trial_key(trial: Trial) -> str:
+    """SHA-256 of all that decides the result. Paths and threads do not: a run that is moved keeps its rows."""
+    identity = {
+        "rules": _RULES,
+        "task": trial.task_fingerprint,
+        "hyperparameters": hyperparameters(trial),
+        "seed": trial.seed,
+        "init": trial.init,
+        "checkpoint": trial.checkpoint_sha256,
+        "model": select_by_effect(parse_model_config(trial.model), _what(trial)),
+        "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
+        "tokenizer": trial.tokenizer_sha256,
+        "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
+    }
+    if trial.start_from is not None:
+        assert trial.source_key is not None, "multihop.eval.trials.start_from chooses it first"
+        identity["source"] = trial.source_key
+    return sha256_json(identity)
+
+
+def weights_file(weights_dir: str, key: str) -> Path:
+    """The path of the weights of a trial with this key."""
+    return Path(weights_dir) / f"{key}.safetensors"
+
+
+def hyperparameters(trial: Trial) -> dict[str, Any]:
+    """The settings that the result depends on."""
+    return select_by_effect(TrialSettings.model_validate(trial.settings), _what(trial))
+
+
+def trial_name(row: Row) -> str:
+    """The name of a row's trial, for people: it differs from those of other trials of the run."""
+    settings_of_row = row.get("hyperparameters") or {}
+    settings = [f"{short} {settings_of_row[key]:g}" for key, short in _IN_NAMES.items() if key in settings_of_row]
+    frozen = ["frozen"] if settings_of_row.get("features") else []
+    # MLflow shows the first forty characters of it.
+    return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
+
+
+def _what(trial: Trial) -> Effect:
+    return ZERO_SHOT if trial.kind in UNTRAINED else FINE_TUNING
+
+
+def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) -> Row:
+    """The row of a trial that has no result.
+
+    Args:
+        error: the reason, in one sentence.
+        retry: whether the trial is tried again when the command is rerun, because the reason was not in the trial.
+    """
+    empty: Row = {"value": None, "dev_value": None, "other_metrics": {}, "examples": {}}
+    failure = {"status": "failed", "error": error, "retry": retry, "seconds": round(seconds, 3)}
+    return {**describe_trial(trial), **empty, **failure}
+
+
+def describe_trial(trial: Trial) -> Row:
+    """The part of a row that is known before the trial runs."""
+    return {
+        **trial.described,
+        "seed": trial.seed,
+        "init": trial.init,
+        "checkpoint_step": trial.checkpoint_step,
+        "checkpoint_sha256": trial.checkpoint_sha256,
+        "tokenizer_sha256": trial.tokenizer_sha256,
+        "hyperparameters": hyperparameters(trial),
+        "key": trial_key(trial),
+        **({"start_from": task_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
+    }

@@ -1,0 +1,58 @@
+"""A model's translations of a test set, and their scores."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from multihop.data_prep.rules.pairs import clean_side
+from multihop.eval.inference.beam_search import Search
+from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.translate import translate
+from multihop.eval.metrics.bleu import scores, statistics
+from multihop.eval.tasks.task import Task
+
+
+def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Translate the task's sources, and compare with its references.
+
+    Other metrics are those of two floors that know nothing of translating: a copy of the source, and
+    `frequent_words` for every source.
+
+    Returns:
+        What the trial's row says: value, other metrics, signatures. And its predictions: for each sentence what BLEU is
+        computed from, the words of its source, and its translation.
+
+    Raises:
+        UserError: the model does not translate, or sacrebleu is not installed.
+    """
+    # The training pairs were cleaned in the same way.
+    sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))
+    floors: dict[str, float] = {}
+    for name, answers in (("the source", sources), ("frequent words", [frequent_words(references)] * len(references))):
+        floor, more, _ = scores(answers, references)
+        floors |= {f"BLEU of {name}": floor, f"chrF of {name}": more["chrF"]}
+    search = Search(int(task.settings["beams"]), float(task.settings["length_penalty"]))
+    translations = [each.text for each in translate(trained, sources, search)]
+    value, others, signatures = scores(translations, references)
+    row = {
+        "value": value,
+        "dev_value": None,
+        "other_metrics": {**others, **floors},
+        "signatures": signatures,
+        "examples": {"test": len(references)},
+        "reported_on": "test",
+    }
+    return row, {
+        "statistics": statistics(translations, references).tolist(),
+        "source_words": [len(source.split()) for source in sources],
+        "predicted": translations,
+    }
+
+
+def frequent_words(references: Sequence[str]) -> str:
+    """The answer of a system that reads no source: the most frequent words of the references, each once, the most
+    frequent first, as many as a reference has on average. It knows more of the test set than a count over training
+    pairs would tell it. Words are what spaces separate.
+    """
+    counts = Counter(word for reference in references for word in reference.split())
+    return " ".join(word for word, _ in counts.most_common(round(counts.total() / len(references))))

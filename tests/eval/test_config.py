@@ -1,0 +1,37 @@
+"""The settings of a trial, the grid of a task and the shared section declare each setting alike."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from multihop.common.config import Effect
+from multihop.eval.config import SETTINGS, EvalConfig, Grid, TaskConfig, TrialSettings
+
+
+def _affects(field: FieldInfo) -> list[Effect]:
+    return [each for each in field.metadata if isinstance(each, Effect)]
+
+
+def _json_type(section: type[BaseModel], name: str) -> Any:
+    """The JSON schema of one value of a setting, with its limits."""
+    schema = section.model_json_schema()["properties"][name]
+    (schema,) = [each for each in schema.get("anyOf", [schema]) if each != {"type": "null"}]
+    schema = schema["items"] if schema.get("type") == "array" else schema
+    return {key: value for key, value in schema.items() if key not in ("default", "title", "minItems")}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_has_one_type_and_one_effect_in_each_section(name: str) -> None:
+    one = TrialSettings.model_fields[name]
+    for section in (Grid, TaskConfig, EvalConfig):
+        field = section.model_fields[name]
+        assert _affects(field) == _affects(one) and len(_affects(one)) == 1
+        assert _json_type(section, name) == _json_type(TrialSettings, name)
+        values = field.get_default()
+        if section is EvalConfig and name != "seq_len":
+            assert (values[0] if isinstance(values, list) else values) == one.default
+            assert type(None) in get_args(field.annotation) or values is not None
+        else:
+            assert values is None
