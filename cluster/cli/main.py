@@ -12,6 +12,7 @@ import typer
 
 from multihop.cluster.cli.checkpoint_commands import checkpoints_app
 from multihop.cluster.cli.failures import friendly_errors
+from multihop.cluster.cli.init import init
 from multihop.cluster.cli.job_commands import job_commands
 from multihop.cluster.cli.locate_run import locate_run
 from multihop.cluster.cli.options import (
@@ -51,6 +52,7 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 
 app.add_typer(job_commands)
+app.command()(init)
 
 
 def _show_version(is_asked_for: bool) -> None:
