@@ -1,6 +1,6 @@
 """Whether a run is ill: what its numbers say in one sentence, with the recipe keys to try.
 
-The thresholds lie between what was measured on small models (docs/training.md, section 7). One number alone is no sign:
+The thresholds lie between what was measured on small models (docs/training/metrics.md). One number alone is no sign:
 a small GPT-2 that learns well has a low rank.
 """
 

@@ -158,7 +158,7 @@ def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
         steps=steps,
         lr=float(f"{2e-3 * 128 / hidden:.1e}"),
         dropout=0.1 if passes > 1.5 else 0.0,
-        heldout_fraction=min(0.2, max(0.01, ceil(5_000 / text.documents) / 100)),
+        heldout_fraction=min(0.2, max(0.01, ceil(2_000 / text.documents) / 100)),
         passes=passes,
         hours=steps * batch * seq_len * per_token / machine.rate / 3600,
     )

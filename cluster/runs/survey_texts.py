@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,9 +119,12 @@ def _check_ending(path: str) -> None:
 
 def _measure(source: Source) -> tuple[Source, OfSource]:
     """Size and number of documents, estimated as by `multihop prep --dry-run`."""
+    files = list_files([source])
     with TemporaryDirectory() as nothing:
-        found = forecast(DataConfig(sources=[source]), TokenizerConfig(), list_files([source]), [], Path(nothing))
-    return source, found.sources[0]
+        (amount,) = forecast(DataConfig(sources=[source]), TokenizerConfig(), files, [], Path(nothing)).sources
+    if source.documents == "file" and all(file.format == "txt" for file in files):
+        amount = replace(amount, documents=sum(1 for file in files if file.size and not file.problem))
+    return source, amount
 
 
 def _covering(characters: Counter[str]) -> int:

@@ -21,8 +21,7 @@ from multihop.pretrain.optim.schedule import factor
 ROOT = Path(__file__).parents[3]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
-    *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("docs/clusters/*.md")),
+    *(page for page in sorted(ROOT.glob("docs/**/*.md")) if "results" not in page.parts),
 ]
 MINIMAL = {
     "name": "documented",
