@@ -22,14 +22,14 @@ _TOKENS_A_PARAMETER = 20.0  # Hoffmann et al. 2022, table 3
 _PASSES = {False: 10.0, True: 4.0}
 """The most passes over the text, by whether the model is causal."""
 _BYTES_A_PARAMETER = 16  # Rajbhandari et al. 2020, section 3.1
-_LEAST_STEPS, _STEPS = 1_000, 10_000
+_LEAST_STEPS, _STEPS, _LEAST_BATCH = 1_000, 10_000, 16
 """The fewest steps, and the steps below which the smallest batch is kept."""
 
 _CORE_RATE = 25e9
 """Multiplications and additions a second that training does on a core: the demo's GPT-2 does 33e9 on a quiet one."""
 _UNKNOWN_GPU_RATE = 50e12
 _GPU_SHARE = 0.25
-"""Share of a GPU's datasheet rate that small models reach."""
+"""Share of a GPU's datasheet rate from a width of 768 on; narrower models reach less, in proportion."""
 _MOST_CPU_RANKS = 16
 _BYTES_A_RANK = 10**9
 """Memory of a rank's process on a CPU beside the model: torch, DeepSpeed, the batch."""
@@ -81,12 +81,12 @@ class Machine:
         """Training processes: one per GPU, or one per core where memory allows it."""
         return self.gpus or max(1, min(self.cores, _MOST_CPU_RANKS, self.memory // (2 * _BYTES_A_RANK)))
 
-    @property
-    def rate(self) -> float:
-        """Floating-point operations a second that training may be expected to do."""
+    def rate(self, hidden: int) -> float:
+        """Floating-point operations a second that training a model of this width may be expected to do."""
         if not self.gpus:
             return self.ranks * _CORE_RATE
-        return self.gpus * _GPU_SHARE * (datasheet_rate(self.gpu_name) or _UNKNOWN_GPU_RATE)
+        share = _GPU_SHARE * min(1.0, hidden / 768)
+        return self.gpus * share * (datasheet_rate(self.gpu_name) or _UNKNOWN_GPU_RATE)
 
     def __str__(self) -> str:
         if self.gpus:
@@ -135,14 +135,14 @@ def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
     """
     check_amount(text)
     most_passes = _PASSES[causal]
-    operations = machine.rate * hours * 3600
-    _, _, layers, hidden, heads = size = next(
-        (size for size in reversed(_SIZES) if _suits(size, most_passes * text.tokens, operations, machine)), _SIZES[0]
-    )
+    readable = most_passes * text.tokens
+    suitable = (size for size in reversed(_SIZES) if _suits(size, readable, machine, hours))
+    _, _, layers, hidden, heads = size = next(suitable, _SIZES[0])
+    operations = machine.rate(hidden) * hours * 3600
     vocab_size = choose_vocabulary(text, layers, hidden, causal)
     seq_len = _sequence_length(text, machine, hidden, causal)
     per_token = 6 * (_layer_parameters(layers, hidden) + _predicted(causal) * vocab_size * hidden)
-    affordable = min(most_passes * text.tokens, operations / per_token)
+    affordable = min(readable, operations / per_token)
     batch = _batch_size(affordable, seq_len, machine, causal)
     steps = _rounded(max(_LEAST_STEPS, affordable / (batch * seq_len)))
     passes = steps * batch * seq_len / text.tokens
@@ -160,7 +160,7 @@ def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
         dropout=0.1 if passes > 1.5 else 0.0,
         heldout_fraction=min(0.2, max(0.01, ceil(2_000 / text.documents) / 100)),
         passes=passes,
-        hours=steps * batch * seq_len * per_token / machine.rate / 3600,
+        hours=steps * batch * seq_len * per_token / machine.rate(hidden) / 3600,
     )
 
 
@@ -312,7 +312,7 @@ def summary(starter: Starter) -> str:
     )
 
 
-def _suits(size: tuple[str, str, int, int, int], readable: float, operations: float, machine: Machine) -> bool:
+def _suits(size: tuple[str, str, int, int, int], readable: float, machine: Machine, hours: float) -> bool:
     """Whether text, time and memory are enough for a size."""
     _, _, layers, hidden, _ = size
     parameters = _layer_parameters(layers, hidden)
@@ -320,7 +320,7 @@ def _suits(size: tuple[str, str, int, int, int], readable: float, operations: fl
     room = machine.gpu_memory if machine.gpus else machine.memory / machine.ranks
     return (
         _TOKENS_A_PARAMETER * parameters <= readable
-        and 6 * _TOKENS_A_PARAMETER * parameters**2 <= operations
+        and 6 * _TOKENS_A_PARAMETER * parameters**2 <= machine.rate(hidden) * hours * 3600
         and 2 * state <= room
     )
 
@@ -340,7 +340,7 @@ def _characters_need(text: Text) -> int:
 
 
 def _sequence_length(text: Text, machine: Machine, hidden: int, causal: bool) -> int:
-    longest = 128 if not machine.gpus else 1024 if causal and hidden >= 768 else 512
+    longest = 128 if not machine.gpus or hidden < 512 else 1024 if causal and hidden >= 768 else 512
     length = 64
     while length < longest and length < text.tokens / text.documents:
         length *= 2
@@ -348,9 +348,8 @@ def _sequence_length(text: Text, machine: Machine, hidden: int, causal: bool) ->
 
 
 def _batch_size(tokens: float, seq_len: int, machine: Machine, causal: bool) -> int:
-    least = 64 if machine.gpus else 16
     most = (512 * 1024 if causal else 256 * 512) // seq_len
-    batch = max(least, 2 ** ceil(log(machine.ranks, 2)))
+    batch = max(_LEAST_BATCH, 2 ** ceil(log(machine.ranks, 2)))
     while 2 * batch <= most and 2 * batch * seq_len * _STEPS <= tokens:
         batch *= 2
     return batch
@@ -471,7 +470,7 @@ def _why_length(starter: Starter, text: Text, machine: Machine) -> str:
     mean = text.tokens / text.documents
     if starter.seq_len >= mean:
         return f"A document has about {mean:,.0f} tokens: longer sequences would join more unrelated documents."
-    if not machine.gpus:
+    if starter.seq_len == 128:
         return (
             f"A document has about {mean:,.0f} tokens. 128 at a time teach words and syntax at little cost: BERT spent "
             "nine of ten steps at this length (Devlin et al. 2018, A.2)."

@@ -52,9 +52,15 @@ def test_the_links_of_a_page_resolve(page: Path) -> None:
 
 def test_links_are_found_and_a_broken_one_would_be_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "# One: `two` & three\n[a](b.md#c) `[no](x.md)`\n\n    [no](y.md)\n\n![p](p.png) [w](https://a/b)\n# One\n# One\n"
-    )
+    lines = [
+        "# One: `two` & three",
+        "[a](b.md#c) `[no](x.md)`",
+        "",
+        "    [no](y.md)",
+        "",
+        "![p](p.png) [w](https://a/b)",
+    ]
+    page.write_text("\n".join([*lines, "# One", "# One", ""]))
     assert list(links(page)) == ["b.md#c", "p.png"]
     assert anchors(page) == {"one-two--three", "one", "one-1"}
     assert sum(len(list(links(each))) for each in PAGES) > 100

@@ -1,6 +1,7 @@
 """The first recipe that `multihop init` chooses: valid for every text and machine, and larger with more of them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -111,6 +112,32 @@ def test_text_is_not_read_more_often_than_pays_unless_a_run_would_have_too_few_s
     starter = choose(text, machine, causal, hours)
     assert starter.passes <= (4 if causal else 10) or starter.steps == 1000
     assert starter.hours <= hours * 1.001 or starter.steps == 1000
+
+
+GPU = "NVIDIA H100 80GB HBM3"
+DOCUMENTED = {
+    "2 cores": Machine(2, 16 * 10**9),
+    "16 cores": Machine(16, 64 * 10**9),
+    "8 H100": Machine(16, 64 * 10**9, 8, GPU, 80 * 10**9, has_bf16=True),
+}
+BYTES = {"1 MB": 10**6, "10 MB": 10**7, "100 MB": 10**8, "1 GB": 10**9, "10 GB": 10**10}
+
+
+def test_the_documented_choices_are_these() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/how-much.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
+    assert rows[0][0] == "text" and len(rows) > 5
+    for amount, machine, hours, *documented in rows[1:]:
+        amount, _, kind = amount.partition(", ")
+        text = Text(BYTES[amount], BYTES[amount] // 2000, 90)
+        starter = choose(text, DOCUMENTED[machine], kind == "causal", float(hours))
+        assert documented == [
+            f"{starter.layers} x {starter.hidden}",
+            f"{starter.vocab_size:,}",
+            f"{starter.steps:,}",
+            f"{starter.batch} x {starter.seq_len}",
+            f"{starter.passes:.1f}",
+        ]
 
 
 def test_too_little_text_is_refused() -> None:
