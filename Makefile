@@ -36,7 +36,7 @@ lint: $(VENV)/dev.done
 # The site, in build/site; needs no network, and neither do its readers. Warnings are errors: a broken link, a page
 # that no other leads to.
 docs: $(VENV)/docs.done
-	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -c docs -d build/site-cache . build/site
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going -q -c docs -d build/site-cache . build/site
 	@echo "wrote build/site/index.html"
 
 clean:

@@ -8,7 +8,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"docs", "bench", "recipes", "CONTRIBUTING.md"}
+PAGES = {"docs", "bench", "recipes", "README.md", "CONTRIBUTING.md"}
 
 project = "multihop"
 copyright = "the authors of multihop, Apache-2.0"
@@ -17,7 +17,7 @@ version = release = version_of("multihop")
 extensions = ["myst_parser"]
 # The source directory is the repository, so that links between its folders are links between pages.
 root_doc = "docs/index"
-include_patterns = ["docs/**/*.md", "bench/**/README.md", "recipes/README.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**.md", "bench/**README.md", "recipes/README.md", "README.md", "CONTRIBUTING.md"]
 exclude_patterns = [entry.name for entry in ROOT.iterdir() if entry.name not in PAGES]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4  # the anchors that a code host gives headings
@@ -44,6 +44,17 @@ _LOADED = re.compile(
 )
 
 
+def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """The lists of links on the first page are the site's contents; reports are reached from the results alone."""
+    if page == root_doc:
+        for title, links in re.findall(r"^## (.*)\n\n((?:- \[.*\n)+)", source[0], re.MULTILINE):
+            entries = re.findall(r"\[(?:… )?(.)(.*)\]\((.*?)\.md\)", links)
+            pages = [f"{first.upper()}{rest.removesuffix('?')} <{path}>" for first, rest, path in entries]
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
+    elif page.startswith("docs/results/"):
+        source[0] = "---\norphan: true\n---\n" + source[0]
+
+
 def _refuse_foreign_resources(app: Sphinx, exception: Exception | None) -> None:
     """A reader's browser loads nothing from other hosts: no fonts, no scripts, no pictures."""
     if exception is not None:
@@ -54,5 +65,6 @@ def _refuse_foreign_resources(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Check the pages after they are written."""
+    """Make the contents, and check the pages after they are written."""
+    app.connect("source-read", _add_contents)
     app.connect("build-finished", _refuse_foreign_resources)
