@@ -21,8 +21,6 @@ include_patterns = ["docs/**.md", "bench/**README.md", "recipes/README.md", "REA
 exclude_patterns = [entry.name for entry in ROOT.iterdir() if entry.name not in PAGES]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4  # the anchors that a code host gives headings
-myst_enable_extensions = ["colon_fence"]
-suppress_warnings = ["myst.header"]  # a report begins with the level that its generator chose
 highlight_language = "text"
 
 html_theme = "furo"
