@@ -50,6 +50,13 @@ def test_the_links_of_a_page_resolve(page: Path) -> None:
     assert not broken
 
 
+def test_the_first_page_leads_to_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target).resolve() for target in links(index)}
+    missing = [page for page in PAGES if page not in linked | {index} and "results" not in page.parts]
+    assert not missing, "the site's contents are the links of docs/index.md; add these"
+
+
 def test_links_are_found_and_a_broken_one_would_be_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     lines = [
