@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,8 +122,6 @@ def _measure(source: Source) -> tuple[Source, OfSource]:
     files = list_files([source])
     with TemporaryDirectory() as nothing:
         (amount,) = forecast(DataConfig(sources=[source]), TokenizerConfig(), files, [], Path(nothing)).sources
-    if source.documents == "file" and all(file.format == "txt" for file in files):
-        amount = replace(amount, documents=sum(1 for file in files if file.size and not file.problem))
     return source, amount
 
 

@@ -115,6 +115,8 @@ def _of_source(path: str, files: list[InputFile]) -> OfSource:
         text, documents = text_a_byte * size, documents_a_byte * size
         if text:
             break
+    if text and all(file.format == "txt" and file.documents == "file" for file in readable):
+        documents = len(readable)
     bytes_on_disk = sum(file.bytes for file in files)
     return OfSource(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
 
