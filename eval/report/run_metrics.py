@@ -1,6 +1,6 @@
 """Losses and health in metrics.jsonl: their names, and plateaus and collapse of representations in one sentence.
 
-The thresholds lie between what was measured on small models (docs/training.md, section 7). One number alone is no sign:
+The thresholds lie between what was measured on small models (docs/training/metrics.md). One number alone is no sign:
 a small GPT-2 that learns well has a low rank.
 """
 

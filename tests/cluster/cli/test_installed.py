@@ -89,6 +89,14 @@ def test_these_commands_need_no_extra(arguments: tuple[str, ...], run: Path, tmp
     assert done.returncode == 0, done.stderr
 
 
+def test_a_first_recipe_needs_no_extra(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text(
+        "".join(f"line {number} of a text about {number % 97}\n" for number in range(9000))
+    )
+    done = multihop(tmp_path, "init", str(tmp_path / "lines.txt"), "--out", str(tmp_path / "first.yaml"))
+    assert done.returncode == 0 and (tmp_path / "first.yaml").exists(), done.stderr
+
+
 def test_a_command_whose_extra_is_missing_says_which(tmp_path: Path) -> None:
     done = multihop(tmp_path, "run", str(ROOT / "recipes" / "demo.yaml"))
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -55,3 +55,19 @@ def test_files_that_cannot_be_read_count_as_empty(tmp_path, tok):
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
     assert (source.bytes, source.text_bytes, source.documents) == (7, 0, 0)
+
+
+def test_files_that_are_a_document_each_are_counted(tmp_path, tok, document):
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text(document(number) * (1 + number**2))
+    (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
+    assert source.documents == 10
+
+
+def test_where_the_file_of_median_size_is_broken_a_neighbour_counts(tmp_path, tok, document):
+    for name, documents in (("a", 10), ("c", 1_000)):
+        lines = [json.dumps({"text": document(number)}) for number in range(documents)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_bytes(b"{" * 20_000)
+    (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
+    assert source.text_bytes > 0 and source.documents >= 1_000

@@ -1,0 +1,135 @@
+"""Looks at texts and at this machine, for a first recipe."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.filesize import decimal
+
+from multihop.cluster.runs.starter_recipe import Machine, Text, pick_field
+from multihop.common.errors import UserError
+from multihop.common.machine import available_memory
+from multihop.common.redaction import safe_text
+from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.pipeline.forecast import SourceForecast, forecast
+from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.reading.text_fields import WITH_FIELDS, some_texts, text_fields
+
+_COVERAGE = 0.9995
+"""The share of the text's characters that SentencePiece's tokenizers cover."""
+_SAMPLE = 1000
+"""Documents of each source whose characters are counted."""
+_MANY_DOCUMENTS = 100
+"""Enough documents to take each .txt file as one."""
+_DOCUMENTS = {
+    "file": "documents",
+    "block": "documents (blocks between blank lines)",
+    "line": "documents (lines)",
+}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A source, and how much text it has."""
+
+    source: Source
+    amount: SourceForecast
+    characters: Counter[str]
+    """How often each character occurs in some of the documents."""
+
+    def __str__(self) -> str:
+        source, amount = self.source, self.amount
+        field = f", text in the field {safe_text(source.field)}" if "field" in source.model_fields_set else ""
+        return (
+            f"{safe_text(source.path)}: {amount.files:,} file{'s' * (amount.files > 1)}, about "
+            f"{decimal(amount.text_bytes)} of text in {amount.documents:,} {_DOCUMENTS[source.documents]}{field}"
+        )
+
+
+def survey(path: str, field: str | None) -> Survey:
+    """Look at what a path, a directory or a glob holds.
+
+    Args:
+        field: with the text, in files that have fields; None: it is found by looking.
+
+    Raises:
+        UserError: It has no text that sources of documents read, or several fields could be the text.
+    """
+    _check_ending(path)
+    source = Source(path=path)
+    files = list_files([source])
+    formats = {file.format for file in files if not file.problem}
+    if formats & set(WITH_FIELDS):
+        chosen = field or pick_field(text_fields(files), safe_text(path))
+        source = Source(path=path) if chosen == "text" else Source(path=path, field=chosen)
+    given = source.model_dump(exclude_unset=True)
+    found = _measure(source)
+    for kind in ("block", "line") if "txt" in formats else ():
+        if found[1].documents >= _MANY_DOCUMENTS:
+            break
+        found = max(found, _measure(Source(**given, documents=kind)), key=lambda measured: measured[1].documents)
+    source, amount = found
+    if not amount.text_bytes:
+        what = f"text in the field {safe_text(source.field)}" if formats & set(WITH_FIELDS) else "readable text"
+        raise UserError(f"{safe_text(path)} has no {what}; correct the path, the files or --field")
+    characters: Counter[str] = Counter()
+    for document in islice(some_texts(list_files([source])), _SAMPLE):
+        characters.update(document)
+    return Survey(source, amount, characters)
+
+
+def text_of(surveys: Sequence[Survey]) -> Text:
+    """All sources together."""
+    return Text(
+        bytes=sum(each.amount.text_bytes for each in surveys),
+        documents=sum(each.amount.documents for each in surveys),
+        characters=_covering(sum((each.characters for each in surveys), Counter())),
+    )
+
+
+def this_machine() -> Machine:
+    """The cores and GPUs that this process may use."""
+    import torch
+
+    cores, memory, gpus = len(os.sched_getaffinity(0)), available_memory(), torch.cuda.device_count()
+    if not gpus:
+        return Machine(cores, memory)
+    device = torch.cuda.get_device_properties(0)
+    return Machine(cores, memory, gpus, device.name, device.total_memory, torch.cuda.is_bf16_supported())
+
+
+def _check_ending(path: str) -> None:
+    ending = path.lower().removesuffix(".gz").rpartition(".")[2]
+    if ending == "csv":
+        raise UserError(
+            f"{safe_text(path)} is a .csv file, and texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
+            "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labelled .csv files are for "
+            "tasks of eval.tasks"
+        )
+    if ending == "tsv":
+        raise UserError(
+            f"{safe_text(path)} is a .tsv file, which holds pairs for translation, and init writes recipes for "
+            "documents; for pairs begin with `multihop recipes copy translation`"
+        )
+
+
+def _measure(source: Source) -> tuple[Source, SourceForecast]:
+    """Size and number of documents, estimated as by `multihop prep --dry-run`."""
+    files = list_files([source])
+    with TemporaryDirectory() as nothing:
+        (amount,) = forecast(DataConfig(sources=[source]), TokenizerConfig(), files, [], Path(nothing)).sources
+    return source, amount
+
+
+def _covering(characters: Counter[str]) -> int:
+    """How many of the most frequent characters make up the share that a tokenizer covers."""
+    left = _COVERAGE * characters.total()
+    for number, (_, count) in enumerate(characters.most_common(), start=1):
+        left -= count
+        if left <= 0:
+            return number
+    return len(characters)
