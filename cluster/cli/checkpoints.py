@@ -144,8 +144,9 @@ def show_import(source: Path, out: Path) -> None:
     from multihop.cluster.runs.checkpoints import import_checkpoint
 
     imported = import_checkpoint(source, out)
-    print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:\n\nmodel:")
-    for key, value in imported.model.model_dump(exclude={"preset", "init_from"}).items():
+    print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:")
+    print("\nmodel:")
+    for key, value in imported.model.model_dump(exclude={"preset", "init_from"}, exclude_none=True).items():
         print(f"  {key}: {value}")
     print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
     if imported.initialized:

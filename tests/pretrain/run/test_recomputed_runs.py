@@ -65,4 +65,7 @@ def test_a_whole_run_is_the_same_training(
     assert [sorted(row) for row in found] == [sorted(row) for row in plain]
     for ours, theirs in zip(found, plain, strict=True):
         for name in {"loss", "grad_norm", "heldout_loss"} & theirs.keys():
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-5 if compiled else 1e-7)
+            # Compiled code rounds in another order, and at this learning rate that grows: ALBERT's norm on two ranks is
+            # 3e-8 off in the first step and 1.4e-5 in the fourth.
+            bound = 1e-6 if ours["step"] <= 1 else 3e-5
+            assert ours[name] == pytest.approx(theirs[name], rel=bound if compiled else 1e-7)
