@@ -46,7 +46,7 @@ def families_with(key: str) -> str:
 
 
 def _complete(content: Any) -> Any:
-    """Fill in what the preset sets, and refuse keys of other families than this one.
+    """Fill in what the preset sets, drop keys of other families that are null, and refuse those that are set.
 
     Raises:
         UserError: The preset or family is unknown, or only other families have a key.
@@ -63,9 +63,11 @@ def _complete(content: Any) -> Any:
     if str(name) not in FAMILIES:
         raise UserError(f"unknown family {name!r}; known are {', '.join(FAMILIES)}")
     family = FAMILIES[str(name)]
-    for key, value in filled.items():
-        if key not in family.config.model_fields and (others := families_with(key)):
-            raise UserError(f"{key}={value}: family={name} has no {key}; remove it, or set family={others}")
+    foreign = [key for key in filled if key not in family.config.model_fields and families_with(key)]
+    for key in foreign:
+        # An override can unset a key of the recipe that it changes to another family, but not remove it.
+        if (value := filled.pop(key)) is not None:
+            raise UserError(f"{key}={value}: family={name} has no {key}; remove it, or set family={families_with(key)}")
     return filled
 
 

@@ -122,7 +122,7 @@ class RecipeEffects:
 
     @cached_property
     def trial_resources(self) -> Resources:
-        return trial_resources(self.recipe.eval, here=False)
+        return trial_resources(self.recipe.eval, on_this_node=False)
 
     @cached_property
     def checkpoints(self) -> str:

@@ -369,6 +369,12 @@ def test_impossible_models_are_refused(given: dict[str, object], complaint: str)
         parse_model_config(given)
 
 
+def test_null_unsets_a_key_of_another_family() -> None:
+    """As an override of a recipe that has another family does."""
+    content = {"preset": "gpt2", "output_bias": None, "attention_init": None}
+    assert parse_model_config(content) == parse_model_config({"preset": "gpt2"})
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
