@@ -150,7 +150,7 @@ def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path:
     assert answer("translate", run, "--attention-maps", maps, given=lines) == answer("translate", run, given=lines)
     assert sorted(path.name for path in maps.iterdir()) == ["1.png", "3.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in maps.iterdir())
-    deaf = make_run(tmp_path / "deaf", pairs_data, "seq2seq", heads=1, attention="none")
+    deaf = make_run(tmp_path / "deaf", pairs_data, "seq2seq", heads=None, attention="none")
     assert "attention=none" in refusal("translate", deaf, "--attention-maps", tmp_path / "none", given=lines)
     assert not (tmp_path / "none").exists()
 

@@ -157,7 +157,7 @@ def test_greedy_translations_are_theirs(tmp_path: Path) -> None:
     [
         ({"norm": "pre"}, "MarianMTModel has norm=post, and this model has norm=pre; it cannot be exported"),
         ({"positions": "learned"}, "has positions=sinusoidal, and this model has positions=learned"),
-        ({"family": "seq2seq", "heads": 1, "intermediate": 1}, "transformers has no class for family seq2seq"),
+        ({"family": "seq2seq", "heads": None, "intermediate": None}, "transformers has no class for family seq2seq"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:

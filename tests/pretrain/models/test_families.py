@@ -91,11 +91,12 @@ def test_a_folder_without_a_declaration_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_code_outside_of_the_models_names_a_family() -> None:
-    """data_prep, which knows no models, has sets of special tokens under some of these names."""
+    """data_prep, which knows no models, has sets of special tokens under some of these names; `multihop init` chooses a
+    family for its user."""
     found = []
     for package in ("common", "pretrain", "eval", "cluster"):
         for path in (ROOT / package).rglob("*.py"):
-            if (ROOT / "pretrain" / "models") in path.parents:
+            if (ROOT / "pretrain" / "models") in path.parents or path.name == "starter_recipe.py":
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -87,5 +87,5 @@ def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str)
 @pytest.mark.parametrize("family", [name for name, family in TEXT_FAMILIES.items() if family.causal])
 def test_a_causal_model_is_refused(family: str) -> None:
     described = {"family": family, "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8}
-    with pytest.raises(ValidationError, match=f"attention_init=neighbours: family={family} is causal"):
+    with pytest.raises(ValidationError, match=f"attention_init=neighbours: family={family} has no attention_init"):
         parse_model_config({**described, "attention_init": "neighbours"})

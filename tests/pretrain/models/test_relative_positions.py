@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_FAMILIES, TRANSLATING
+from kinds_of_families import TEXT_FAMILIES
 from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
@@ -24,7 +24,7 @@ from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, init_weights
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import ModelConfig, StackConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.models.layers.blocks import SelfAttention
@@ -160,7 +160,9 @@ def test_a_modules_gradients_are_the_formulas(causal: bool) -> None:
     """Of its input and all its weights, the embeddings of the distances among them."""
     torch.manual_seed(2)
     lengths = [9, 4, 1]
-    attention = SelfAttention(config_of("bert"), causal).double().eval()
+    config = config_of("bert")
+    assert isinstance(config, StackConfig)
+    attention = SelfAttention(config, causal, max_distance=config.max_distance).double().eval()
     x = random(sum(lengths), 32)
     found = attention(x, sequences_of(lengths))
     parts = [project(x).view(-1, 4, 8) for project in (attention.query, attention.key, attention.value)]
@@ -266,13 +268,15 @@ TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
     ("given", "complaint"),
     [
         *(
-            ({"family": family, "positions": "relative"}, f"family={family} has no such choice; .* family={TEXT_NAMES}")
-            for family in TRANSLATING
+            ({"family": family, "positions": "relative"}, complaint)
+            for family, complaint in (
+                ("seq2seq", f"family=seq2seq has no positions; .* family={TEXT_NAMES} or transformer"),
+                ("transformer", "'sinusoidal' or 'learned'"),
+            )
         ),
-        ({"family": "bert", "positions": "learned"}, "family=bert has no such choice; remove it, .* family=transf"),
-        ({"family": "gpt2", "positions": "sinusoidal"}, "family=gpt2 has no such choice; remove it"),
-        ({"family": "gpt2", "max_distance": 8}, "max_distance=8 is for relative positions, and positions=None; remove"),
-        ({"family": "transformer", "max_distance": 8}, "max_distance=8 .*, and positions=sinusoidal; remove it"),
+        ({"family": "gpt2", "positions": "sinusoidal"}, "'learned' or 'relative'"),
+        ({"family": "gpt2", "max_distance": 8}, "max_distance=8 is for relative positions, and positions=learned; rem"),
+        ({"family": "transformer", "max_distance": 8}, "family=transformer has no max_distance; remove it"),
         ({"family": "gpt", "positions": "relative", "max_distance": 0}, "greater than or equal to 1"),
         (
             {"family": "bert", "positions": "relative", "attention_init": "neighbours"},
@@ -281,7 +285,7 @@ TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
     ],
 )
 def test_impossible_models_are_refused(given: dict[str, Any], complaint: str) -> None:
-    lacking = {"heads": 1} if given["family"] == "seq2seq" else {}
+    lacking = {"heads": None} if given["family"] == "seq2seq" else {}
     with pytest.raises(ValidationError, match=complaint):
         parse_model_config({**SIZES, **lacking, **given})
 

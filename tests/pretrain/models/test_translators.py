@@ -260,4 +260,3 @@ def test_a_resolved_model_section_is_valid_again(preset: str) -> None:
     config = parse_model_config({"preset": preset})
     again = parse_model_config(config.model_dump())
     assert again == config
-    assert all(getattr(config, key) is not None for key in TRANSLATING[config.family].options)
