@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from multihop.eval.report.run_metrics import diagnosis
 from multihop.pretrain.config import OptimizerConfig, PhaseConfig
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import EncoderConfig
 
 Row = dict[str, Any]
 Numbers = tuple[float, float, float]
@@ -117,6 +117,6 @@ def test_what_is_told_is_true_of_the_newest_evaluations(numbers: list[Numbers], 
 
 
 def test_the_keys_to_try_exist() -> None:
-    sections = {"phases": PhaseConfig, "optimizer": OptimizerConfig, "model": ModelConfig}
+    sections = {"phases": PhaseConfig, "optimizer": OptimizerConfig, "model": EncoderConfig}
     keys = re.findall(r"(\w+)(?:\[\])?\.([a-z_]+)", diagnosis(flat(0.0)) or "")
     assert len(keys) == 6 and all(key in sections[section].model_fields for section, key in keys)
