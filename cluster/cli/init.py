@@ -31,7 +31,8 @@ def init(
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is no directory, so {out} cannot be written; create it or choose another --out")
 
-    from multihop.cluster.runs.starter_recipe import check_amount, choose, recipe_yaml, summary
+    from multihop.cluster.runs.starter_recipe import check_amount, choose
+    from multihop.cluster.runs.starter_yaml import recipe_yaml, summary
     from multihop.cluster.runs.survey_texts import survey, text_of, this_machine
     from multihop.common.files import write_atomically
 

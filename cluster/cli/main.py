@@ -51,7 +51,7 @@ def options(
 
 
 def main() -> None:
-    """The command `multihop`; it exits with one of multihop.common.errors."""
+    """Run the command `multihop`, which exits with one of the codes in multihop.common.errors."""
     signal.signal(signal.SIGTERM, _interrupt)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with friendly_errors():

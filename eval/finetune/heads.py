@@ -44,7 +44,7 @@ class TaskModel(nn.Module):
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
-        self.kind, self.has_segments = task.kind, family.has_token_types
+        self.kind, self.has_token_types = task.kind, family.has_token_types
         self.pooling = family.pooling if pooling == "family" else pooling
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
@@ -78,7 +78,7 @@ class TaskModel(nn.Module):
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        inputs = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_segments else None)
+        inputs = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_token_types else None)
         if self.features is not None:
             state = self._read(self.features, inputs, cu_seqlens, words)
         else:

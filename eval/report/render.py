@@ -37,7 +37,7 @@ _NO_HEADER = re.compile(r"<thead>\n<tr>\n(?:<th></th>\n)+</tr>\n</thead>\n")
 
 
 def render(template: str, title: str, context: TemplateContext) -> tuple[bytes, bytes]:
-    """A report as Markdown and as an HTML page. Values are safe_text literally: no markup in them has a meaning.
+    """A report as Markdown and as an HTML page. Values appear literally: no markup in them has a meaning.
 
     Args:
         template: the name of a .md.jinja file beside this one.

@@ -1,8 +1,8 @@
 """A trial that fine-tunes: inputs, the pretrained encoder with a new head, and the row of what the training gave."""
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from safetensors.torch import load, save_file
 
@@ -10,8 +10,9 @@ from multihop.common.errors import UserError
 from multihop.common.files import atomic_replace, make_folder, sha256_file
 from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
-from multihop.eval.finetune.frames import Frame, frame_of
+from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.input_cache import task_inputs
 from multihop.eval.finetune.labelled import finetune_labelled
@@ -29,17 +30,8 @@ from multihop.pretrain.models.families import FAMILIES
 
 def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Classification, regression, tagging or choice: the trial's part of the row, and its predictions."""
-    [(tokenizer, info)] = trial_tokenizers(trial)
     settings = TrialSettings.model_validate(trial.settings)
-    inputs = task_inputs(
-        lambda: trial_task(trial),
-        trial.task_fingerprint,
-        tokenizer,
-        info.sha256,
-        _frame(trial, info, settings),
-        FAMILIES[trial.model["family"]].causal,
-        settings,
-    )
+    inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs)
     model = _with_head(trial, inputs.task, settings)
     result = finetune_labelled(model, inputs.task, inputs.sets, settings, trial.seed)
     special = set(info.special_ids.values())
@@ -56,26 +48,33 @@ def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
 
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Answer spans: the trial's part of the row, and its predictions."""
-    [(tokenizer, info)] = trial_tokenizers(trial)
     settings = TrialSettings.model_validate(trial.settings)
-    inputs = span_inputs(
-        lambda: trial_task(trial),
-        trial.task_fingerprint,
-        tokenizer,
-        info.sha256,
-        _frame(trial, info, settings),
-        FAMILIES[trial.model["family"]].causal,
-        settings,
-    )
+    inputs, _, _ = _read_inputs(trial, settings, span_inputs)
     model = _with_head(trial, inputs.task, settings)
     result = finetune_spans(model, inputs, settings, trial.seed)
     row = _row(result.value, result.other_metrics, result.history, inputs.sizes, inputs.reported_on)
     return row | _keep_weights(trial, model), result.predictions
 
 
-def _frame(trial: Trial, info: TokenizerInfo, settings: TrialSettings) -> Frame:
-    frozen = settings.features is not None
-    return frame_of(trial.model["family"], info.special_ids, trial.vocab_size, frozen)
+_Inputs = TypeVar("_Inputs")
+
+
+def _read_inputs(
+    trial: Trial, settings: TrialSettings, read: Callable[..., _Inputs]
+) -> tuple[_Inputs, Tokenizer, TokenizerInfo]:
+    """The encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
+    [(tokenizer, info)] = trial_tokenizers(trial)
+    family = trial.model["family"]
+    inputs = read(
+        lambda: trial_task(trial),
+        trial.task_fingerprint,
+        tokenizer,
+        info.sha256,
+        frame_of(family, info.special_ids, trial.vocab_size, settings.features is not None),
+        FAMILIES[family].causal,
+        settings,
+    )
+    return inputs, tokenizer, info
 
 
 def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:

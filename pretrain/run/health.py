@@ -15,7 +15,7 @@ from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.relative_positions import spread
+from multihop.pretrain.models.relative_positions import spread
 from multihop.pretrain.objectives.batch import Batch
 
 _PARTS = 16

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from multihop.pretrain.models.cpu.dropout import keep_mask, kept_share
-from multihop.pretrain.models.layers.relative_positions import collect, spread
+from multihop.pretrain.models.relative_positions import collect, spread
 
 _SCORES_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 """Elements of the attention scores computed at a time: so that they stay in the processor's cache, and on a GPU so that

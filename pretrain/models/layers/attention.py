@@ -35,7 +35,7 @@ class Sequences:
 
     @cached_property
     def bounds(self) -> Bounds:
-        """For devices with variable-length kernels."""
+        """The bounds of the sequences, which variable-length kernels read."""
         return Bounds(self.cu_seqlens, self.max_seqlen)
 
     @cached_property

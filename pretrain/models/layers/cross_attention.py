@@ -45,7 +45,7 @@ class Pairs:
 
     @cached_property
     def places(self) -> tuple[Places, Places]:
-        """Of the queries and of the keys in all buckets."""
+        """The positions of the queries and of the keys in all buckets."""
         queries, keys = ([bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets])
         return places_of(queries, self.queries.tokens), places_of(keys, self.keys.tokens)
 

@@ -9,7 +9,7 @@ class Blocks:
     """A list of blocks, such as `layers`."""
 
     prefix: str
-    """Of a block in transformers, with {} for its number; without {} all layers share one block."""
+    """A block's name in transformers, with {} for its number; without {} all layers share one block."""
     modules: dict[str, str]
     """Module in a block -> its name in transformers."""
 
@@ -22,7 +22,7 @@ class Names:
     architecture: str
     """The class with all pretraining heads."""
     prefix: str
-    """Of the names of all tensors but the heads'; files of the bare model leave it out."""
+    """The beginning of all tensors' names but the heads'; files of the bare model leave it out."""
     sizes: dict[str, str]
     """Field of `model` -> key in config.json. Without `intermediate`, transformers fixes it at 4 * hidden."""
     fixed: dict[str, tuple[Any, Any]]
@@ -32,7 +32,7 @@ class Names:
     modules: dict[str, str]
     """Module or parameter outside the blocks -> its name in transformers."""
     blocks: dict[str, Blocks]
-    """By the names of our lists."""
+    """The lists of blocks, by their names here."""
     heads: tuple[str, ...] = ()
     """Prefixes of the heads that may be missing from a file."""
     copies: dict[str, str] = field(default_factory=dict)

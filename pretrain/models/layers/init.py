@@ -1,4 +1,5 @@
 """Distributions of initial weights that several families share, and `model.attention_init: neighbours`.
+
 Under the latter the heads of the first layer attend to the tokens beside each token.
 
 A masked language model sees nothing of a masked token but its position: until some head finds the neighbours by their
@@ -18,12 +19,12 @@ from multihop.pretrain.models.config import EncoderConfig
 STD = 0.02
 """Standard deviation of the initial weights of most families."""
 _LONGEST_PERIOD = 512.0
-"""Of the sinusoids, in tokens; the shortest is 2. Periods are spaced evenly on a logarithmic scale, which makes the
-score fall with the logarithm of the distance, and the attention weight with a power of it."""
+"""The sinusoids' longest period in tokens; the shortest is 2. Periods are spaced evenly on a logarithmic scale, which
+makes the score fall with the logarithm of the distance, and the attention weight with a power of it."""
 _POSITION_STD = 0.04
 """Twice that of the token embeddings, so that positions outweigh tokens in the scores."""
 _POSITION_SHARE = 0.8
-"""Of the variance of what the first layer reads: 0.04^2 / (0.04^2 + 0.02^2)."""
+"""The positions' share of the variance of what the first layer reads: 0.04^2 / (0.04^2 + 0.02^2)."""
 _PEAK = 16.0
 """The score of a token at the head's own distance; at about half of the longest period away it is near 0."""
 

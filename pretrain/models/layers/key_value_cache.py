@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig
-from multihop.pretrain.models.layers.relative_positions import spread
+from multihop.pretrain.models.relative_positions import spread
 
 
 class KeyValueCache:

@@ -29,10 +29,11 @@ SENTENCE = re.compile(
     r"|(\d\d:\d\d:\d\d|\d+|\w+\.\w+) [a-z]{2,}[,;:]? [\w',]+ .*"
 )
 INLINE = re.compile(r'`([^`\n]+)`|"([^"\n]+)"')
-TABLES = re.compile(r"multihop (inspect batch|checkpoints list|fill-mask|generate|embed|translate|compare) ")
+TABLES = re.compile(r"multihop (inspect batch|checkpoints list|fill-mask) ")
 """Commands whose output is data."""
-DATA = re.compile(r"…|\d+|\S+ +[\d,]+ bytes|\(.*\)|(prepare|pretrain|evaluate) +\d+/\d+ .*")
-"""Lines below a command that are no message: something left out, an exit code, a remark, a progress line."""
+DATA = re.compile(r"…|│ .* │|\d+|\S+ +[\d,]+ bytes|\(.*\)|(prepare|pretrain|evaluate) +\d+/\d+ .*")
+"""Lines below a command that are no message: something left out, a row of a table, an exit code, a size, a remark, a
+progress line."""
 OF_OTHERS = (
     r"bash: line \d+: \S+: No such file or directory",
     r"\[Errno 28\] No space left on device",

@@ -16,10 +16,9 @@ from multihop.cluster.runs.starter_recipe import (
     Text,
     choose,
     pick_field,
-    recipe_yaml,
-    summary,
     vocabulary_limit,
 )
+from multihop.cluster.runs.starter_yaml import recipe_yaml, summary
 from multihop.common.errors import UserError
 from multihop.data_prep.config import Source
 from multihop.pretrain.check_effects import check_effects

@@ -252,7 +252,7 @@ def test_a_run_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "where", "safe_text"),
+    ("kind", "where", "settings"),
     [
         ("classification", "test", "lr 5e-05, dropout 0.0"),
         ("classification", "dev", "lr 5e-05, dropout 0.0, report_on dev"),
@@ -260,7 +260,7 @@ def test_a_run_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_matter_for_a_task_are_not_shown(
-    tmp_path: Path, kind: str, where: str, safe_text: str
+    tmp_path: Path, kind: str, where: str, settings: str
 ) -> None:
     given = {"lr": 5e-5, "dropout": 0.0, "head_dropout": None, "stride": 128, "max_examples": None, "report_on": "dev"}
     rows = [
@@ -269,7 +269,7 @@ def test_settings_that_do_not_matter_for_a_task_are_not_shown(
     ]
     run = reported_run(tmp_path / "run", rows, {**RECIPE, "eval": {"tasks": [{"name": "t"}], "seeds": [0]}})
     write_report(run)
-    assert f"- settings, pretrained: {safe_text}\n" in read_report(run)[2].replace("\\", "")
+    assert f"- settings, pretrained: {settings}\n" in read_report(run)[2].replace("\\", "")
 
 
 def test_settings_and_durations_in_words() -> None:

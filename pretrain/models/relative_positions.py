@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 def spread(products: Tensor, rows: Tensor, keys: int, causal: bool) -> Tensor:
-    """For each key the product of its clipped distance from the query.
+    """Spread the products with the clipped distances over the keys: each key gets that of its distance from the query.
 
     Args:
         products: (..., R, C), of R queries with the embeddings of the distances, the farthest one back first.
