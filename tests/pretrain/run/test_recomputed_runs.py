@@ -39,6 +39,9 @@ def metrics(
         recipe = {
             "model": {"family": family, **sizes, **({"embedding": 16} if family == "albert" else {})},
             "phases": [{"seq_len": 48, "global_batch_size": 7, "steps": 4, "lr": 1e-2}],
+            # Adam divides by the gradient's size: with the default of 1e-6, an element whose gradient is 1e-9 but for
+            # rounding is moved by 2e-5 where code is compiled, as seen in ALBERT's segment embedding on two ranks.
+            "optimizer": {"eps": 1e-4},
             "engine": {"deepspeed": {}, "data_workers": 0, **engine, **often},
         }
         run_dir = tmp_path_factory.mktemp("run")
@@ -65,7 +68,4 @@ def test_a_whole_run_is_the_same_training(
     assert [sorted(row) for row in found] == [sorted(row) for row in plain]
     for ours, theirs in zip(found, plain, strict=True):
         for name in {"loss", "grad_norm", "heldout_loss"} & theirs.keys():
-            # Compiled code rounds in another order, and at this learning rate that grows: ALBERT's norm on two ranks is
-            # 3e-8 off in the first step and 1.4e-5 in the fourth.
-            bound = 1e-6 if ours["step"] <= 1 else 3e-5
-            assert ours[name] == pytest.approx(theirs[name], rel=bound if compiled else 1e-7)
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5 if compiled else 1e-7)
