@@ -34,6 +34,8 @@ def begin(folder: Path) -> "subprocess.Popen[str]":
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # Shells ignore SIGINT in what they start in the background, and the tests may be among that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and not psutil.Process(process.pid).children():
         time.sleep(0.01)

@@ -49,7 +49,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("model.layer=3", "model.layer is not a key of a recipe; known here: attention, attention_init, cell, dropout"),
+        ("model.layer=3", "model.layer is not a key of a recipe; known here: attention_init, dropout, family, heads"),
         (
             "data.sources=[{pth: x}]",
             r"data.sources\[0\].pth is not a key of a recipe; known here: documents, field",
