@@ -1,8 +1,7 @@
 """What the model is fed: special tokens, cuts, first tokens of words, and the order of batches."""
 
-from typing import Any
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given

@@ -8,10 +8,9 @@ import subprocess
 import sys
 import time
 import typing
-from typing import Any
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
