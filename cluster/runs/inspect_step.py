@@ -22,7 +22,7 @@ from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes, index_rows
 from multihop.pretrain.data.phases import is_skipped, locate, share_of_rank
-from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.objective import objective_of
 from multihop.pretrain.run.changes import differences
 
 _MICRO_BATCH = 1  # grouping does not change samples, so each one gets a micro-batch of its own
@@ -145,7 +145,7 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
     manifest = maker.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     found = []
-    if maker.config.objective.name == "translation":
+    if maker.config.objective.needs.translates:
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]

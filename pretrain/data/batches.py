@@ -19,8 +19,8 @@ from multihop.pretrain.data.phases import micro_steps, samples_before, samples_i
 from multihop.pretrain.data.shard_requests import await_shard, request
 from multihop.pretrain.data.shard_schedule import ShardSchedule
 from multihop.pretrain.data.token_batches import TokenBatches
-from multihop.pretrain.objectives import objective_of
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.objective import objective_of
 
 
 @dataclass(frozen=True)

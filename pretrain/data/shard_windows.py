@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.counter_rng import key_of
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.data.index import SampleIndex
 from multihop.pretrain.data.permutation import permute
-from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.objective import objective_of
 
 Int64 = NDArray[np.int64]
 

@@ -16,7 +16,7 @@ _SOURCE_WORD = "source_word.weight"
 
 
 def names_of(family: str, two_vocabularies: bool = False) -> Names:
-    """What `pretrain/models/FAMILY/huggingface.py` declares.
+    """The declaration in `pretrain/models/FAMILY/huggingface.py`.
 
     Args:
         two_vocabularies: whether source and target have vocabularies of their own.

@@ -1,4 +1,4 @@
-"""What an objective gives to a model."""
+"""The inputs and targets that an objective makes for a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

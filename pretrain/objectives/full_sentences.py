@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 

@@ -15,8 +15,8 @@ from multihop.common.counter_rng import UInt64
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
@@ -95,7 +95,7 @@ def _lay_out_next(documents: Documents, document: int, room: int, rng: random.Ra
 
 
 def _lay_out_order(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
-    """As for next sentences, each pair of two sentences or more; returns how many sentences are left over, 0 or 1.
+    """Lay out pairs of two sentences or more; returns how many sentences are left over, 0 or 1.
 
     The original gives a single sentence a second segment from another document, which is a different task.
     """

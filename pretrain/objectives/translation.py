@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
 DOCUMENT_COLUMNS = [0]
@@ -42,7 +42,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """Pairs."""
+    """How many pairs an index has."""
     return len(index)
 
 

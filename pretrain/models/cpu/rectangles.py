@@ -16,20 +16,20 @@ class Rectangle:
     """B sequences, padded to the longest."""
 
     at: Tensor
-    """int64 (B, T): the packed row at each place."""
+    """int64 (B, T): the packed row of each element."""
     real: Tensor | None
     """bool (B, T), false at the padding; None without padding."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where N packed rows lie in some rectangles, whose P places follow one another."""
+    """The positions of N packed rows in some rectangles, whose P elements follow one another."""
 
     rectangles: list[Rectangle]
     at: Tensor
-    """int64 (P,): the packed row at each place."""
+    """int64 (P,): the packed row of each element."""
     order: Tensor
-    """int64 (N,): the place of each packed row."""
+    """int64 (N,): the element of each packed row."""
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """(N, W) -> (B, T, W) of each rectangle."""

@@ -13,9 +13,9 @@ from multihop.pretrain.packed_tokens import PackedTokens
 
 Activation = Callable[[Tensor], Tensor]
 gelu: Activation = F.gelu
-"""Hendrycks and Gimpel 2016."""
+"""GELU (Hendrycks and Gimpel 2016)."""
 gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
-"""Its tanh approximation."""
+"""The tanh approximation of GELU."""
 relu: Activation = F.relu
 
 

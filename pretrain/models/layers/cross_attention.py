@@ -16,9 +16,9 @@ from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.variable_length import attend_by_lengths
 
 _PADDED = 1 / 8
-"""How much shorter than the longest sequence of its bucket a sequence may be,"""
+"""How much shorter than the longest sequence of its bucket a sequence may be, as a share of that one."""
 _SLACK = 4
-"""but for so many tokens: a bucket more costs more than a few columns of scores."""
+"""Tokens by which it may always be shorter: one more bucket costs more than a few columns of scores."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]
 
 
 def _rectangle(side: Sequences, lengths: list[int], pairs: list[int]) -> Rectangle:
-    """Those sequences of one side."""
+    """Gather the chosen sequences of one side."""
     device, chosen = side.cu_seqlens.device, [lengths[pair] for pair in pairs]
     each, columns = torch.tensor(chosen, device=device)[:, None], torch.arange(max(chosen), device=device)
     starts = side.cu_seqlens[torch.tensor(pairs, device=device)][:, None]
@@ -133,7 +133,7 @@ def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale
 
 @dataclass(frozen=True)
 class PaddedSource:
-    """What belongs to S sources while targets grow: kept once a source, whatever the number of its hypotheses."""
+    """The tensors of S sources while targets grow, stored once per source whatever the number of its hypotheses."""
 
     parts: tuple[Tensor, ...]
     """(S, …) each, padded to the longest source: keys and values of cross-attention, for instance."""
@@ -141,12 +141,12 @@ class PaddedSource:
     """bool (S, T), false at the padding; None without padding."""
 
     def select(self, sources: Tensor) -> Self:
-        """Only some sources, int64 (S',)."""
+        """The chosen sources, int64 (S',), in this order."""
         real = None if self.real is None else self.real.index_select(0, sources)
         return type(self)(tuple(part.index_select(0, sources) for part in self.parts), real)
 
     def keep(self, sources: Tensor) -> Self:
-        """The same without a gradient, in the memory of this one, which is lost."""
+        """Overwrite this one in place with the same tensors without a gradient."""
         real = None if self.real is None else keep_rows(self.real, sources)
         return type(self)(tuple(keep_rows(part, sources) for part in self.parts), real)
 

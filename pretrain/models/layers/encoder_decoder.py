@@ -1,4 +1,4 @@
-"""What the families that translate are to the rest of the code: an encoder and a decoder over packed pairs."""
+"""The interface of the families that translate: an encoder and a decoder over packed pairs."""
 
 from abc import ABC, abstractmethod
 
@@ -22,7 +22,7 @@ class DecoderState(ABC):
 
     @abstractmethod
     def keep(self, sentences: Tensor) -> None:
-        """Only these sentences stay, int64 (S',), in this order: finished ones leave the batch."""
+        """Keep only these sentences, int64 (S',), in this order: finished ones leave the batch."""
 
 
 class EncoderDecoder(Model):
@@ -62,10 +62,10 @@ class EncoderDecoder(Model):
 
     @property
     def attends_by(self) -> nn.Module | None:
-        """Through which the decoder attends to the source, the last one of several; None: it does not.
+        """The module through which the decoder attends to the source, the last one of several; None: it does not.
 
-        Its `map_of` takes what its `forward` is called with on one pair, and returns how much each of the target's
-        tokens there attends to each of the source's: (T, Ts), rows that sum to 1.
+        Its `map_of` takes the arguments of its `forward` for one pair, and returns how much each token of the target
+        attends to each token of the source: (T, Ts), rows that sum to 1.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""What every family's model is to the rest of the code."""
+"""The interface that every family's model has."""
 
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ class Model(nn.Module):
     word: nn.Embedding
     layers: nn.ModuleList
     recurrent: ClassVar[bool] = False
-    """Whether a layer reads its weights once a time step: how often depends on the batch."""
+    """Whether a layer reads its weights once per time step, so that how often depends on the batch."""
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Set the initial values of a matrix or embedding, by its name, as the family was published.

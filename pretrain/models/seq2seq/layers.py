@@ -39,7 +39,7 @@ class Direction(nn.Module):
 
     @property
     def weights(self) -> Weights:
-        """Of inputs and states, and their biases."""
+        """The weights of inputs and states, and their biases."""
         return self.input_weight, self.state_weight, self.input_bias, self.state_bias
 
     def given(self, x: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ class EncoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Memory:
-    """What the decoder knows before a step, of n hypotheses."""
+    """The decoder's state before a step, for n hypotheses."""
 
     states: list[State]
-    """Of each layer, (n, H) each."""
+    """The state of each layer, (n, H) per part."""
     fed: Tensor | None
     """(n, H): with input feeding, the attentional state of the step before."""
 
@@ -231,7 +231,7 @@ class Decoder(nn.Module):
 
 
 def _first(memory: Memory, source: PaddedSource, count: int) -> tuple[Memory, PaddedSource]:
-    """Only the first `count` sequences."""
+    """The rows of the first `count` sequences."""
     states = [tuple(part[:count] for part in state) for state in memory.states]
     parts = tuple(part[:count] for part in source.parts)
     kept = replace(source, parts=parts, real=None if source.real is None else source.real[:count])

@@ -16,7 +16,7 @@ GATES = {"lstm": 4, "gru": 3}
 STATES = {"lstm": 2, "gru": 1}
 """Tensors of a state: h and c, or h."""
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
+"""The weights of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
 State = tuple[Tensor, ...]
 """(S, W) each: h and c of an LSTM, h of a GRU."""
 

@@ -15,13 +15,13 @@ class Steps:
     """S sequences, the longest first, step by step: at step t the first sizes[t] of them still have a token."""
 
     order: Tensor
-    """int64 (N,): which token of the packed sequences is at each place here."""
+    """int64 (N,): the token of the packed sequences at each position of this order."""
     back: Tensor
-    """int64 (N,): the place here of each token."""
+    """int64 (N,): the position of each token in this order."""
     longest_first: Tensor
-    """int64 (S,): which sequence is at each row here."""
+    """int64 (S,): the sequence at each row of this order."""
     rows: Tensor
-    """int64 (S,): the row here of each sequence."""
+    """int64 (S,): the row of each sequence in this order."""
     sizes: tuple[int, ...]
     """(T,): not growing; their sum is N."""
 

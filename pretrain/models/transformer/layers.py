@@ -17,7 +17,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class _Layer(nn.Module):
-    """Where norm and dropout are around a sublayer."""
+    """A residual connection with its norm and dropout."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -20,12 +20,13 @@ from worker_runs import STEPS, checkpoint, recipe
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.checkpoint.verify import load_weights
-from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
+from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 ROOT = Path(__file__).parents[3]
 TRAINED_BY = [(name, objective) for name, family in TEXT_FAMILIES.items() for objective in family.objectives]

@@ -12,8 +12,8 @@ from small_shards import FIRST, documents_of, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
 from multihop.data_prep.dataset.shards import Documents
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives import full_sentences
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 Span = tuple[int, int, int]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_shards import BERT, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
-from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
 from multihop.pretrain.packed_tokens import pack_sequences
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from small_shards import FIRST, GPT2, documents_of, tokenizer_of
 from multihop.common.counter_rng import random_bits
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents, open_dataset
-from multihop.pretrain.config import ObjectiveConfig
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
+from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives import clm, pairs
+from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig, objectives_with
 
 NSP = ObjectiveConfig(name="mlm+nsp")
 SOP = ObjectiveConfig(name="mlm+sop")
@@ -210,3 +212,13 @@ def test_samples_of_the_stream_by_their_documents(
             assert len(set(document_of[np.concatenate([seen, asked]) - FIRST].tolist())) == 1
             assert (sequence[1:] != GPT2["end"]).all() and (targets[:-1] != GPT2["end"]).all()
             assert inputs["packed"].positions[start:stop].tolist() == list(range(stop - start))
+
+
+def test_every_objective_declares_its_needs() -> None:
+    names = get_args(ObjectiveConfig.model_fields["name"].annotation)
+    assert set(names) == OBJECTIVES.keys() == {name for family in FAMILIES.values() for name in family.objectives}
+    keys = ObjectiveConfig.model_fields.keys() - {"name"}
+    assert all(needs.keys <= keys for needs in OBJECTIVES.values())
+    assert all(objectives_with(key) for key in keys)
+    for name, needs in OBJECTIVES.items():
+        assert any(tokens.keys() == needs.special_tokens for tokens in SPECIAL_TOKENS.values()), name
