@@ -49,16 +49,16 @@ def _parts(
     """The spans, and the offset of each in the sample; the gaps between them are end tokens."""
     before = int(objective.isolate_documents)
     document, offset = row.tolist()
-    at, found = 0, []
+    at, spans_in_sample = 0, []
     while at <= seq_len:
         length = len(documents.tokens(document))
         start = max(0, offset - before)
         at += start + before - offset  # the end token, where it precedes the document and is in the sample
         stop = min(start + seq_len + 1 - at, length)
-        found.append((document, start, stop, at))
+        spans_in_sample.append((document, start, stop, at))
         at += stop - start + 1 - before
         document, offset = document + 1, 0
-    return found
+    return spans_in_sample
 
 
 def assemble(

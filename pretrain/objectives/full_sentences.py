@@ -25,7 +25,7 @@ _BLOCK = 2**16
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
     """All samples of a set of documents: int64 (samples, 4) of (first document, start in it, last one, stop in it)."""
-    found: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
+    samples: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
     gap = 1 + int(objective.isolate_documents)
     document = start = 0
     while document < len(documents):
@@ -35,8 +35,8 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
             rows, (document, start) = rows[:-1], rows[-1, :2].tolist()
         else:
             document = stop
-        found.append(rows)
-    return np.concatenate(found)
+        samples.append(rows)
+    return np.concatenate(samples)
 
 
 def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:

@@ -71,9 +71,9 @@ class Sequences:
         before = 0
         for bucket in self.buckets:
             length = bucket.at.shape[1]
-            places = before + torch.arange(bucket.at.numel(), device=order.device).view_as(bucket.at)
+            positions_in_rows = before + torch.arange(bucket.at.numel(), device=order.device).view_as(bucket.at)
             real = torch.arange(length, device=order.device) < bucket.lengths[:, None]
-            order[bucket.at[real]] = places[real]
+            order[bucket.at[real]] = positions_in_rows[real]
             before += bucket.at.numel()
         return order
 

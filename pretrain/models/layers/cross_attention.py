@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.cpu.few_queries import attend_from_few
-from multihop.pretrain.models.cpu.rectangles import Places, Rectangle, places_of
+from multihop.pretrain.models.cpu.rectangles import Rectangle, RowPositions, row_positions
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.variable_length import attend_by_lengths
 
@@ -44,10 +44,10 @@ class Pairs:
         ]
 
     @cached_property
-    def places(self) -> tuple[Places, Places]:
+    def row_positions(self) -> tuple[RowPositions, RowPositions]:
         """The positions of the queries and of the keys in all buckets."""
         queries, keys = ([bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets])
-        return places_of(queries, self.queries.tokens), places_of(keys, self.keys.tokens)
+        return row_positions(queries, self.queries.tokens), row_positions(keys, self.keys.tokens)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: 
         sequences = len(pairs.queries.cu_seqlens) - 1
         q, k, v = (part.view(sequences, -1, part.shape[1]) for part in (query, key, value))
         return attend(q, k, v, None).reshape(len(query), -1)
-    of_queries, of_keys = pairs.places
+    of_queries, of_keys = pairs.row_positions
     queries, keys, values = of_queries.spread(query), of_keys.spread(key), of_keys.spread(value)
     done = [
         attend(q, k, v, bucket.keys.real).flatten(0, 1)
@@ -152,7 +152,7 @@ class PaddedSource:
 
 
 def keep_rows(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that change places are copied."""
+    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that move are copied."""
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
     if len(moved):
         x.index_copy_(dim, moved, x.index_select(dim, rows[moved]))
@@ -182,16 +182,16 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """x and the result: (Nt, H); source: (Ns, H)."""
         query, key, value = (
-            project(given).view(len(given), self.heads, -1)
-            for project, given in ((self.query, x), (self.key, source), (self.value, source))
+            project(side).view(len(side), self.heads, -1)
+            for project, side in ((self.query, x), (self.key, source), (self.value, source))
         )
         return self.output(attend_across(query, key, value, pairs).flatten(1))
 
     def map_of(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """The mean over the heads of the attention weights of one pair: (Nt, Ns); see `EncoderDecoder.attends_by`."""
         query, key = (
-            project(given).view(len(given), self.heads, -1).transpose(0, 1)
-            for project, given in ((self.query, x), (self.key, source))
+            project(side).view(len(side), self.heads, -1).transpose(0, 1)
+            for project, side in ((self.query, x), (self.key, source))
         )
         return (query @ key.transpose(1, 2) * query.shape[2] ** -0.5).softmax(-1).mean(0)
 

@@ -27,7 +27,7 @@ class Steps:
 
     @cached_property
     def slices(self) -> list[slice]:
-        """The places of each step."""
+        """The positions of each step."""
         bounds = [0]
         for size in self.sizes:
             bounds.append(bounds[-1] + size)
@@ -35,7 +35,7 @@ class Steps:
 
     @cached_property
     def before(self) -> Tensor:
-        """int64 (N,): where the state before each place is, in the S initial states followed by those of all places."""
+        """int64 (N,): the row of the state before each position, in the S initial states followed by all others."""
         return self._neighbour([None, *self.slices])
 
     @cached_property
@@ -44,14 +44,14 @@ class Steps:
         return self._neighbour([*self.slices[1:], None])
 
     def _neighbour(self, others: list[slice | None]) -> Tensor:
-        sequences, found = len(self.rows), []
+        sequences, rows_before = len(self.rows), []
         for size, other in zip(self.sizes, others, strict=False):
             rows = torch.arange(size)
             if other is not None:
                 there = other.stop - other.start
                 rows[:there] = rows[:there] + (sequences + other.start)
-            found.append(rows)
-        return torch.cat(found).to(self.order.device)
+            rows_before.append(rows)
+        return torch.cat(rows_before).to(self.order.device)
 
 
 def steps_of(sequences: Sequences) -> Steps:

@@ -1,4 +1,4 @@
-"""Keys and values of hypotheses that begin alike and change places, kept without copies."""
+"""Keys and values of hypotheses that begin alike and are reordered, stored without copies."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ class BeamCache:
     """Keys and values of the tokens of S sentences with K hypotheses each.
 
     A token stays in the column of its sentence in which it was computed, and a mask says which columns are the tokens
-    of a hypothesis. So a hypothesis that takes the place of another costs a row of the mask, and a beginning that
+    of a hypothesis. So a hypothesis that replaces another costs a row of the mask, and a beginning that
     several share is kept, and read, once. Where there is no room for a step, columns that nobody sees any more go.
     """
 

@@ -103,7 +103,7 @@ def test_a_step_is_that_of_torchs_cell(cell: Any) -> None:
     expected = theirs(x, state if cell == "lstm" else state[0])
     for known in (3, 5):  # how much of the input comes with `given`
         rest = x[:, known:] @ direction.input_weight[:, known:].T
-        found = direction.step(direction.given(x[:, :known]) + rest, state)
+        found = direction.step(direction.input_gates(x[:, :known]) + rest, state)
         for one, other in zip(found, expected if cell == "lstm" else [expected], strict=True):
             torch.testing.assert_close(one, other)
 
