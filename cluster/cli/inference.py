@@ -71,7 +71,8 @@ def translate(
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1: greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Above 0: prefers longer translations.")] = 0.6,
     attention_maps: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw what each line's translation attends to, N.png a line.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for pictures N.png of what the translation of line N attends to."),
     ] = None,
 ) -> None:
     """Translate the lines of standard input. Needs a translation model; prints one line for each."""
@@ -88,7 +89,7 @@ def embed(
     step: Step = None,
     pooling: Annotated[
         Literal["mean", "family"],
-        typer.Option(help="Mean of all tokens, or what the family is fine-tuned on: pooler, first or last token."),
+        typer.Option(help="mean: the mean over all tokens; family: as in fine-tuning, pooler, first or last token."),
     ] = "mean",
 ) -> None:
     """Embed the lines of standard input. Prints one JSON object per line."""
@@ -147,7 +148,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.eval.report.figures import as_png
 
     trained, cut, done = _load(location, step), 0, 0
-    # A model that cannot do what is asked is refused before anything is read.
+    # An unsuitable model is refused before any input is read.
     translator(trained)
     if attention_maps is not None:
         attending(trained)

@@ -17,7 +17,7 @@ Overrides = Annotated[
 def _folder(text: Path | str) -> Path:
     if str(text).startswith("s3://"):
         raise typer.BadParameter(
-            f"{text} is an object store, and this command reads runs from a directory; only run, prep, train, eval and "
+            f"{text} is an object store, but this command reads runs from a directory; only run, prep, train, eval and "
             "submit take an object store. `multihop fetch` copies a run's results to this machine"
         )
     return Path(_folder_or_store(str(text)))

@@ -1,4 +1,4 @@
-"""What is sent to a cluster with a job: a .zip file with the recipe, and the code where the cluster has another."""
+"""The .zip file that is sent to a cluster with a job: the recipe, and the code unless the cluster has the same."""
 
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence

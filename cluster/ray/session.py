@@ -103,7 +103,7 @@ def start_ray(**options: Any) -> None:
     it allows itself: it is started again then.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""Notices nodes that have stopped responding, sooner than Ray's health check does, and those about to be taken away."""
+"""Detects nodes that stopped responding, sooner than Ray's health check does, and those about to be removed."""
 
 import socket
 import threading
@@ -21,13 +21,14 @@ _AT_ONCE = 64
 class Watch:
     """Connects to each live node once a second.
 
-    Only time during which this process polled counts as silence: after a pause of this process (a suspended laptop, a
+    Only time during which this process polled counts as unresponsive: after a pause of this process (a suspended
+        laptop, a
     stalled machine) all nodes would seem to have been unresponsive.
     """
 
     def __init__(self) -> None:
         self._silence: tuple[dict[str, float], float] = {}, time.monotonic()
-        """Seconds of silence by node, and when they were determined (`time.monotonic`)."""
+        """Seconds without an answer by node, and when they were determined (`time.monotonic`)."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
@@ -71,11 +72,11 @@ def draining_nodes() -> set[str]:
     actors or tasks on them."""
     import ray
 
-    return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way
+    return set(ray._private.state.state.get_draining_nodes())  # as in Ray Train; no public function exists
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What no task or actor has reserved, by the id of the node and by Ray's names of resources."""
+    """Return the resources that no task or actor has reserved, by the node's id and by Ray's names of resources."""
     import ray
 
     # ray.available_resources() has only the sum over all nodes.

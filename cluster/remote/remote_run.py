@@ -1,4 +1,4 @@
-"""Runs in an object store, as their driver sees them: it works in a copy in its node's cache, and uploads what changes.
+"""The driver's side of runs in an object store: it works in a copy in its node's cache, and uploads what changes.
 
 take the lease of the run, unless a living process has it
 download the run's files, and the ranks' rows through the journal

@@ -56,7 +56,7 @@ def evaluate_during_training(recipe: Recipe, runs: Path, allowed: Sequence[str] 
     """
     if recipe.eval.checkpoint is not None:
         raise UserError(
-            f"--follow evaluates the checkpoints of the run, and eval.checkpoint={recipe.eval.checkpoint} is another "
+            f"--follow evaluates the checkpoints of the run, but eval.checkpoint={recipe.eval.checkpoint} is another "
             "model; remove one of them"
         )
     check_evaluation(recipe)
@@ -101,7 +101,7 @@ def _evaluate_new_checkpoints(folder: Path, recipe: Recipe, runs: Path) -> None:
         if not new:
             at_work = is_locked(folder)
             if not at_work and not is_printed:
-                console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
+                console.print(f"waiting   no process trains {folder}; rerun `multihop train` to resume")
             is_printed = not at_work
             time.sleep(_POLL_S)
             continue
@@ -133,13 +133,13 @@ def _evaluate(run: ResolvedRun) -> None:
 
     location, trials = folder_of_step(run.checkpoints, run.step), list_trials(run)
 
-    def check_there(row: Row) -> None:
+    def check_checkpoint_exists(row: Row) -> None:
         if row.get("retry", False) and open_folder(location).size(MANIFEST) is None:
             raise _CheckpointGoneError
 
-    console.print(f"step {run.step}: runs what is left of {len(trials)} trials")
+    console.print(f"step {run.step}: running the missing ones of {len(trials)} trials")
     try:
-        run_missing_trials(trials, run.recipe.eval, run.results, lambda row: None, check_there)
+        run_missing_trials(trials, run.recipe.eval, run.results, lambda row: None, check_checkpoint_exists)
     except _CheckpointGoneError:
         console.print(
             f"step {run.step}: its checkpoint was removed while it was evaluated; the newest is next. Raise "

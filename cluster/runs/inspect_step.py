@@ -40,7 +40,7 @@ class InspectedSample:
     inputs: list[str]
     """The model's input: differs from `tokens` at masked positions."""
     predicted: list[bool]
-    """Which positions a masked language model predicts; all False for other objectives."""
+    """Whether a masked language model predicts each position; all False for other objectives."""
 
     def as_json(self) -> dict[str, Any]:
         masked = {"masked_text": _join(self.inputs)} if any(self.predicted) else {}

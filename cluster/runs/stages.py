@@ -94,7 +94,7 @@ def run_stages(
         if "train" in wanted or "eval" in wanted:
             check_access(tracking_uri)
         seconds = _Seconds(read_summary(folder).get("stages", {}))
-        ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
+        ranks = recipe.cluster.worker_range[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
             return _run_missing_stages(run, wanted, allowed, full_verify, seconds)
 
@@ -225,7 +225,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
         spec = run.remote_spec()
         if run.remote:
             run.remote.upload_indexes()
-        workers = cluster.least_and_most
+        workers = cluster.worker_range
         return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, spec)
 
 

@@ -1,5 +1,5 @@
-"""Chooses a first recipe for a text and a machine, as a function of a few numbers: no file is read and no device is
-asked. `starter_yaml.py` writes it down."""
+"""Chooses a first recipe for a text and a machine, as a function of a few numbers; it reads no file and queries no
+device. `starter_yaml.py` writes the recipe."""
 
 from dataclasses import dataclass
 from math import ceil, log, sqrt
@@ -43,7 +43,7 @@ _VOCABULARIES = (1_000, 2_000, 4_000, 8_000, 16_000, 30_000)
 
 @dataclass(frozen=True)
 class Text:
-    """How much text there is."""
+    """The amount of text."""
 
     bytes: int
     """UTF-8."""
@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: CPU cores, or GPUs of one kind."""
+    """The hardware that trains: CPU cores, or GPUs of one kind."""
 
     cores: int
     memory: int
@@ -107,9 +107,9 @@ class Starter:
     dropout: float
     heldout_fraction: float
     passes: float
-    """How often each token is read."""
+    """Passes over the text."""
     hours: float
-    """About how long training takes."""
+    """Estimated duration of the training, in hours."""
 
     @property
     def tokens(self) -> int:
@@ -161,7 +161,7 @@ def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
 
 
 def check_amount(text: Text) -> None:
-    """Refuse what no model can learn from.
+    """Refuse texts that are too short or have too many characters for a tokenizer and a model.
 
     Raises:
         UserError: There is too little text, or its characters alone need a larger vocabulary than it supports.
@@ -178,7 +178,7 @@ def check_amount(text: Text) -> None:
         )
     if _characters_need(text) > vocabulary_limit(text):
         raise UserError(
-            f"the texts have {text.characters:,} different characters, and {text.bytes:,} bytes support a vocabulary "
+            f"the texts have {text.characters:,} different characters, but {text.bytes:,} bytes support a vocabulary "
             f"of about {vocabulary_limit(text):,} tokens; add text"
         )
 
@@ -209,7 +209,7 @@ def pick_field(lengths: dict[str, float], name: str) -> str:
 
     Args:
         lengths: mean characters of each field with text, the longest first.
-        name: of the source, for messages.
+        name: name of the source, for messages.
 
     Raises:
         UserError: There is none, or several could be it.

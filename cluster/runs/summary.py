@@ -1,4 +1,4 @@
-"""summary.json: the results of a run, and the software and hardware it ran on."""
+"""Writes summary.json: the results of a run, and the software and hardware that it ran on."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Looks at texts and at this machine, for a first recipe."""
+"""Surveys texts and this machine, for a first recipe."""
 
 import os
 from collections import Counter
@@ -34,12 +34,12 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Survey:
-    """A source, and how much text it has."""
+    """A source, and the amount of text in it."""
 
     source: Source
     amount: SourceForecast
     characters: Counter[str]
-    """How often each character occurs in some of the documents."""
+    """Occurrences of each character in some of the documents."""
 
     def __str__(self) -> str:
         source, amount = self.source, self.amount
@@ -51,10 +51,10 @@ class Survey:
 
 
 def survey(path: str, field: str | None) -> Survey:
-    """Look at what a path, a directory or a glob holds.
+    """Examine the files of a path, a directory or a glob.
 
     Args:
-        field: with the text, in files that have fields; None: it is found by looking.
+        field: name of the field with the text; None: it is detected.
 
     Raises:
         UserError: It has no text that sources of documents read, or several fields could be the text.
@@ -106,13 +106,13 @@ def _check_ending(path: str) -> None:
     ending = path.lower().removesuffix(".gz").rpartition(".")[2]
     if ending == "csv":
         raise UserError(
-            f"{safe_text(path)} is a .csv file, and texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
+            f"{safe_text(path)} is a .csv file, but texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
             "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labelled .csv files "
             "are for tasks of eval.tasks"
         )
     if ending == "tsv":
         raise UserError(
-            f"{safe_text(path)} is a .tsv file, which holds pairs for translation, and init writes recipes for "
+            f"{safe_text(path)} is a .tsv file, which holds pairs for translation, but init writes recipes for "
             "documents; for pairs begin with `multihop recipes copy translation`"
         )
 
@@ -126,7 +126,7 @@ def _measure(source: Source) -> tuple[Source, SourceForecast]:
 
 
 def _covering(characters: Counter[str]) -> int:
-    """How many of the most frequent characters make up the share that a tokenizer covers."""
+    """Count the most frequent characters that make up the share that a tokenizer covers."""
     left = _COVERAGE * characters.total()
     for number, (_, count) in enumerate(characters.most_common(), start=1):
         left -= count

@@ -1,4 +1,4 @@
-"""Trials and examples as Ray tasks: those that a model's evaluation does not have yet."""
+"""Runs the missing trials and examples of a model's evaluation as Ray tasks."""
 
 import json
 import time
@@ -75,7 +75,7 @@ def run_missing_trials(
         examples: the key of the recipe's examples; None if it has none.
 
     Returns:
-        How many failed for a reason that a rerun may not meet again.
+        The number of trials that failed for a reason that may not recur in a rerun.
     """
     done, total, tried = 0, 0, set[str]()
     to_retry: list[str] = []

@@ -1,4 +1,4 @@
-"""The connection to MLflow: which store, a client of it, timeouts, and whether the server takes the credentials.
+"""The connection to MLflow: the store, a client of it, timeouts, and a check of the credentials.
 
 Requests to a server time out by themselves, unless it sends a byte now and then. Requests to a database or an artifact
 store, and MLflow's attempts to connect to a database, may not: `call_with_timeout` abandons them.

@@ -83,7 +83,8 @@ def is_behind(run_dir: Path) -> bool:
 
 @dataclass
 class _Logged:
-    """What MLflow has of the run. Read again after every failure, which leaves open whether a call succeeded."""
+    """The state of the run in MLflow. It is read again after every failure, since the failed call may have
+    succeeded."""
 
     steps: dict[str, set[int]]
     """Logged steps by MLflow's metric name."""
@@ -104,7 +105,7 @@ class Tracker:
         self.run_id = ""
         """MLflow's id of the run; empty until MLflow was reached."""
         self.error: Exception | None = None
-        """Why the last attempt failed; None if it succeeded."""
+        """Reason for which the last attempt failed; None if it succeeded."""
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
         self._safe_uri = redacted(uri)
         self._lock = threading.Lock()
@@ -254,7 +255,7 @@ class Tracker:
             self._planned = None
         if final_status is not None:
             client.set_terminated(self.run_id, final_status)
-        while self._artifacts:  # last: where they go may be away while MLflow is not
+        while self._artifacts:  # last: the artifact store may be unreachable while MLflow is not
             if self._artifacts[0].exists():
                 client.log_artifact(self.run_id, str(self._artifacts[0]))
             self._artifacts.pop(0)

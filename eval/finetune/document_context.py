@@ -35,7 +35,7 @@ def contexts(
     """All tokens before and after each sentence in its document; none where the file marks no document.
 
     Args:
-        examples: some of `part`.
+        examples: some of the examples of `part`.
         part: all sentences of their documents, in their order; empty: no sentence has a context.
         tokens_of: the tokens of some sentences.
     """

@@ -50,7 +50,7 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
         return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
     if "cls" not in special_ids:
         raise UserError(
-            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "
+            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, but this "
             f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
         )
     separator = special_ids["sep"]

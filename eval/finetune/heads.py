@@ -33,7 +33,11 @@ class TaskModel(nn.Module):
         features: Features | None = None,
         pooling: Pooling = "family",
     ) -> None:
-        """Args: dropout: rate before the linear layer; None: the encoder's."""
+        """Create the head.
+
+        Args:
+            dropout: rate before the linear layer; None: the encoder's.
+        """
         super().__init__()
         family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
@@ -72,7 +76,7 @@ class TaskModel(nn.Module):
         """The head's outputs.
 
         Args:
-            as `multihop.eval.finetune.inputs.Encoded.collate` returns them.
+            inputs: the values that `multihop.eval.finetune.inputs.Encoded.collate` returns.
 
         Returns:
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a

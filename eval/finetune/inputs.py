@@ -31,7 +31,7 @@ class Encoded:
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
-    """(W,), where in its sequence the token is at which each word is labelled (`Frame.reads_last`), without the words
+    """(W,), index in its sequence of the token at which each word is labelled (`Frame.reads_last`), without the words
     that were cut off; empty unless tagging."""
     cu_words: NDArray[np.int64]
     """(S + 1,), cumulative numbers of words."""

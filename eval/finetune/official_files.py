@@ -1,4 +1,4 @@
-"""The files of predictions that SQuAD's official scripts and leaderboards read."""
+"""Writes the files of predictions that official scripts (SQuAD's) and leaderboards (GLUE's) read."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def official_files(examples: Sequence[Example], answers: Sequence[Answer], thres
     `--na-prob-thresh`).
 
     Args:
-        threshold: on the null odds; None: every question has an answer.
+        threshold: threshold on the null odds; None: every question has an answer.
     """
     ids = [example.id for example in examples]
     assert len(set(ids)) == len(ids)

@@ -1,4 +1,4 @@
-"""Questions and contexts as model inputs: a context that is too long is read through overlapping windows.
+"""Questions and contexts as model inputs: a context that is too long is cut into overlapping windows.
 
 Devlin et al. 2018, section 4.2, and the `run_squad.py` published with it (google-research/bert).
 """
@@ -32,11 +32,11 @@ class Window:
     second_starts: int
     """Index of the first token of the context. Segment 1 begins with it."""
     starts: NDArray[np.integer[Any]]
-    """(C,): where the word of each context token begins in the context, in characters."""
+    """(C,): offset in the context, in characters, at which the word of each context token begins."""
     ends: NDArray[np.integer[Any]]
-    """(C,): where it ends, exclusive."""
+    """(C,): offset at which that word ends, exclusive."""
     has_max_context: NDArray[np.bool_]
-    """(C,): whether no other window has the token with more context. True in exactly one window for each token."""
+    """(C,): whether this window has most context for the token; true in exactly one window for each token."""
     null: int
     """Index of the token whose logits say that there is no answer."""
     start: int
@@ -75,7 +75,7 @@ def windows(
     # Five questions share a context on average.
     unique = list(dict.fromkeys(text for example in examples for text in example.texts))
     tokens_of = dict(zip(unique, tokens_with_offsets(unique, tokenizer), strict=True))
-    found = []
+    cut = []
     for index, example in enumerate(examples):
         question, context = (tokens_of[text] for text in example.texts)
         if len(context.ids) == 0:
@@ -91,7 +91,7 @@ def windows(
             ids = np.concatenate([head, context.ids[begin:behind], frame[2]]).astype(np.int64)
             null = len(ids) - 1 if causal else 0
             inside = begin <= first <= last < behind
-            found.append(
+            cut.append(
                 Window(
                     example=index,
                     ids=ids,
@@ -104,7 +104,7 @@ def windows(
                     end=len(head) + last - begin if inside else null,
                 )
             )
-    return found
+    return cut
 
 
 def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:

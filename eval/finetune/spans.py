@@ -119,13 +119,13 @@ def _logits(model: TaskModel, examples: Encoded) -> list[NDArray[np.float32]]:
     """(T, 2) for each window."""
     device = next(model.parameters()).device
     model.eval()
-    found: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)
+    logits: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)
     lengths = examples.lengths
     for batch in batches_of_tokens(lengths, _PREDICT_TOKENS):
         outputs = model(**on_device(examples.collate(batch), device)).float().cpu().numpy()
         for i, part in zip(batch, np.split(outputs, np.cumsum(lengths[batch])[:-1]), strict=True):
-            found[i] = part
-    return found
+            logits[i] = part
+    return logits
 
 
 def _worst(examples: Sequence[Example], texts: Sequence[str], f1: NDArray[np.float64]) -> list[dict[str, Any]]:

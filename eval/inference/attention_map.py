@@ -19,17 +19,17 @@ def attending(trained: TrainedModel) -> nn.Module:
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
     """
-    found = translator(trained).attends_by
-    if found is None:
+    module = translator(trained).attends_by
+    if module is None:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
-            "leave --maps out"
+            "omit --attention-maps"
         )
-    return found
+    return module
 
 
 @torch.inference_mode()
-def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
+def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
     """(T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
 
     Rows sum to 1. For a Transformer it is the mean over the heads of the last layer.
@@ -38,8 +38,8 @@ def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
         UserError: as `attending`.
     """
     module, rows = attending(trained), list[Tensor]()
-    begun = [trained.special_ids["pad"], *found.tokens[:-1]]
-    sides = {"source_": found.source, "": begun}
+    begun = [trained.special_ids["pad"], *translation.tokens[:-1]]
+    sides = {"source_": translation.source, "": begun}
     given = {f"{side}{name}": each for side, ids in sides.items() for name, each in layout([len(ids)]).items()}
     tokens = {f"{side or 'input_'}ids": np.array(ids, np.int64) for side, ids in sides.items()}
 

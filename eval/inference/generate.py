@@ -39,13 +39,13 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     if not trained.family.causal:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name}, which does not continue texts; use `multihop "
-            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
+            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
     if len(ids) >= limit:
         raise UserError(
-            f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, and the model has max_positions={limit}, which also "
+            f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, but the model has max_positions={limit}, which also "
             "have to hold what is generated; shorten it"
         )
     return ids

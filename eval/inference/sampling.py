@@ -40,7 +40,7 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 
     Args:
         logits: (S, V).
-        uniform: (S,), from [0, 1): which part of the probability mass, the likeliest tokens first.
+        uniform: (S,), from [0, 1): position in the probability mass, the likeliest tokens first.
 
     Returns:
         int64 (S,).

@@ -1,4 +1,4 @@
-"""A trained model with its tokenizer, ready to be asked."""
+"""A trained model with its tokenizer, loaded for inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class TrainedModel:
     target_tokenizer: Tokenizer | None = None
     """The target's tokenizer of an encoder-decoder model with two vocabularies."""
     lacking: frozenset[str] = frozenset()
-    """Parameters that its files do not have, which are zero."""
+    """Parameters that are missing from the model's files, and are zero."""
 
     @property
     def family(self) -> Family:
@@ -53,7 +53,7 @@ class TrainedModel:
 
     @property
     def command(self) -> str:
-        """The command that its family is for."""
+        """The subcommand of multihop for models of this family."""
         return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
 
     def framed(self, ids: list[int]) -> list[int]:
@@ -69,7 +69,7 @@ class TrainedModel:
         """Refuse a head whose weights the model's files lack.
 
         Raises:
-            UserError: they are not.
+            UserError: the files lack them.
         """
         if not self.lacking:
             return
@@ -87,14 +87,14 @@ def load_model(path: str, step: int | None = None) -> TrainedModel:
     Args:
         path: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
             Hugging Face's layout.
-        step: which checkpoint; None: the newest good one.
+        step: step of the checkpoint; None: the newest good one.
 
     Raises:
         UserError: the model is missing, it is damaged, or its tokenizer is missing.
     """
     if is_huggingface(Path(path)):
         if step is not None:
-            raise UserError(f"{path} is a single model, and --step {step} chooses among checkpoints; leave --step out")
+            raise UserError(f"{path} is a single model, but --step {step} chooses among checkpoints; omit --step")
         evaluated = of_huggingface(Path(path))
         tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
         weights = import_model(Path(path))[2]

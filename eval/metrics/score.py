@@ -52,7 +52,7 @@ def _score(metric: str, task: Task, predicted: Predictions, targets: Predictions
         case "Matthews":
             from sklearn.metrics import matthews_corrcoef
 
-            if len(np.union1d(flat, wanted)) < 2:  # of which scikit-learn warns
+            if len(np.union1d(flat, wanted)) < 2:  # scikit-learn warns about it
                 return 0.0
             return float(matthews_corrcoef(wanted.astype(int), flat.astype(int)))
         case "Pearson":
@@ -194,7 +194,7 @@ def _entity_counts(predicted: list[list[str]], targets: list[list[str]]) -> Floa
     from seqeval.metrics.sequence_labeling import get_entities
 
     pairs = [(set(get_entities(line)), set(get_entities(gold))) for line, gold in zip(predicted, targets, strict=True)]
-    return np.array([[len(found & true), len(found), len(true)] for found, true in pairs], np.float64)
+    return np.array([[len(predicted & true), len(predicted), len(true)] for predicted, true in pairs], np.float64)
 
 
 def _names(task: Task, lines: Predictions) -> list[list[str]]:

@@ -46,12 +46,12 @@ def score_texts(name: Name, examples: Sequence[Example], predicted: Sequence[str
     """
     exact_match, f1 = np.zeros(len(examples)), np.zeros(len(examples))
     for index, (example, text) in enumerate(zip(examples, predicted, strict=True)):
-        given = normalise(text)
+        prediction = normalise(text)
         accepted = [normalise(answer) for answer in accepted_texts(example)]
         if name == "squad2":
             accepted = [answer for answer in accepted if answer] or [""]
-        exact_match[index] = given in accepted
-        f1[index] = max(_f1(given, answer, 1.0 if name == "squad2" else 0.0) for answer in accepted)
+        exact_match[index] = prediction in accepted
+        f1[index] = max(_f1(prediction, answer, 1.0 if name == "squad2" else 0.0) for answer in accepted)
     return Scores(exact_match, f1, np.array([bool(example.targets) for example in examples]))
 
 
@@ -66,11 +66,11 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _f1(given: str, answer: str, both_empty: float) -> float:
+def _f1(prediction: str, answer: str, both_empty: float) -> float:
     """F1 of the bags of words of normalised texts."""
-    if not given and not answer:
+    if not prediction and not answer:
         return both_empty
-    words, wanted = given.split(), answer.split()
+    words, wanted = prediction.split(), answer.split()
     common = (Counter(words) & Counter(wanted)).total()
     # 2PR / (P + R) with P = common / words and R = common / wanted.
     return 2 * common / (len(words) + len(wanted))

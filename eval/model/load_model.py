@@ -1,4 +1,4 @@
-"""A model with the weights that are judged: those of a checkpoint, verified, or random ones."""
+"""Loads the model under test, with the verified weights of a checkpoint, or random ones."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +28,7 @@ def load_model(
     Args:
         vocab_size, source_vocab_size: as `build_model`.
         checkpoint: location and content hash of the weights; None: random weights.
-        step: of the checkpoint; None: the location is a Hugging Face model.
+        step: step of the checkpoint; None: the location is a Hugging Face model.
         seed: keys random weights, and those of a head that a Hugging Face model lacks.
 
     Raises:

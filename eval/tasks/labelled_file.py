@@ -40,7 +40,7 @@ from multihop.eval.tasks.task import Example, Task, split_of
 
 _Format = Literal["csv", "tsv", "jsonl", "conll"]
 # YAML reads 0 as a number.
-_Label = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
+_Label = Annotated[str, BeforeValidator(lambda label: str(label) if type(label) is int else label)]
 
 _FORMATS: dict[str, _Format] = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".conll": "conll", ".conllu": "conll", ".txt": "conll",
@@ -84,19 +84,25 @@ class _LabelledFiles(Section):
         wanted = {"tagging": ["words", "labels"], "choice": ["text", "choices", "label"]}.get(
             self.kind, ["text", "label"]
         )
-        given = sorted(self.fields.model_fields_set - {"scheme"})
-        if given != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
-            raise UserError(f"fields of {self.kind} are {', '.join(wanted)}, got {', '.join(given) or 'none'}")
+        fields = sorted(self.fields.model_fields_set - {"scheme"})
+        if fields != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
+            raise UserError(
+                f"fields of kind {self.kind} must be {', '.join(wanted)}, got {', '.join(fields) or 'none'}"
+            )
         if self.fields.words is not None and self.fields.words == self.fields.labels:
-            raise UserError("fields.words and fields.labels are the same column")
+            raise UserError("fields.words and fields.labels are the same column; give two different ones")
         if self.kind == "choice" and isinstance(self.fields.text, list):
-            raise UserError("fields.text of choice is one name: the context before each continuation")
+            raise UserError("fields.text of kind choice must be one name: the context before each continuation")
         if self.labels and (self.kind == "regression" or len(set(self.labels)) != len(self.labels)):
-            raise UserError("labels are different names of classes, and regression has none")
+            raise UserError(
+                "labels must be different names of classes, and regression has none; correct or remove labels"
+            )
         if self.kind == "choice" and self.labels and len(self.labels) != len(self.fields.choices or []):
-            raise UserError("labels of choice are as many as fields.choices")
+            raise UserError("labels and fields.choices of kind choice must have the same length")
         if self.chosen_metric() not in self._metrics():
-            raise UserError(f"metric={self.metric!r} does not suit; choose from {', '.join(self._metrics())}")
+            raise UserError(
+                f"metric={self.metric!r} is not for kind {self.kind}; choose from {', '.join(self._metrics())}"
+            )
         return self
 
     def chosen_metric(self) -> str:
@@ -124,7 +130,7 @@ class _TextFile(Section):
     def _check(self) -> Self:
         if (Path(self.test).suffix == ".jsonl") != (self.fields is not None):
             raise UserError(
-                "a .jsonl file needs fields, for instance {text: body}, and a file of another extension is one plain "
+                "a .jsonl file needs fields, for instance {text: body}; a file of another extension is one plain "
                 "text without fields"
             )
         return self
@@ -162,8 +168,8 @@ def read_task(path: Path, content: TaskFile) -> Task:
     as test set if that is not named either.
 
     Args:
-        path: of the YAML file.
-        content: from `parse_task_file`.
+        path: path of the YAML file.
+        content: what `parse_task_file` returned.
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in its format, has a blank document, or has a label that
@@ -192,7 +198,7 @@ def read_task(path: Path, content: TaskFile) -> Task:
     of_two = content.metric in ("F1", "Matthews")
     if content.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
         raise UserError(
-            f"{path}: expected {'two' if of_two else 'at least two'} labels, and the labels are "
+            f"{path}: expected {'two' if of_two else 'at least two'} labels, got "
             f"{', '.join(labels)[:200]}; correct fields.label, labels or metric"
         )
     dev, test = (
@@ -252,14 +258,14 @@ def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
         if not text.strip():
             raise UserError(f"{path} has no text; write some")
         return (Example((text,)),)
-    found = []
+    documents = []
     for number, (text,) in json_rows(path, [content.fields.text]):
         if not text.strip():
-            raise UserError(f"{path}, line {number}: {content.fields.text} has no text; leave the line out")
-        found.append(Example((text,)))
-    if not found:
+            raise UserError(f"{path}, line {number}: {content.fields.text} has no text; remove the line")
+        documents.append(Example((text,)))
+    if not documents:
         raise UserError(f"{path} has no documents; write one a line")
-    return tuple(found)
+    return tuple(documents)
 
 
 def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
@@ -273,12 +279,12 @@ def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, 
         return _read_part(path, content, labels), labels
     if content.kind == "tagging":
         sentences = _sentences(path, content, None)
-        found = {label for _, line, _ in sentences for label in line}
+        used = {label for _, line, _ in sentences for label in line}
         if content.fields.scheme != "none":
-            types = sorted({label[2:] for label in found if label != "O"})
+            types = sorted({label[2:] for label in used if label != "O"})
             labels = ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
         else:
-            labels = tuple(sorted(found))
+            labels = tuple(sorted(used))
         return tagged_examples(sentences, labels), labels
     rows = list(_rows(path, content))
     labels = tuple(sorted({row[-1] for _, row in rows}))
@@ -326,7 +332,7 @@ def _rows(path: Path, content: _LabelledFiles) -> Rows:
             rows = json_rows(path, names)
         case "conll":
             raise UserError(
-                f"{path}: a column file is for tagging, and kind is {content.kind}; set format: csv, tsv or jsonl"
+                f"{path}: a column file is for tagging, but kind is {content.kind}; set format: csv, tsv or jsonl"
             )
     return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
 

@@ -41,7 +41,7 @@ class PairFiles(Section):
         formats = [_format(name) for name in self.files]
         if len(formats) == 2:
             if self.fields is not None:
-                raise UserError("fields are for one file with both sides, and test names two line files; remove them")
+                raise UserError("fields are for one file with both sides, but test names two line files; remove fields")
             return self
         if formats[0] not in ("jsonl", "tsv"):
             raise UserError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")

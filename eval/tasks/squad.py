@@ -64,19 +64,19 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
     try:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
             context = _text(paragraph, "context")
-            for asked in paragraph["qas"]:
-                where = f"{path}, question {asked['id']}"
+            for question in paragraph["qas"]:
+                location = f"{path}, question {question['id']}"
                 if not context.strip():
-                    raise UserError(f"{where}: its context is blank; download the file again from {_SITE}")
-                targets = _spans(asked["answers"], context, where)
-                impossible = name == "squad2" and asked["is_impossible"]
+                    raise UserError(f"{location}: its context is blank; download the file again from {_SITE}")
+                targets = _spans(question["answers"], context, location)
+                impossible = name == "squad2" and question["is_impossible"]
                 if impossible != (not targets):
                     expected = "no answer, since it is impossible," if impossible else "an answer"
                     raise UserError(
-                        f"{where}: expected {expected} and found {len(targets) // 2}; "
+                        f"{location}: expected {expected} and found {len(targets) // 2}; "
                         f"task {name} reads the files of SQuAD {_VERSIONS[name]}"
                     )
-                examples.append(Example((_text(asked, "question"), context), targets, str(asked["id"])))
+                examples.append(Example((_text(question, "question"), context), targets, str(question["id"])))
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not in the format of SQuAD {_VERSIONS[name]} ({error!r}); download it again from {_SITE}"
@@ -101,17 +101,17 @@ def _text(part: dict[str, Any], name: str) -> str:
     return text
 
 
-def _spans(answers: list[dict[str, Any]], context: str, where: str) -> tuple[float, ...]:
+def _spans(answers: list[dict[str, Any]], context: str, location: str) -> tuple[float, ...]:
     """The start and the end of each answer in characters of the context."""
     targets: list[float] = []
     for answer in answers:
         text, start = _text(answer, "text"), answer["answer_start"]
         if not text:
-            raise UserError(f"{where}: one of its answers is empty; download the file again from {_SITE}")
+            raise UserError(f"{location}: one of its answers is empty; download the file again from {_SITE}")
         end = start + len(text)
         if start < 0 or context[start:end] != text:
             raise UserError(
-                f"{where}: expected its answer {text!r} at character {start} of the context, where "
+                f"{location}: expected its answer {text!r} at character {start} of the context, where "
                 f"{context[max(0, start) : max(0, end)]!r} is; offsets count Unicode code points, not bytes"
             )
         targets += [start, end]

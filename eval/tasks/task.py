@@ -66,7 +66,7 @@ class Task:
     files_sha256: str = ""
     """The hash of the files of a zero-shot task by name, whose examples are read where it is evaluated."""
     notes: str = ""
-    """The changes to the official files, with counts; empty: none."""
+    """Changes to the official files, with counts; empty: none."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,7 +84,7 @@ class Task:
         """The examples whose score is reported, and their name: "test", "half of dev" or "dev".
 
         Args:
-            report_on: what to report on without a labelled test set: half of the development set, or all of it.
+            report_on: examples to report on without a labelled test set: half of the development set, or all of it.
         """
         if self.test:
             return list(self.test), "test"

@@ -23,7 +23,7 @@ def read_text(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: expected UTF-8; get the official file again") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); put the official file there") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); copy the official file to it") from None
     if not text.strip():
         raise UserError(f"{path} is empty; get the official file again")
     return text

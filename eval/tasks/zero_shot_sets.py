@@ -1,4 +1,4 @@
-"""The zero-shot tasks with official files: where these are, how they are read, and what is measured on them."""
+"""The zero-shot tasks with official files: the files' names, their readers, and the metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise UserError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
+        raise UserError(f"{folder} has no .jsonl files; copy the files of BLiMP's folder data into it")
     return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
 
 
@@ -129,13 +129,13 @@ def find(name: str, data_dir: str | None) -> Path:
     """
     folder = official_folder(data_dir)
     paths = [folder / file for file in ZERO_SHOT_SETS[name].files]
-    found = next((path for path in paths if path.exists()), None)
-    if found is None:
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is None:
         raise UserError(
-            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; put the official file there, or set "
+            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; copy the official file to it, or set "
             "eval.data_dir"
         )
-    return found
+    return existing
 
 
 def read(name: str, data_dir: str | None) -> Any:

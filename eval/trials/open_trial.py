@@ -1,4 +1,4 @@
-"""The task, tokenizers and model of a trial, opened on the worker and compared with the plan."""
+"""Opens the task, tokenizers and model of a trial on the worker, and compares them with the plan."""
 
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json

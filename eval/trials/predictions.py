@@ -1,4 +1,4 @@
-"""The predictions behind a trial's score, kept beside its row: for comparisons example by example, and for readers."""
+"""Writes the predictions behind a trial's score beside its row, for comparisons of examples and for readers."""
 
 import hashlib
 import json

@@ -31,13 +31,13 @@ def evaluate_choices(
     """The accuracy of the most likely continuation, and of the most likely per token and per byte.
 
     Args:
-        examples: of kind choice; one space is put between a context and its continuations.
+        examples: examples of kind choice; one space is put between a context and its continuations.
 
     Raises:
         UserError: there is no example, or one has no label; the model is not causal, or a continuation is too long.
     """
     if not examples:
-        raise UserError("a task of kind choice needs at least one example, and this one has none")
+        raise UserError("a task of kind choice needs at least one example, but this one has none")
     for number, example in enumerate(examples, start=1):
         if len(example.targets) != 1:
             raise UserError(f"example {number} has no label, and accuracy needs one; choose a labelled set")

@@ -19,7 +19,7 @@ def cross_entropy(model: Model, documents: Documents, end_id: int, seq_len: int)
     document has as many.
 
     Args:
-        model: of a causal family.
+        model: model of a causal family.
     """
     longest_first = np.argsort(-documents.lengths, kind="stable").tolist()
     queries = chain.from_iterable(

@@ -54,7 +54,7 @@ def evaluate_lambada(
     would complete a stop word, so that a word which begins with such a token is never predicted.
 
     Args:
-        passages: at least one, each of several words.
+        passages: at least one passage, each of several words.
 
     Returns:
         The accuracy; other metrics: the accuracy with the protocol's name, and the perplexity per last word, to which

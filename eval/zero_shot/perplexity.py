@@ -50,7 +50,7 @@ def evaluate_perplexity(
     Each document is one sequence after an end token, read in overlapping windows.
 
     Args:
-        special_ids: of the run's tokenizer, with end.
+        special_ids: special ids of the run's tokenizer, with end.
         seq_len: tokens of a window, at most; the model's positions if these are fewer.
         stride: tokens between the beginnings of two windows; None: half a window.
 

@@ -80,13 +80,13 @@ def log_likelihoods(
     """
     if not FAMILIES[model.config.family].causal:
         raise UserError(
-            f"the likelihood of a continuation needs a causal model, and model.family={model.config.family}; "
+            f"the likelihood of a continuation needs a causal model, but model.family={model.config.family}; "
             "remove the task"
         )
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(continuations) if len(each.ids) > limit]:
         raise UserError(
-            f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, and the model has "
+            f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, but the model has "
             f"max_positions={limit}; remove the task, or evaluate a model with more positions"
         )
 
@@ -118,7 +118,7 @@ def pseudo_log_likelihoods(
 
     Args:
         sentences: tokens without [CLS] and [SEP], which are put around them and are not scored.
-        special_ids: with cls, sep and mask.
+        special_ids: special ids of the tokenizer, with cls, sep and mask.
         word_starts: for each sentence, whether each token begins a word. With these, the tokens after it within its
             word are masked too, since they would give it away (Kauf and Ivanova 2023, PLL-word-l2r).
 
@@ -129,11 +129,13 @@ def pseudo_log_likelihoods(
         UserError: the model is causal, or a sentence exceeds its positions.
     """
     if FAMILIES[model.config.family].causal:
-        raise UserError(f"pseudo-log-likelihoods need a masked model, and model.family={model.config.family}")
+        raise UserError(
+            f"pseudo-log-likelihoods need a masked model, but model.family={model.config.family}; remove the task"
+        )
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(sentences) if len(each) + 2 > limit]:
         raise UserError(
-            f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, and the model has max_positions={limit}, "
+            f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, but the model has max_positions={limit}, "
             "of which [CLS] and [SEP] take two; remove the task, or evaluate a model with more positions"
         )
 
@@ -218,7 +220,7 @@ def encode_continuations(
     so that their likelihoods remain comparable.
 
     Args:
-        special_ids: of the run's tokenizer, with end.
+        special_ids: special ids of the run's tokenizer, with end.
     """
     alone, *together = encode_each(tokenizer, [context, *(context + each for each in continuations)])
     shared = min(sum(1 for _ in takewhile(_equal, zip(alone, each, strict=False))) for each in together)

@@ -34,7 +34,7 @@ def refused(data: dict[str, Any]) -> str:
         ({"path": "a.tsv", "field": "body"}, "field=body is for documents"),
         ({"path": "a.tsv.gz", "fields": FIELDS}, "fields has source=en, and a.tsv.gz is a .tsv file; give numbers"),
         ({"path": "a", "fields": {"source": "en", "target": 2}}, "expected two names of fields, or for .tsv files two"),
-        ({"path": "a", "fields": {"source": 2, "target": 2}}, "expected two different ones"),
+        ({"path": "a", "fields": {"source": 2, "target": 2}}, "expected two different fields"),
         ({"path": "a", "fields": {"source": 0, "target": 2}}, "columns are counted from 1"),
         ({"path": "a", "fields": {"source": "en"}}, "fields.target"),
     ],
@@ -49,10 +49,10 @@ def test_a_source_that_cannot_be_is_refused_by_its_key(source: dict[str, Any], t
     [
         ({"sources": [{"path": "a/"}, PAIRS]}, "data.sources[1] has pairs and data.sources[0] has documents"),
         ({"sources": [{"path": "a/"}, {"path": "b.tsv"}]}, "data.sources[1] has pairs"),
-        ({"sources": [PAIRS], "filters": {"c4": {}}}, "data.filters.c4 is for documents, and data.sources have pairs"),
+        ({"sources": [PAIRS], "filters": {"c4": {}}}, "data.filters.c4 is for documents, but data.sources have pairs"),
         ({"sources": [PAIRS], "filters": {"gopher_quality": {}}}, "data.filters.gopher_quality is for documents"),
         ({"sources": [PAIRS], "filters": {"language": {"keep": ["en"]}}}, "use data.filters.pairs.languages"),
-        ({"sources": [{"path": "a/"}], "filters": {"pairs": {}}}, "data.filters.pairs is given, and data.sources have"),
+        ({"sources": [{"path": "a/"}], "filters": {"pairs": {}}}, "data.filters.pairs is set, but data.sources have"),
         ({"sources": [PAIRS], "decontaminate": {"against": ["a.txt"], "action": "cut"}}, "action=cut would cut one"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a host has installed; and the program that prints it for a cluster's head, with the recipe of a run."""
+"""Lists what a host has installed; the program prints it for a cluster's head, with the recipe of a run."""
 
 import hashlib
 import json

@@ -122,7 +122,7 @@ def test_what_is_no_text_is_refused_with_what_to_do(folder: Path) -> None:
     (folder / "few.txt").write_text("one two three\n\nfour five six\n")
     write_rows(folder / "numbers.jsonl", [{"id": 1}] * 10)
     assert "gone.txt does not exist; correct the path" in refused("gone.txt")
-    assert "labels.csv is a .csv file, and texts to train on are .txt, " in refused("labels.csv")
+    assert "labels.csv is a .csv file, but texts to train on are .txt, " in refused("labels.csv")
     assert "`multihop recipes copy translation`" in refused("pairs.tsv")
     assert refused("empty.txt") == "empty.txt has no readable text; correct the path, the files or --field"
     assert "have about 26 bytes, and a tokenizer and a model learn nothing from less" in refused("few.txt")

@@ -30,8 +30,8 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spec(whole: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteRunSpec:
     """The run in a store, and a node with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    push(whole, open_folder(f"{bucket}/home/.prepared/sources/set"))
-    return RemoteRunSpec(f"{bucket}/home", "run", ".prepared/sources/set", streams=True)
+    push(whole, open_folder(f"{bucket}/runs/.prepared/sources/set"))
+    return RemoteRunSpec(f"{bucket}/runs", "run", ".prepared/sources/set", streams=True)
 
 
 def shards_in(folder: Path) -> list[str]:

@@ -228,7 +228,7 @@ PASSWORDS = [
 @pytest.mark.parametrize(("key", "value"), PASSWORDS)
 def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(
-        UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
+        UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it contains an @)"
     ) as failed:
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"{key}={value}"])
     assert "hunter2" not in str(failed.value) and "ter2" not in str(failed.value)

@@ -195,6 +195,6 @@ def test_sources_of_pairs_name_what_does_not_fit(tmp_path: Path) -> None:
     here = str(tmp_path)
     assert "data.sources[0].target_path" in refused(path=f"{here}/a.en", target_path=f"{here}/none")
     assert "matches 3 files, expected one file of lines" in refused(path=f"{here}/a.en", target_path=f"{here}/a*")
-    assert "is a .jsonl file, and target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
+    assert "is a .jsonl file, but target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
     assert "has no file ending in .tsv" in refused(path=here, fields={"source": 1, "target": 2})
     assert "has no file ending in .jsonl, .json, .parquet" in refused(path=f"{here}/a.en", fields=FIELDS)

@@ -13,7 +13,7 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import TaskSource, load_task, open_tasks
-from multihop.eval.trials.check import check_starts
+from multihop.eval.trials.check import check_start_from
 from multihop.eval.trials.evaluation_plan import make_plan
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.run_trial import run_trial
@@ -205,7 +205,7 @@ def test_an_impossible_start_is_refused(items: list[Any], complaint: str) -> Non
         for each in config.tasks
     ]
     with pytest.raises(UserError, match=complaint):
-        check_starts(config, tasks)
+        check_start_from(config, tasks)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

@@ -58,12 +58,12 @@ def _tasks(*names: str) -> list[TaskConfig]:
     return [TaskConfig(name=name) for name in names]
 
 
-def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> ModelUnderTest:
+def _model_under_test(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> ModelUnderTest:
     return of_run(model, *checkpoint, 7, data, open_dataset(data).manifest)
 
 
 def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> list[Trial]:
-    return plan_trials(config, open_tasks(config), _evaluated(model, checkpoint, data))
+    return plan_trials(config, open_tasks(config), _model_under_test(model, checkpoint, data))
 
 
 def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> None:
@@ -200,7 +200,7 @@ def test_trials_of_the_parent_start_from_its_weights(
     section = {"tasks": ["bbc-topics"], "seeds": [0], "inits": ["pretrained", "parent"], "max_examples": 40}
     config = EvalConfig.model_validate({**section, "epochs": 1, "lr": quick.lr, "seq_len": 16})
     folder, sha256 = checkpoint(bert, bert_data)
-    parent = _evaluated(bert, (folder, sha256), bert_data)
+    parent = _model_under_test(bert, (folder, sha256), bert_data)
     evaluated = replace(parent, checkpoint_dir=str(tmp_path / "none"), checkpoint_sha256="x", checkpoint_step=20)
     ours, theirs = plan_trials(config, open_tasks(config), evaluated, parent=parent)
     assert (ours.init, theirs.init) == ("pretrained", "parent") and trial_key(ours) != trial_key(theirs)
