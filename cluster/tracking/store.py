@@ -27,9 +27,9 @@ _TRIAL_PARAMS = (
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
 )
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
-STARTS_TAG = "multihop.starts"
+LAUNCHES_TAG = "multihop.launches"
 """Tag of a run: when its ranks were started, from which step, how many ranks on how many nodes."""
-_START_KEYS = ("time", "step", "world_size")
+_LAUNCH_KEYS = ("time", "step", "world_size")
 _LONGEST_TAG = 5000
 """Characters; MLflow takes 8000, some of its stores 5000."""
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
@@ -185,20 +185,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def starts_tag(rows: Sequence[Row]) -> str:
-    """The starts of a run's ranks, rows of launches.jsonl, as a JSON list, oldest first.
+def launches_tag(rows: Sequence[Row]) -> str:
+    """Return the launches of a run's ranks, from rows of launches.jsonl, as a JSON list, oldest first.
 
     Each has a number (from 1 on), the UTC time, the step, the ranks, and the nodes if known. Only the newest that fit
     are listed; their numbers show how many there were. Empty without rows.
     """
     newest: list[str] = []
-    complete = [row for row in rows if all(is_number(row.get(key)) for key in _START_KEYS)]
+    complete = [row for row in rows if all(is_number(row.get(key)) for key in _LAUNCH_KEYS)]
     for number, row in reversed(list(enumerate(complete, start=1))):
-        started_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        start = {"start": number, "time": started_at, "step": row["step"], "ranks": row["world_size"]}
+        launched_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        launch = {"launch": number, "time": launched_at, "step": row["step"], "ranks": row["world_size"]}
         if "nodes" in row:  # rows of older versions have none
-            start["nodes"] = row["nodes"]
-        text = json.dumps(start)
+            launch["nodes"] = row["nodes"]
+        text = json.dumps(launch)
         if sum(map(len, newest)) + 2 * len(newest) + len(text) > _LONGEST_TAG:
             break
         newest.insert(0, text)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from multihop.cluster.tracking.connection import TIMEOUT_S, call_with_timeout, connect, refusal, store_uri
 from multihop.cluster.tracking.fetch import COMPARED
 from multihop.cluster.tracking.store import (
-    STARTS_TAG,
+    LAUNCHES_TAG,
     TOKEN_TAG,
     experiment_id,
     is_number,
@@ -32,7 +32,7 @@ from multihop.cluster.tracking.store import (
     nested_runs,
     point,
     search,
-    starts_tag,
+    launches_tag,
     steps_of,
     tag_planned,
 )
@@ -92,8 +92,8 @@ class _Logged:
     """Keys of trials that are fully logged."""
     begun: "dict[str, Run]"
     """Runs of partly logged trials, by key."""
-    starts: str
-    """Value of STARTS_TAG; empty if it is not set."""
+    launches: str
+    """Value of LAUNCHES_TAG; empty if it is not set."""
     rows: RowFollower
     """New rows of metrics.jsonl. `steps` decides what is logged, because the file may have been truncated meanwhile."""
 
@@ -240,7 +240,7 @@ class Tracker:
         if final_status is not None:
             logged.rows = self._new_follower()  # from the beginning: rows may have moved if the file was truncated
         self._log_metrics(client, logged)
-        self._log_starts(client, logged)
+        self._log_launches(client, logged)
         while self._rows:
             row = self._rows[0]
             if row["key"] not in logged.finished:
@@ -294,8 +294,8 @@ class Tracker:
 
     def _read_logged(self, client: "MlflowClient") -> _Logged:
         finished, begun = nested_runs(client, self._experiment_id, self.run_id)
-        starts = client.get_run(self.run_id).data.tags.get(STARTS_TAG, "")
-        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._new_follower())
+        launches = client.get_run(self.run_id).data.tags.get(LAUNCHES_TAG, "")
+        return _Logged(steps_of(client, self.run_id), finished, begun, launches, self._new_follower())
 
     def _new_follower(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
@@ -313,11 +313,11 @@ class Tracker:
                 points.clear()
         log_points(client, self.run_id, points)
 
-    def _log_starts(self, client: "MlflowClient", logged: _Logged) -> None:
-        starts = starts_tag(read_rows(self._run_dir / "launches.jsonl"))
-        if starts != logged.starts:
-            client.set_tag(self.run_id, STARTS_TAG, starts)
-            logged.starts = starts
+    def _log_launches(self, client: "MlflowClient", logged: _Logged) -> None:
+        launches = launches_tag(read_rows(self._run_dir / "launches.jsonl"))
+        if launches != logged.launches:
+            client.set_tag(self.run_id, LAUNCHES_TAG, launches)
+            logged.launches = launches
 
     def _write_state(self, **changes: Any) -> None:
         self._state |= changes

@@ -101,7 +101,7 @@ def test_nothing_is_overwritten_without_being_told(folder: Path) -> None:
     assert (folder / "verses.yaml").read_text() == "mine"
     init("verses.txt", "--force")
     assert loaded("verses.yaml").name == "verses"
-    assert "missing is no directory" in refused("verses.txt", "--out", "missing/a.yaml")
+    assert "missing is not a directory" in refused("verses.txt", "--out", "missing/a.yaml")
 
 
 def test_several_fields_are_named_and_one_can_be_chosen(folder: Path) -> None:

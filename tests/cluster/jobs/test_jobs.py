@@ -159,14 +159,14 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     stopped = multihop(one, "stop", "small", *there)
     assert stopped.returncode == 0 and "small was stopped; submit it again" in stopped.stdout
     printed = [ended(one, first, 75), ended(two, second, 75)]
-    assert sum("does this already; following it" in each for each in printed) == 1
+    assert sum("already runs this; following its output" in each for each in printed) == 1
     assert all("a new run" in each and "pretrain  " in each for each in printed)
     saved = max(losses(run))
     assert saved < 800
 
     done = multihop(one, *submit)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same as that of the existing run" in done.stdout and "small is done" in done.stderr
+    assert "as in the existing run" in done.stdout and "small is done" in done.stderr
     assert json_lines(run / "launches.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
     assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 
@@ -390,14 +390,14 @@ def test_mistakes_are_told_in_a_sentence(
     make_workplace(tmp_path, texts, "small", 10)
     submit = ["submit", "recipe.yaml", "--runs", "/runs"]
     nobody = multihop(tmp_path, "jobs", "--address", f"http://127.0.0.1:{free_port()}")
-    assert nobody.returncode == 2 and "no Ray dashboard answers there" in nobody.stderr
+    assert nobody.returncode == 2 and "no Ray dashboard answers at it" in nobody.stderr
     relative = multihop(tmp_path, *submit, "data.sources[0].path=texts/*.txt", "--address", address)
     assert relative.returncode == 2 and "data.sources[0].path=texts/*.txt is relative" in relative.stderr
     no_url = multihop(tmp_path, "jobs", "--address", address.removeprefix("http://"))
     assert no_url.returncode == 2 and "is not the URL of a Ray dashboard" in no_url.stderr
     assert no_url.stderr.count("\n") == 1
     unknown = multihop(tmp_path, "stop", "nothing", "--address", address)
-    assert unknown.returncode == 2 and "no job of a run nothing" in unknown.stderr
+    assert unknown.returncode == 2 and "the run nothing has no job" in unknown.stderr
     monkeypatch.setenv("RAY_AUTH_TOKEN", "00" * 32)
     for command in (["jobs"], ["logs", "small"], ["stop", "small"], submit):
         refused = multihop(tmp_path, *command, "--address", address)

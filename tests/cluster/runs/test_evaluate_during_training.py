@@ -81,7 +81,7 @@ def test_it_evaluates_checkpoints_as_they_are_made_and_ends_with_the_training(wo
     wait_for_text("runs/run does not exist yet", beside, follower)
     first = train_a_part(workplace)
     # The training ended in a signal: what is there is evaluated, and the rest is waited for.
-    wait_for_text("nobody trains", beside, follower)
+    wait_for_text("no process trains", beside, follower)
     # It may have evaluated a checkpoint before that as well, if it was fast.
     wait_for(lambda: {None: 1, first: 1}.items() <= rows(workplace).items(), beside, follower)
     assert json.loads((workplace / "runs" / "run" / "summary.json").read_text())["status"] == "stopped"
@@ -113,7 +113,7 @@ def test_killed_refused_and_beside_a_run_that_evaluates_itself(workplace: Path) 
     before = rows(workplace)
 
     follower = begin(beside, *FOLLOW)
-    wait_for_text("nobody trains", beside, follower)
+    wait_for_text("no process trains", beside, follower)
     if second in before:
         assert rows(workplace) == before
     multihop(workplace, "run", "recipe.yaml")

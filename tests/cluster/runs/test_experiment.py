@@ -62,7 +62,7 @@ def test_a_list_of_mappings_is_a_grid(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ({"run": {}}, "run is not a key of an experiment; known here: name, question, recipe, runs"),
+        ({"run": {}}, "run is not a key of an experiment; known keys: name, question, recipe, runs"),
         ({"runs": []}, "runs="),
         ({"recipe": "none.yaml"}, "none.yaml"),
         ({"set": {"model.layer": 3}}, r"sizes\.yaml: the run sizes-one: .*model.layer is not a key of a recipe"),

@@ -124,7 +124,7 @@ def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> N
 
 def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -> None:
     with (
-        pytest.raises(UserError, match=r"^/proc/runs cannot be created there; choose another --runs"),
+        pytest.raises(UserError, match=r"^/proc/runs cannot be created; choose another --runs"),
         locked_run_dir(Path("/proc/runs/a"), recipe, ()),
     ):
         pass

@@ -49,14 +49,14 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("model.layer=3", "model.layer is not a key of a recipe; known here: attention_init, dropout, family, heads"),
+        ("model.layer=3", "model.layer is not a key of a recipe; known keys: attention_init, dropout, family, heads"),
         (
             "data.sources=[{pth: x}]",
-            r"data.sources\[0\].pth is not a key of a recipe; known here: documents, field",
+            r"data.sources\[0\].pth is not a key of a recipe; known keys: documents, field",
         ),
         ("cluster.workers=0", r"cluster.workers\[0\]=0: input should be greater than or equal to 1"),
         ("cluster.workers=[1, 2, 3]", r"cluster.workers=\[1, 2, 3\]: list should have at most 2 items"),
-        ("cluster.workers=[4, 2]", r"expected \[least, most\]; write \[2, 4\]"),
+        ("cluster.workers=[4, 2]", r"expected \[min, max\]; write \[2, 4\]"),
         ("seed=-1", "seed=-1: input should be greater than or equal to 0"),
         ("seed=one", 'seed="one": input should be a valid integer'),
         ("model.preset=bert-huge", "unknown preset 'bert-huge'; known are albert-base, "),

@@ -108,9 +108,9 @@ def test_mlflow_has_one_run_with_nested_trials(whole: Path) -> None:
     assert verify(folder_of_step(str(whole / "checkpoints"), STEPS)).mlflow_run_id == parent.info.run_id
     artifacts = {"report.html", "report.md", "recipe.json", "summary.json", "results.jsonl"}
     assert artifacts <= {file.path for file in client.list_artifacts(parent.info.run_id)}
-    [first] = json.loads(parent.data.tags["multihop.starts"])
-    assert {key: first[key] for key in ("start", "step", "ranks", "nodes")} == {
-        "start": 1, "step": 0, "ranks": 2, "nodes": 1,
+    [first] = json.loads(parent.data.tags["multihop.launches"])
+    assert {key: first[key] for key in ("launch", "step", "ranks", "nodes")} == {
+        "launch": 1, "step": 0, "ranks": 2, "nodes": 1,
     }  # fmt: skip
     assert 0 < parent.data.metrics["system/peak_memory_gb"] < 100 and parent.data.metrics["system/cpu_cores"] > 0
 
