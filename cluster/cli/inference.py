@@ -17,7 +17,7 @@ from multihop.common.redaction import safe_text
 if TYPE_CHECKING:
     from multihop.eval.config import Pooling
     from multihop.eval.inference.beam_search import Search
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling
     from multihop.eval.inference.trained_model import TrainedModel
 
 inference_commands = typer.Typer()
@@ -54,7 +54,7 @@ def generate(
 ) -> None:
     """Continue prompts with a causal model. Greedy, unless a sampling option is given."""
     location = locate_run(run, runs)
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling
 
     if temperature is None and top_k is None and top_p is None:
         sampling = None

@@ -23,6 +23,7 @@ from multihop.cluster.tracking.store import (
     TOKEN_TAG,
     experiment_id,
     is_number,
+    launches_tag,
     log_new_points,
     log_params,
     log_points,
@@ -32,7 +33,6 @@ from multihop.cluster.tracking.store import (
     nested_runs,
     point,
     search,
-    launches_tag,
     steps_of,
     tag_planned,
 )

@@ -1,18 +1,66 @@
-"""A pretrained encoder with a new head for a task."""
+"""A pretrained encoder with a new head for a task, and the layers between a frozen encoder and its head."""
 
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
-from multihop.eval.finetune.features import FeatureReader
 from multihop.eval.finetune.frames import DELIMITERS
 from multihop.eval.inference.embed import means
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
+
+LSTM_UNITS, LSTM_DEPTH = 768, 2
+"""Units in each direction, and layers, of the BiLSTM (Devlin et al. 2018, section 5.3)."""
+
+
+class FeatureReader(nn.Module):
+    """The layers that are trained between a frozen model and a task's linear layer: a combination of hidden states, with
+    or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7).
+
+    Attributes:
+        width: size of the vectors that it returns.
+    """
+
+    def __init__(self, features: Features, layers: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.indexes, self.combine = features.indexes(layers), features.combine
+        self.width = hidden * (len(self.indexes) if self.combine == "concat" else 1)
+        if self.combine == "mix":
+            self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
+            self.scale = nn.Parameter(torch.ones(()))
+        self.lstm: nn.LSTM | None = None
+        if features.head == "bilstm":
+            self.lstm = nn.LSTM(self.width, LSTM_UNITS, LSTM_DEPTH, bidirectional=True)
+            self.width = 2 * LSTM_UNITS
+            for parameter in self.lstm.parameters():
+                # torch's own bound, drawn with the trial's seed.
+                nn.init.uniform_(parameter, -(LSTM_UNITS**-0.5), LSTM_UNITS**-0.5, generator=generator)
+
+    def forward(self, states: list[Tensor], cu_seqlens: Tensor) -> Tensor:
+        """Return (N, width), the linear layer's input for each token of packed sequences.
+
+        Args:
+            states: the model's hidden states, (N, H) each.
+            cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N.
+        """
+        x = self._combined([states[i] for i in self.indexes])
+        if self.lstm is None:
+            return x
+        sequences = x.split(cu_seqlens.diff().tolist())
+        return torch.cat(unpack_sequence(self.lstm(pack_sequence(sequences, enforce_sorted=False))[0]))
+
+    def _combined(self, chosen: list[Tensor]) -> Tensor:
+        if self.combine == "concat":
+            return torch.cat(chosen, 1)
+        stacked = torch.stack(chosen)
+        if self.combine == "sum":
+            return stacked.sum(0)
+        return self.scale * torch.einsum("l,lnh->nh", self.mix.softmax(0), stacked)
 
 
 class TaskModel(nn.Module):

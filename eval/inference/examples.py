@@ -110,8 +110,7 @@ def make_examples(examples: Examples) -> Row:
 
 def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any]:
     from multihop.eval.inference.fill import fill
-    from multihop.eval.inference.generate import generate
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling, generate
     from multihop.eval.inference.trained_model import with_weights
 
     after = examples.after

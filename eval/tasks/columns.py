@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import text_lines
 from multihop.eval.tasks.task import Example
+from multihop.eval.tasks.text_files import text_lines
 
 Scheme = Literal["IOB1", "IOB2", "IOBES", "none"]
 Sentence = tuple[tuple[str, ...], tuple[str, ...], int]

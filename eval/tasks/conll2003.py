@@ -4,8 +4,8 @@ from pathlib import Path
 
 from multihop.common.errors import UserError
 from multihop.eval.tasks.columns import read_columns, tagged_examples
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Task, find_package_files
+from multihop.eval.tasks.text_files import official_folder
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import (
+from multihop.eval.tasks.task import Example, Task, unit_hash
+from multihop.eval.tasks.text_files import (
     Rows,
     class_index,
     columns_of,
@@ -18,7 +19,6 @@ from multihop.eval.tasks.table_files import (
     text_lines,
     tsv_rows,
 )
-from multihop.eval.tasks.task import Example, Task, unit_hash
 
 _TRAIN, _DEV = "train.tsv", "dev.tsv"
 _MSR_TRAIN, _MSR_TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"

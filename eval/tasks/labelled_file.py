@@ -26,7 +26,8 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_user_text
 from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
 from multihop.eval.tasks.pair_files import PairFiles, read_pairs
-from multihop.eval.tasks.table_files import (
+from multihop.eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.text_files import (
     Rows,
     class_index,
     columns_of,
@@ -36,7 +37,6 @@ from multihop.eval.tasks.table_files import (
     text_lines,
     tsv_rows,
 )
-from multihop.eval.tasks.task import Example, Task, split_of
 
 _Format = Literal["csv", "tsv", "jsonl", "conll"]
 # YAML reads 0 as a number.

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.eval.tasks.table_files import class_index, columns_of, csv_rows, official_folder
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import class_index, columns_of, csv_rows, official_folder
 
 NAMES: tuple[str, ...] = ("swag", "race", "race-middle", "race-high")
 

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from multihop.common.config import Section
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import json_rows, text_lines, tsv_rows
 from multihop.eval.tasks.task import Example
+from multihop.eval.tasks.text_files import json_rows, text_lines, tsv_rows
 
 
 class _Sides(Section):

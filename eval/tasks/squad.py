@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import official_folder
 
 Name = Literal["squad1", "squad2"]
 

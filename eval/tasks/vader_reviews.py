@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.text_files import official_folder
 
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
 

@@ -11,9 +11,8 @@ from multihop.common.files import sha256_file, sha256_json
 from multihop.eval.tasks.cbt import read_cbt
 from multihop.eval.tasks.multiple_choice import read as read_choices
 from multihop.eval.tasks.running_text import Convention, read_perplexity_text
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Task
-from multihop.eval.tasks.text_files import read_objects, read_text
+from multihop.eval.tasks.text_files import official_folder, read_objects, read_text
 
 _FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 

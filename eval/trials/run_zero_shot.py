@@ -20,10 +20,9 @@ from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
 from multihop.eval.zero_shot.choice import evaluate_choices
-from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
 from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
 from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
-from multihop.eval.zero_shot.perplexity import evaluate_perplexity
+from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
 from multihop.eval.zero_shot.scoring import ZeroShotResult
 from multihop.eval.zero_shot.translation import evaluate_translation
 from multihop.pretrain.models.families import FAMILIES

@@ -1,4 +1,4 @@
-"""The perplexity of a causal model on a text file: WikiText, the Penn Treebank, or any other text.
+"""The perplexity of a causal model on a text file (WikiText, the Penn Treebank, any other text) and on held-out text.
 
 Tokenizers differ in how many tokens they cut a text into. So the negative log-likelihood of the whole text is divided
 by the official number of words, whatever the model's tokens are, and by the bytes of the file (Radford et al. 2019,
@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
+from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.running_text import UNIT_WORDS, Text
 from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, predict, windows
 from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.run.reference_losses import unigram_loss
 
 _LARGEST_EXPONENT = 700
 
@@ -99,3 +101,34 @@ def evaluate_perplexity(
     if "unk" in special_ids:
         other_metrics["unknown tokens"] = float(sum((ids == special_ids["unk"]).sum() for ids in documents))
     return ZeroShotResult(exp(total / words), other_metrics, statistics)
+
+
+def cross_entropy(model: Model, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
+    """Return the mean cross-entropy over held-out documents in nats per token, and the number of tokens.
+
+    Each document is read from its beginning, after an end token. One longer than `seq_len` is read in windows that
+    overlap by half: every token is predicted exactly once, from at least `seq_len // 2` tokens before it where the
+    document has as many.
+
+    Args:
+        model: model of a causal family.
+    """
+    longest_first = np.argsort(-documents.lengths, kind="stable").tolist()
+    queries = chain.from_iterable(
+        windows(np.concatenate([[end_id], documents.tokens(i)]).astype(np.int64), seq_len, max(1, seq_len // 2))
+        for i in longest_first
+    )
+    log_likelihood, tokens = 0.0, 0
+    for each in predict(model, queries):
+        log_likelihood += float(each.log_probabilities.sum())
+        tokens += len(each.greedy)
+    return -log_likelihood / tokens, tokens
+
+
+def unigram_cross_entropy(documents: Documents, counts: NDArray[np.int64]) -> float:
+    """Return the mean cross-entropy in nats per token, over the same tokens, of the unigram model of the training text.
+
+    Args:
+        counts: int64 (V,), token counts of the training text.
+    """
+    return unigram_loss(counts, np.concatenate([documents.tokens(i) for i in range(len(documents))]))

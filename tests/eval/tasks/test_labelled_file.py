@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from multihop.common.errors import UserError
 from multihop.eval.tasks.known_tasks import open_task
 from multihop.eval.tasks.labelled_file import parse_task_file, read_task
-from multihop.eval.tasks.table_files import columns_of, csv_rows
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import columns_of, csv_rows
 
 _CLASSES: dict[str, Any] = {"kind": "classification", "train": "train.csv", "fields": {"text": "said", "label": "mood"}}
 
