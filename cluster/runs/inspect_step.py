@@ -144,14 +144,14 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
     )
     manifest = maker.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
-    found = []
+    samples = []
     if maker.config.objective.name == "translation":
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
             facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
-            found.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
-        return found
+            samples.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
+        return samples
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
@@ -170,9 +170,9 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
             _with_blank_of(token, to_text(i)) if masked else token
             for token, i, masked in zip(tokens, seen["input_ids"].tolist(), predicted, strict=True)
         ]
-        found.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
-    assert len(found) == made.samples
-    return found
+        samples.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
+    assert len(samples) == made.samples
+    return samples
 
 
 def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:

@@ -66,13 +66,13 @@ def survey(path: str, field: str | None) -> Survey:
     if formats & set(WITH_FIELDS):
         chosen = field or pick_field(text_fields(files), safe_text(path))
         source = Source(path=path) if chosen == "text" else Source(path=path, field=chosen)
-    given = source.model_dump(exclude_unset=True)
-    found = _measure(source)
+    options = source.model_dump(exclude_unset=True)
+    best = _measure(source)
     for kind in ("block", "line") if "txt" in formats else ():
-        if found[1].documents >= _MANY_DOCUMENTS:
+        if best[1].documents >= _MANY_DOCUMENTS:
             break
-        found = max(found, _measure(Source(**given, documents=kind)), key=lambda measured: measured[1].documents)
-    source, amount = found
+        best = max(best, _measure(Source(**options, documents=kind)), key=lambda measured: measured[1].documents)
+    source, amount = best
     if not amount.text_bytes:
         what = f"text in the field {safe_text(source.field)}" if formats & set(WITH_FIELDS) else "readable text"
         raise UserError(f"{safe_text(path)} has no {what}; correct the path, the files or --field")

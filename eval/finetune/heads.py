@@ -19,8 +19,8 @@ LSTM_UNITS, LSTM_DEPTH = 768, 2
 
 
 class FeatureReader(nn.Module):
-    """The layers that are trained between a frozen model and a task's linear layer: a combination of hidden states, with
-    or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7).
+    """The layers that are trained between a frozen model and a task's linear layer: a combination of hidden states,
+    with or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7).
 
     Attributes:
         width: size of the vectors that it returns.

@@ -90,7 +90,7 @@ def beam_search(
         made, parent, token = _rows(extended_made, going), parent.gather(1, going), token.gather(1, going)
         over = best.are_all_better_than(scores[:, 0] / length**search.length_penalty) | (length == limit)
         if beams == 1:
-            over |= best.is_there[:, 0]
+            over |= best.exists[:, 0]
         for row in over.nonzero().flatten().tolist():
             done[int(active[row])] = best.hypotheses(row)
         if over.all():
@@ -115,7 +115,7 @@ class _Finished:
     """int64 (S, K)."""
     scores: Tensor
     """float32 (S, K)."""
-    is_there: Tensor
+    exists: Tensor
     """bool (S, K)."""
 
     @classmethod
@@ -142,15 +142,15 @@ class _Finished:
         self.lengths = torch.cat([self.lengths, torch.full_like(finished, length, dtype=torch.int64)], 1).gather(
             1, which
         )
-        self.is_there = torch.cat([self.is_there, finished], 1).gather(1, which)
+        self.exists = torch.cat([self.exists, finished], 1).gather(1, which)
 
     def are_all_better_than(self, scores: Tensor) -> Tensor:
         """bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
-        return self.is_there.all(1) & (scores <= self.scores.min(1).values)
+        return self.exists.all(1) & (scores <= self.scores.min(1).values)
 
     def keep(self, sentences: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
-        self.scores, self.is_there = self.scores[sentences], self.is_there[sentences]
+        self.scores, self.exists = self.scores[sentences], self.exists[sentences]
 
     def hypotheses(self, sentence: int) -> list[Hypothesis]:
         rows = zip(

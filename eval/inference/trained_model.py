@@ -99,17 +99,17 @@ def load_model(path: str, step: int | None = None) -> TrainedModel:
         tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
         weights = import_model(Path(path))[2]
         return with_weights(path, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
-    found = find_checkpoint(path, step)
-    weights, data, target = load_weights(found.location), found.data, found.data.target_tokenizer
+    checkpoint = find_checkpoint(path, step)
+    weights, data, target = load_weights(checkpoint.location), checkpoint.data, checkpoint.data.target_tokenizer
     return with_weights(
         path,
-        found.model,
+        checkpoint.model,
         data.output_tokenizer.vocab_size,
         weights,
-        load(found.data_folder / data.tokenizer.file),
+        load(checkpoint.data_folder / data.tokenizer.file),
         data.output_tokenizer.special_ids,
         data.source_vocab_size,
-        None if target is None else load(found.data_folder / target.file),
+        None if target is None else load(checkpoint.data_folder / target.file),
     )
 
 

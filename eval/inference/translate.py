@@ -50,8 +50,8 @@ def translate(
     for batch in _batches(sources, [i for i in range(len(texts)) if i not in done], batch_tokens // search.beams):
         limits = [min(len(sources[number]) + MORE_TOKENS, limit) for number in batch]
         with trained.packed_weights:
-            found = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
-        for number, (best, *_) in zip(batch, found, strict=True):
+            hypotheses = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
+        for number, (best, *_) in zip(batch, hypotheses, strict=True):
             tokens = [token for token in best.tokens if token != end]
             text = trained.output_tokenizer.decode(tokens)
             done[number] = Translation(text, best.score, len(encoded[number]) >= limit, sources[number], best.tokens)

@@ -46,9 +46,9 @@ def evaluate_choices(
     scores = iter(log_likelihoods(model, [one for each in continuations for one in each], batch_tokens))
     hits = np.zeros((len(examples), 3), bool)
     for index, (example, (_, texts)) in enumerate(zip(examples, parts, strict=True)):
-        own = [next(scores) for _ in texts]
-        values = np.array([each.value for each in own])
-        tokens = np.array([each.tokens for each in own])
+        candidates = [next(scores) for _ in texts]
+        values = np.array([each.value for each in candidates])
+        tokens = np.array([each.tokens for each in candidates])
         sizes = np.array([max(1, len(text.strip().encode())) for text in texts])
         chosen = [(values / length).argmax() for length in (1, tokens, sizes)]
         hits[index] = np.array(chosen) == int(example.targets[0])

@@ -87,9 +87,9 @@ def evaluate_perplexity(
             f"the text has {words:,.0f} words in {text.bytes:,} bytes, too few for a perplexity per word; words are "
             "separated by whitespace"
         )
-    own = text.convention == "text"
-    counted = "words" if own else "words and line ends"
-    read = "" if own else f"{'de-tokenised' if text.detokenized else 'official'} text, "
+    is_plain = text.convention == "text"
+    counted = "words" if is_plain else "words and line ends"
+    read = "" if is_plain else f"{'de-tokenised' if text.detokenized else 'official'} text, "
     other_metrics = {
         f"{read}perplexity per token": exp(total / len(losses)),
         "perplexity per byte": exp(total / text.bytes),

@@ -37,8 +37,8 @@ class Outer(Section):
 
 
 def test_every_key_of_a_recipe_declares_what_it_decides() -> None:
-    found = effects_by_key(Recipe)
-    assert len(found) > 100 and all(found.values())
+    result = effects_by_key(Recipe)
+    assert len(result) > 100 and all(result.values())
 
 
 def test_a_field_that_declares_nothing_is_an_error() -> None:

@@ -20,8 +20,8 @@ def test_two_steps_with_a_checkpoint_between_them(texts: Path, tmp_path: Path) -
     run_stages(recipe, runs, ("prep",))
     before = sorted(path.name for path in runs.iterdir())
 
-    found = smoke_test(recipe, runs)
-    assert found.keys() == {"first_s", "second_s"}, found
+    result = smoke_test(recipe, runs)
+    assert result.keys() == {"first_s", "second_s"}, result
     failed = smoke_test(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
     assert "has no NO_SUCH_VARIABLE" in failed["error"]
     assert sorted(path.name for path in runs.iterdir()) == before

@@ -244,10 +244,10 @@ def made(folder: Path) -> Path:
 
 def command_of(process: psutil.Process) -> list[str]:
     try:
-        found: list[str] = process.cmdline()
+        result: list[str] = process.cmdline()
     except psutil.Error:
         return []
-    return found
+    return result
 
 
 def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -> None:

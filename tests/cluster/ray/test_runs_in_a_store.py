@@ -28,14 +28,14 @@ RECIPE = ["recipe.yaml", "cluster.workers=2", "model.dropout=0"]
 @pytest.fixture
 def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
     """Two nodes of one CPU, whose processes have different caches."""
-    found = Cluster(
+    result = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
     )
     # Room for some of the shards of the test that has many.
-    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
-    yield found
-    found.shutdown()
+    result.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
+    yield result
+    result.shutdown()
 
 
 def _cache(folder: Path) -> dict[str, str]:
@@ -85,8 +85,8 @@ def next_copy(cache: Path, workplace: Path, command: object) -> Path:
     copies = cache / "multihop" / "remote-runs"
     if command is not None:
         wait_for(lambda: list(copies.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
-    (found,) = copies.glob("*/shared")
-    return found
+    (result,) = copies.glob("*/shared")
+    return result
 
 
 def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(

@@ -81,10 +81,10 @@ def test_what_is_no_longer_wanted_makes_room(
 
 def test_a_damaged_shard_is_told(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
     broken = shards_in(whole)[3]
-    there = open_folder(f"{spec.runs}/{spec.data}")
+    remote_location = open_folder(f"{spec.runs}/{spec.data}")
     content = bytearray((whole / broken).read_bytes())
     content[100] ^= 1
-    there.write_atomically(broken, bytes(content))
+    remote_location.write_atomically(broken, bytes(content))
     with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         request(tmp_path, [broken])
         wait_for(fails)

@@ -52,9 +52,9 @@ def test_differences_in_words_each_against_the_first(tmp_path: Path) -> None:
 def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     run = with_predictions(tmp_path, "a", [0.6, 0.62, 0.61])
     one_seed = with_predictions(tmp_path, "b", [0.9])
-    [told] = compare([run, one_seed]).differences
-    assert told.startswith("b against a: topics is not judged (difference 29.0 points [")
-    assert told.endswith("at least two seeds on each side are needed")
+    [difference] = compare([run, one_seed]).differences
+    assert difference.startswith("b against a: topics is not judged (difference 29.0 points [")
+    assert difference.endswith("at least two seeds on each side are needed")
     others = {
         "c": ({"metric": "F1"}, "the metrics are accuracy and F1"),
         "d": ({"test_fingerprint": "u"}, "the runs have different test sets"),

@@ -161,18 +161,18 @@ def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: 
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe: Recipe) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text("my settings\n")
+    ours = tmp_path / "mine"
+    ours.write_text("my settings\n")
     with locked_run_dir(run_dir, recipe, ()):
         pass
-    (run_dir / ".holder").symlink_to(mine)
+    (run_dir / ".holder").symlink_to(ours)
     with locked_run_dir(run_dir, recipe, ()):
         pass
     for name in (".lock", "worker.lock", "logs/rank-0.log", "metrics.jsonl", "eval/results.jsonl"):
         link = run_dir / name
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(mine)
+        link.symlink_to(ours)
         with (
             pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"),
             locked_run_dir(run_dir, recipe, ()),
@@ -186,10 +186,10 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
     ):
         pass
     for name in ("results.jsonl", "launches.jsonl", "changes.jsonl"):
-        (run_dir / name).symlink_to(mine)
+        (run_dir / name).symlink_to(ours)
         with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"):
             append_row(run_dir / name, {"step": 1})
-    assert mine.read_text() == "my settings\n"
+    assert ours.read_text() == "my settings\n"
 
 
 @pytest.mark.parametrize("name", ["eval", "index", "logs"])

@@ -175,7 +175,7 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
     """The dotted keys of all numbers that need not be whole; the first item of a list stands for all of them."""
-    found = []
+    result = []
     for name, field in section.model_fields.items():
         at = f"{path}.{name}".lstrip(".")
         kinds = [field.annotation]
@@ -184,10 +184,10 @@ def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
             if get_origin(kind) in (list, tuple):
                 at += "[0]"
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found += float_keys(kind, at)
-            found += [at] * (kind is float)
+                result += float_keys(kind, at)
+            result += [at] * (kind is float)
             kinds += get_args(kind)
-    return sorted(set(found))
+    return sorted(set(result))
 
 
 @pytest.mark.parametrize("key", float_keys(Recipe))

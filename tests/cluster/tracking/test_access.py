@@ -25,13 +25,13 @@ def objects(s3: S3, bucket: str) -> list[str]:
 
 
 def cmdlines() -> bytes:
-    found = b""
+    result = b""
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += entry.read_bytes()
+            result += entry.read_bytes()
         except OSError:  # it has ended
             continue
-    return found
+    return result
 
 
 @pytest.mark.timeout(600)

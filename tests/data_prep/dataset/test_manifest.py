@@ -56,10 +56,10 @@ def forge(folder: Path, change: Change) -> None:
     change(content)
     content.pop("sha256")
     if content["shards"]:
-        told = [[shard["split"], shard["sha256"]] for shard in content["shards"]]
+        shards = [[shard["split"], shard["sha256"]] for shard in content["shards"]]
         form = {"version": 1, "token_dtype": content["token_dtype"]}
         content["fingerprint"] = sha256_json(
-            {"format": form, "tokenizer": content["tokenizer"]["sha256"], "shards": told}
+            {"format": form, "tokenizer": content["tokenizer"]["sha256"], "shards": shards}
         )
     (folder / MANIFEST).write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
 

@@ -252,11 +252,11 @@ def test_a_changed_digit_in_what_a_stage_found_is_noticed(tmp_path, data, tok, s
     prepare(data, tok, tmp_path / "out")
     before = bytes_of(tmp_path / "out")
     for entry in (tmp_path / "out" / "work" / stage).glob("*.json"):
-        found = json.loads(entry.read_bytes())
+        result = json.loads(entry.read_bytes())
         spelled = re.sub(
             r'("(?:bytes|documents|tokens)":)(\d)', lambda match: match[1] + "4" + match[2], entry.read_text()
         )
-        assert json.loads(spelled) != found
+        assert json.loads(spelled) != result
         entry.write_text(spelled)
     (tmp_path / "out" / "manifest.json").unlink()
     prepare(data, tok, tmp_path / "out")
@@ -267,8 +267,8 @@ def test_what_a_stage_of_an_earlier_version_found_is_used(tmp_path, data, tok):
     prepare(data, tok, tmp_path / "out")
     before, entries = bytes_of(tmp_path / "out"), sorted((tmp_path / "out" / "work").glob("*/*.json"))
     for entry in entries:
-        found = json.loads(entry.read_bytes())
-        entry.write_bytes(canonical_json({key: found[key] for key in ("sha256", "facts")}))
+        result = json.loads(entry.read_bytes())
+        entry.write_bytes(canonical_json({key: result[key] for key in ("sha256", "facts")}))
     times = [entry.stat().st_mtime_ns for entry in entries]
     (tmp_path / "out" / "manifest.json").unlink()
     prepare(data, tok, tmp_path / "out")

@@ -93,8 +93,8 @@ def test_globs_mean_the_same_here_and_in_a_bucket(
     s3: Any, s3_places: str, folder: Path, pattern: str, names: list[str]
 ) -> None:
     for root in (str(folder), s3_places):
-        found = [file.name for file in list_files([Source(path=root + pattern)])]
-        assert found == [f"{root}/{name}" for name in names]
+        result = [file.name for file in list_files([Source(path=root + pattern)])]
+        assert result == [f"{root}/{name}" for name in names]
 
 
 @pytest.fixture(scope="module")

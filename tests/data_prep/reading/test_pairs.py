@@ -161,8 +161,14 @@ def test_line_files_of_different_lengths_are_refused_with_both(tmp_path: Path) -
 def test_lines_of_two_files_that_are_bad_keep_the_others_in_step(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_bytes(b"\xef\xbb\xbfone\r\ntw\xffo\nthree\n\nfive\n")
     (tmp_path / "a.es").write_bytes(b"uno\ndos\ntr\0es\n\n\n")
-    found = read(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
-    assert found == [("one\r", "uno"), BadDocument(2, "not UTF-8"), BadDocument(3, "NUL bytes"), ("", ""), ("five", "")]
+    result = read(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
+    assert result == [
+        ("one\r", "uno"),
+        BadDocument(2, "not UTF-8"),
+        BadDocument(3, "NUL bytes"),
+        ("", ""),
+        ("five", ""),
+    ]
 
 
 @pytest.mark.parametrize("side", ["en", "es"])

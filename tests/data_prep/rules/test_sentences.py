@@ -160,5 +160,5 @@ def test_chinese_without_blanks_ends_at_the_same_stops_as_with_sentencex():
 def test_a_long_line_that_ends_with_a_stop_is_a_paragraph_below_a_list_too():
     paragraph = "The river was wide and slow, and on its other side stood a house in which nobody had lived for years."
     text = "The list:\n\n1. First item.\n2. Second item.\n" + "\n".join([paragraph] * 3)
-    found = split_sentences(text)
-    assert found[-2:] == [paragraph] * 2 and all(len(sentence) < 2 * len(paragraph) for sentence in found)
+    result = split_sentences(text)
+    assert result[-2:] == [paragraph] * 2 and all(len(sentence) < 2 * len(paragraph) for sentence in result)

@@ -163,12 +163,14 @@ def test_a_trial_gives_a_row_that_stands_in_the_file(
     assert len(list((cache / "multihop" / "inputs").glob("[!.]*"))) == 1  # both starts share it
     rows = [outcome.row for outcome in outcomes]
     for outcome in outcomes:
-        found = outcome.predictions
-        assert found is not None and len(found["predicted"]) == len(found["targets"]) == outcome.row["examples"]["test"]
-        right = [one == other for one, other in zip(found["predicted"], found["targets"], strict=True)]
+        result = outcome.predictions
+        assert (
+            result is not None and len(result["predicted"]) == len(result["targets"]) == outcome.row["examples"]["test"]
+        )
+        right = [one == other for one, other in zip(result["predicted"], result["targets"], strict=True)]
         assert outcome.row["value"] == pytest.approx(sum(right) / len(right))
-        assert all(error["target"] != error["predicted"] for error in found["errors"])
-        assert json.loads(json.dumps(found)) == found
+        assert all(error["target"] != error["predicted"] for error in result["errors"])
+        assert json.loads(json.dumps(result)) == result
     for trial, row in zip(trials, rows, strict=True):
         append_row(tmp_path / "results.jsonl", row)
         assert row["status"] == "ok" and row["key"] == trial_key(trial)
