@@ -227,13 +227,13 @@ def test_the_tokenizer_never_sees_held_out_text_and_a_smaller_sample_less(tmp_pa
 
 
 def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
-    progress: dict[str, list[tuple[int, int]]] = {}
+    reports: dict[str, list[tuple[int, int]]] = {}
 
-    def progress(stage: str, done: int, total: int) -> None:
-        progress.setdefault(stage, []).append((done, total))
+    def report(stage: str, done: int, total: int) -> None:
+        reports.setdefault(stage, []).append((done, total))
 
-    prepare(data, tok, tmp_path / "out", map_in_process, progress)
-    assert list(progress) == [
+    prepare(data, tok, tmp_path / "out", map_in_process, report)
+    assert list(reports) == [
         "hash",
         "read",
         "sort",
@@ -245,7 +245,7 @@ def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
         "shards",
         "count",
     ]
-    for steps in progress.values():
+    for steps in reports.values():
         total = steps[0][1]
         assert steps == [(done, total) for done in range(total + 1)]
 
