@@ -124,7 +124,7 @@ def _report(address: str | None, request: "CheckRequest") -> "ClusterReport":
 
 
 def nodes_table(report: "ClusterReport") -> "Table":
-    """A table with a row for each node."""
+    """Return a table with a row for each node."""
     from rich.table import Table
 
     from multihop.cluster.console import plain
@@ -136,7 +136,8 @@ def nodes_table(report: "ClusterReport") -> "Table":
 
 
 def links_table(report: "ClusterReport") -> "Table":
-    """A table with a row for each link and a column for each size of all-reduce, in MB/s that each rank sends."""
+    """Return a table with a row for each link and a column for each size of all-reduce, in MB/s that each rank
+    sends."""
     from rich.table import Table
 
     from multihop.cluster.console import plain

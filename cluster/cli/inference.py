@@ -193,7 +193,8 @@ def _warn_about_cuts(trained: "TrainedModel", cut: int) -> None:
 
 
 def _lines_of_file() -> int:
-    """Number of remaining lines of standard input if it is a file; 0 if it is a pipe, whose length is unknown."""
+    """Return the number of remaining lines of standard input if it is a file; 0 if it is a pipe, whose length is
+    unknown."""
     stream = _stdin()
     if not stream.seekable():
         return 0
@@ -204,7 +205,7 @@ def _lines_of_file() -> int:
 
 
 def _input_lines() -> Iterator[str]:
-    """The lines of standard input, without line ends and byte order mark.
+    """Yield the lines of standard input, without line ends and byte order mark.
 
     Raises:
         UserError: a line is not UTF-8, or standard input is closed.

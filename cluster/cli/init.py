@@ -53,7 +53,7 @@ def init(
 
 
 def _name_after(path: str) -> str:
-    """A valid name for a run, from the last part of a path without endings and globs."""
+    """Return a valid name for a run, from the last part of a path without endings and globs."""
     from multihop.cluster.tracking.connection import STORE_FILES
 
     parts = [part for part in re.split(r"[/\\]", path) if part and not re.search(r"[*?\[]", part)]

@@ -73,7 +73,7 @@ JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a run.")]
 
 
 def locate_run(name: str, runs: Path) -> str:
-    """The directory of the run of this name, or `name` itself if it is a directory or a URI such as s3://BUCKET/PREFIX.
+    """Return the directory of the run of this name, or `name` itself if it is a directory or s3://BUCKET/PREFIX.
 
     Raises:
         UserError: there is no such run and no such directory.

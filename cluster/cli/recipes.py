@@ -52,7 +52,7 @@ def copy_recipe(
 
 
 def _recipes_in(folder: Path) -> dict[str, Path]:
-    """Paths by name, the recipes first and then the experiments."""
+    """Return paths by name, the recipes first and then the experiments."""
     paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("experiments/*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
@@ -65,7 +65,7 @@ def _recipe_of_experiment(path: Path) -> list[Path]:
 
 
 def _description(text: str) -> str:
-    """The question of an experiment, or the first sentence of a recipe's comment."""
+    """Return the question of an experiment, or the first sentence of a recipe's comment."""
     import yaml
 
     comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())

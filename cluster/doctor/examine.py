@@ -28,7 +28,7 @@ _REQUEST = "request.json"
 
 
 def make_request(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> CheckRequest:
-    """A request to check what a run of this recipe needs; without a recipe, what any run needs.
+    """Return a request to check what a run of this recipe needs; without a recipe, what any run needs.
 
     Args:
         runs: folder of all runs on the cluster, or s3://BUCKET/PREFIX.

@@ -51,7 +51,7 @@ class Finding:
 
 
 def findings(report: ClusterReport) -> list[Finding]:
-    """All findings about a cluster; empty if there are no problems."""
+    """Return all findings about a cluster; empty if there are no problems."""
     checks: Sequence[Callable[[ClusterReport], Iterator[Finding]]] = (
         _lost,
         _unanswered,
@@ -78,7 +78,7 @@ def find_differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str,
 
 
 def find_slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
-    """The median of the rates, and the rates below `share` of it."""
+    """Return the median of the rates, and the rates below `share` of it."""
     if not rates:
         return 0.0, {}
     median = statistics.median(rates.values())
@@ -318,7 +318,7 @@ def _step(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _answers(report: ClusterReport, question: str) -> dict[str, dict[str, Any]]:
-    """The answers to a question by node, without nodes that gave none."""
+    """Return the answers to a question by node, without nodes that gave none."""
     answers = {name: node.get(question, {"error": "not requested"}) for name, node in report["nodes"].items()}
     return {name: answer for name, answer in answers.items() if "error" not in answer}
 

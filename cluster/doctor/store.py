@@ -86,6 +86,6 @@ def _folder(location: str, trial: str) -> Folder:
 
 
 def _content(node: str) -> Iterator[bytes]:
-    """64 MiB that no store compresses, and that differ from those of other nodes."""
+    """Yield 64 MiB that no store compresses, and that differ from those of other nodes."""
     for number in range(_PIECES):
         yield hashlib.shake_256(f"{node} {number}".encode()).digest(_PIECE)

@@ -52,7 +52,8 @@ def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job |
 
 
 def exit_code(job: Job | None) -> int:
-    """The exit code of the job's command; LOST if the cluster lost the job; never 0 for a job that did not succeed."""
+    """Return the exit code of the job's command; LOST if the cluster lost the job; never 0 for a job that did not
+    succeed."""
     if job is None:
         return LOST
     if job.status == "SUCCEEDED":
@@ -65,7 +66,7 @@ def exit_code(job: Job | None) -> int:
 
 
 def outcome(job: Job | None, name: str) -> str:
-    """One line about how the job ended."""
+    """Return one line about how the job ended."""
     code = exit_code(job)
     if job is None or code == LOST:
         why = f" ({job.message.splitlines()[0][:300]})" if job is not None and job.message else ""

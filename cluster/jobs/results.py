@@ -19,7 +19,7 @@ this process is still alive."""
 
 
 def find_job(jobs: Jobs, name: str) -> Job:
-    """The run's job that has not ended, or else its newest job.
+    """Return the run's job that has not ended, or else its newest job.
 
     Raises:
         UserError: the run has no job.

@@ -62,7 +62,7 @@ class JobRequest:
         return sha256_json({"recipe": described, "stage": self.stage, "runs": self.runs})[:10]
 
     def command(self, job_id: str) -> str:
-        """The shell command of the job."""
+        """Return the shell command of the job."""
         options = ["--runs", self.runs, *(part for key in self.allowed for part in ("--allow-change", key))]
         variables = [f"{JOB}={job_id}", f"{COMMIT_VARIABLE}={code_version().label or ''}"]
         return "exec " + shlex.join(
@@ -187,7 +187,7 @@ def _attach(job: Job, request: JobRequest, echo: Callable[[str], object]) -> Job
 
 
 def _changes(request: JobRequest, existing: dict[str, Any] | None) -> list[str]:
-    """The differences from an existing run, one a line; raises UserError for those that are not allowed."""
+    """Return the differences from an existing run, one a line; raises UserError for those that are not allowed."""
     if existing is None:
         return ["a new run"]
     run_dir = f"{request.runs}/{request.recipe.name}"
@@ -221,7 +221,8 @@ def _code_line(local: CodeVersion, is_same: bool, theirs: str | None) -> str:
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
-    """Keys and values that are paths on the nodes. `engine.deepspeed` is not among them: its content is sent."""
+    """Yield the keys and values that are paths on the nodes. `engine.deepspeed` is not among them: its content is
+    sent."""
     for number, source in enumerate(recipe.data.sources):
         yield f"data.sources[{number}].path", source.path
         yield f"data.sources[{number}].target_path", source.target_path

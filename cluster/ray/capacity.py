@@ -164,7 +164,8 @@ class ScaleUpPolicy:
             self._rows.append((row["step"], row["time"]))
 
     def is_worth_restart(self, ranks: int, room: int, now: float) -> bool:
-        """Whether to restart with `room` ranks instead of `ranks`, once that room is unchanged for ten seconds."""
+        """Return whether to restart with `room` ranks instead of `ranks`, once that room is unchanged for ten
+        seconds."""
         if room <= ranks:
             self._room = 0
             return False
@@ -173,7 +174,7 @@ class ScaleUpPolicy:
         return now - self._since >= _ROOM_SETTLED_S and self.remaining_s() * (1 - ranks / room) > self._cost
 
     def remaining_s(self) -> float:
-        """Seconds that the remaining steps will take with these ranks; 0 while that is unknown."""
+        """Return the seconds that the remaining steps will take with these ranks; 0 while that is unknown."""
         if len(self._rows) < 2:
             return 0.0
         (first, began), (step, ended) = self._rows[0], self._rows[-1]

@@ -122,12 +122,12 @@ class Jobs:
         return job is not None and job.metadata.get(_CALL_KEY) == call
 
     def all(self) -> list[Job]:
-        """The jobs that this project submitted, the oldest first."""
+        """Return the jobs that this project submitted, the oldest first."""
         jobs = [_job(details) for details in self._call(self._client.list_jobs) if details.submission_id]
         return sorted((job for job in jobs if RUN in job.metadata), key=lambda job: job.started or math.inf)
 
     def get(self, job_id: str) -> Job | None:
-        """The job; None if the head does not know it."""
+        """Return the job; None if the head does not know it."""
         details = self._call(self._client.get_job_info, job_id, unless="status code 404")
         return None if details is None else _job(details)
 
@@ -140,7 +140,7 @@ class Jobs:
         self._call(self._client.delete_job, job_id, unless="status code 404")
 
     def output(self, job_id: str) -> str:
-        """The whole output of a job."""
+        """Return the whole output of a job."""
         text: str = self._call(self._client.get_job_logs, job_id)
         return text
 

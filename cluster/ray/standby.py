@@ -30,7 +30,7 @@ class StandbyWorkers:
             self._hosts[node] = host, host.name.remote()
 
     def ready(self) -> dict[str, str]:
-        """The name of each node's standby process, as `start_rank` takes it.
+        """Return the name of each node's standby process, as `start_rank` takes it.
 
         A node is missing if its process could not be started or was lost: ranks on it import by themselves.
         """

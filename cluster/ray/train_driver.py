@@ -188,7 +188,7 @@ class _Training:
             self._mailbox.end()
 
     def is_over(self, group: "_WorkerGroup", capacity: Capacity) -> bool:
-        """Whether the training is over after a group has ended; if not, print why the ranks are restarted.
+        """Return whether the training is over after a group has ended; if not, print why the ranks are restarted.
 
         Raises:
             TrainingFailed: the ranks failed too often without a new checkpoint.
@@ -248,7 +248,7 @@ class _Training:
 
 
 def _excluded_nodes(watch: Watch) -> set[str]:
-    """Ids of the nodes on which no rank should be placed."""
+    """Return the ids of the nodes on which no rank should be placed."""
     return draining_nodes() | (watch.unresponsive() or unreachable_nodes())
 
 
@@ -287,7 +287,7 @@ class _WorkerGroup(threading.Thread):
             self.error = error
 
     def was_not_placed(self) -> bool:
-        """Whether Ray could not place the ranks, although the cluster seemed to have room."""
+        """Return whether Ray could not place the ranks, although the cluster seemed to have room."""
         failure = getattr(self.error, "controller_failure", None)
         return type(failure).__name__ == "WorkerGroupStartupTimeoutError"
 
@@ -322,7 +322,7 @@ def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
+    """Return the last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
     errors = getattr(error, "worker_failures", None) or {0: error}
     lines = (str(each).strip().splitlines()[-1] for each in errors.values())
     return "; ".join(dict.fromkeys(textwrap.shorten(line, _LONGEST_REASON, placeholder=" …") for line in lines))

@@ -59,7 +59,7 @@ class RemoteRunSpec:
 
 
 def node_folder(runs: str) -> Path:
-    """The cache folder for copies of what is below s3://BUCKET/PREFIX."""
+    """Return the cache folder for copies of what is below s3://BUCKET/PREFIX."""
     return cache_folder("remote-runs", sha256_json(runs)[:16])
 
 
@@ -203,5 +203,5 @@ def upload_logs(spec: RemoteRunSpec, start: int, folder: Path, rank: int, log_fr
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """The log file of a rank."""
+    """Return the log file of a rank."""
     return folder / "logs" / f"rank-{rank}.log"

@@ -147,12 +147,13 @@ class RemoteRun:
 
 
 def local_runs_dir(runs: str) -> Path:
-    """The local folder of runs: `runs` itself, or the cache folder for runs in an object store."""
+    """Return the local folder of runs: `runs` itself, or the cache folder for runs in an object store."""
     return node_folder(runs.rstrip("/")) if runs.startswith(_SCHEME) else Path(runs)
 
 
 def with_remote_checkpoints(recipe: _Config, runs: str) -> _Config:
-    """The recipe with its checkpoints in the same object store as the runs, unless it sets checkpoint.location."""
+    """Return the recipe with its checkpoints in the same object store as the runs, unless it sets
+    checkpoint.location."""
     if not runs.startswith(_SCHEME) or recipe.checkpoint.location is not None:
         return recipe
     checkpoint = recipe.checkpoint.model_copy(update={"location": f"{runs.rstrip('/')}/.checkpoints"})

@@ -78,7 +78,7 @@ class VerifyResult:
 
 
 def list_checkpoints(checkpoints: str) -> list[ListedCheckpoint]:
-    """All folders of steps, oldest first, and then those that were renamed because they are damaged."""
+    """Return all folders of steps, oldest first, and then those that were renamed because they are damaged."""
     rows = [_describe(checkpoints, step) for step in list_steps(checkpoints)]
     aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
     return rows + [

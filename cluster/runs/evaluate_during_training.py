@@ -78,7 +78,8 @@ def _is_trained(folder: Path, recipe: Recipe) -> bool:
 
 
 def _is_committed(checkpoints: str, step: int) -> bool:
-    """Whether a checkpoint has its manifest: its folder exists earlier, and may never get one if a rank was killed."""
+    """Return whether a checkpoint has its manifest: its folder exists earlier, and may never get one if a rank was
+    killed."""
     return open_folder(folder_of_step(checkpoints, step)).size(MANIFEST) is not None
 
 
@@ -153,7 +154,7 @@ def _evaluate(run: ResolvedRun) -> None:
 
 
 def _scores(rows: Sequence[Row]) -> list[str]:
-    """One line for each task with a result of the checkpoint."""
+    """Return one line for each task with a result of the checkpoint."""
     from multihop.eval.statistics.choose import choose
     from multihop.eval.statistics.words import spread
 

@@ -52,7 +52,7 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
 
 
 def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
-    """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
+    """Return all trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
 
     Args:
         to_run: False if only the keys of the trials are needed: the parent's weights may then be missing.
@@ -69,7 +69,8 @@ def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
 
 
 def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
-    """The examples of the same model; None if the recipe has none. For arguments and errors see `list_trials`."""
+    """Return the examples of the same model; None if the recipe has none. For arguments and errors see
+    `list_trials`."""
     recipe = run.recipe
     if not recipe.eval.examples:
         return None
@@ -80,7 +81,7 @@ def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
 
 
 def weights_dir(results: Path) -> Path:
-    """The folder of weights from which trials of other tasks start."""
+    """Return the folder of weights from which trials of other tasks start."""
     return results.absolute().parent / "weights"
 
 
@@ -99,7 +100,7 @@ def is_evaluation_done(run: ResolvedRun) -> bool:
 
 
 def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run: bool) -> ModelUnderTest:
-    """The model with the run's initial weights.
+    """Return the model with the run's initial weights.
 
     Args:
         otherwise: what the user can do instead of restoring missing weights, for the message.
@@ -132,7 +133,8 @@ def _model_config(recipe: Recipe) -> ModelConfig:
 
 
 def _mask_token(recipe: Recipe) -> str | None:
-    """The mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask token."""
+    """Return the mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask
+    token."""
     if recipe.eval.checkpoint is not None:
         tokenizer, info = open_tokenizer(of_huggingface(Path(recipe.eval.checkpoint)).tokenizer_path)
     elif recipe.tokenizer.path is not None:

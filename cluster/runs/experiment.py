@@ -83,7 +83,7 @@ class Variant:
     overrides: tuple[Override, ...]
 
     def recipe(self, *last: Override) -> Recipe:
-        """The resolved recipe; raises UserError as `load_recipe`."""
+        """Return the resolved recipe; raises UserError as `load_recipe`."""
         return recipe_with(self.base, [*self.overrides, *last, ("name", self.name)])
 
 

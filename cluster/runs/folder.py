@@ -58,7 +58,7 @@ def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
 
 
 def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> list[Difference]:
-    """The differences from the recipe that a run was started with, in keys that the user has allowed to change.
+    """Return the differences from the recipe that a run was started with, in keys that the user has allowed to change.
 
     Raises:
         UserError: it differs in keys that are not allowed.

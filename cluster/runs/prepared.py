@@ -98,5 +98,5 @@ def link_dataset(link: Path, folder: Path) -> None:
 
 
 def work_of(store: Path) -> Path:
-    """The folder for outputs of the stages of all data sets in `store`."""
+    """Return the folder for outputs of the stages of all data sets in `store`."""
     return store / "work"

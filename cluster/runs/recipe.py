@@ -172,7 +172,7 @@ def read_recipe(path: Path, overrides: list[str]) -> Recipe:
 
 
 def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
-    """`load_recipe` with overrides that are parsed.
+    """Load a recipe as `load_recipe`, with overrides that are already parsed.
 
     Raises:
         UserError: as `load_recipe`.
@@ -236,7 +236,7 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
 
 
 def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[list[int | str], list[str]]:
-    """The key that pydantic's location of an error names, and the keys of its section.
+    """Return the key that pydantic's location of an error names, and the keys of its section.
 
     Where a section has several classes, pydantic adds the value of the key that chose one.
     """

@@ -100,12 +100,12 @@ def resolve(
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:
-    """The folder of all data sets of the recipe's sources."""
+    """Return the folder of all data sets of the recipe's sources."""
     return runs / ".prepared" / sources_key(recipe.data)
 
 
 def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
-    """The run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
+    """Return the run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
     for step in reversed(list_steps(run.checkpoints)):
         is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
         try:

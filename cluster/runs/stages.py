@@ -153,7 +153,7 @@ def _run_missing_stages(
 
 
 def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, seconds: _Seconds) -> Manifest:
-    """The data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
+    """Return the data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
     recipe = run.recipe
     if recipe.tokenizer.path is not None:
         check_objective(recipe.tokenizer.path, recipe.tokenizer.lowercase, recipe.objective.name)

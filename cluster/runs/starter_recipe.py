@@ -76,7 +76,7 @@ class Machine:
         return self.gpus or max(1, min(self.cores, _MOST_CPU_RANKS, self.memory // (2 * _BYTES_A_RANK)))
 
     def rate(self, hidden: int) -> float:
-        """Floating-point operations a second that training a model of this width may be expected to do."""
+        """Return the floating-point operations a second that training a model of this width can be expected to do."""
         if not self.gpus:
             return self.ranks * _CORE_RATE
         share = _GPU_SHARE * min(1.0, hidden / 768)
@@ -123,7 +123,7 @@ class Starter:
 
 
 def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
-    """The recipe for a first run of at most about `hours`.
+    """Return the recipe for a first run of at most about `hours`.
 
     Raises:
         UserError: There is too little text.
@@ -184,7 +184,7 @@ def check_amount(text: Text) -> None:
 
 
 def vocabulary_limit(text: Text) -> int:
-    """A vocabulary that can be trained on the text for certain.
+    """Return a vocabulary that can be trained on the text for certain.
 
     SentencePiece takes tokens from substrings that occur twice. Measured on 20 kB to 1 MB of English reviews and plays,
     it finds 7 to 14 for each square root of a byte.
@@ -193,7 +193,8 @@ def vocabulary_limit(text: Text) -> int:
 
 
 def choose_vocabulary(text: Text, layers: int, hidden: int, causal: bool) -> int:
-    """The largest usual vocabulary whose tokens are frequent enough to be learnt, and whose output layer is affordable.
+    """Return the largest usual vocabulary whose tokens are frequent enough to be learnt, and whose output layer is
+    affordable.
 
     Tokens by rank r occur about tokens / (r ln V) times (Zipf): the rarest should occur 100 times (Gowda and May 2020).
     """
@@ -205,7 +206,7 @@ def choose_vocabulary(text: Text, layers: int, hidden: int, causal: bool) -> int
 
 
 def pick_field(lengths: dict[str, float], name: str) -> str:
-    """The field that holds the text: the only one, the one that is clearly the longest, or `text`.
+    """Return the field that holds the text: the only one, the one that is clearly the longest, or `text`.
 
     Args:
         lengths: mean characters of each field with text, the longest first.
@@ -228,7 +229,7 @@ def pick_field(lengths: dict[str, float], name: str) -> str:
 
 
 def _suits(size: tuple[str, str, int, int, int], readable: float, machine: Machine, hours: float) -> bool:
-    """Whether text, time and memory are enough for a size."""
+    """Return whether text, time and memory are enough for a size."""
     _, _, layers, hidden, _ = size
     parameters = layer_parameters(layers, hidden)
     state = _BYTES_A_PARAMETER * (parameters + _VOCABULARIES[-1] * hidden)
@@ -245,12 +246,12 @@ def layer_parameters(layers: int, hidden: int) -> int:
 
 
 def _predicted(causal: bool) -> float:
-    """The share of tokens that pass through the output layer."""
+    """Return the share of tokens that pass through the output layer."""
     return 1.0 if causal else 0.15
 
 
 def _characters_need(text: Text) -> int:
-    """The smallest vocabulary that has every character, with some tokens of several."""
+    """Return the smallest vocabulary that has every character, with some tokens of several."""
     return ceil((1.25 * text.characters + 100) / 100) * 100
 
 

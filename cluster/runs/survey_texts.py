@@ -83,7 +83,7 @@ def survey(path: str, field: str | None) -> Survey:
 
 
 def text_of(surveys: Sequence[Survey]) -> Text:
-    """All sources together."""
+    """Return all sources together."""
     return Text(
         bytes=sum(each.amount.text_bytes for each in surveys),
         documents=sum(each.amount.documents for each in surveys),
@@ -92,7 +92,7 @@ def text_of(surveys: Sequence[Survey]) -> Text:
 
 
 def this_machine() -> Machine:
-    """The cores and GPUs that this process may use."""
+    """Return the cores and GPUs that this process may use."""
     import torch
 
     cores, memory, gpus = len(os.sched_getaffinity(0)), available_memory(), torch.cuda.device_count()
@@ -118,7 +118,7 @@ def _check_ending(path: str) -> None:
 
 
 def _measure(source: Source) -> tuple[Source, SourceForecast]:
-    """Size and number of documents, estimated as by `multihop prep --dry-run`."""
+    """Return the size and number of documents, estimated as by `multihop prep --dry-run`."""
     files = list_files([source])
     with TemporaryDirectory() as nothing:
         (amount,) = forecast(DataConfig(sources=[source]), TokenizerConfig(), files, [], Path(nothing)).sources

@@ -38,7 +38,7 @@ def fetch_run(name: str, uri: str, folder: Path) -> Path:
 
 
 def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
-    """The run of this name in any experiment, not one of its trials."""
+    """Return the run of this name in any experiment, not one of its trials."""
     experiments = {each.experiment_id: each.name for each in client.search_experiments()}
     plain = Path(name).name == name and not {"'", '"'} & set(name)
     wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"

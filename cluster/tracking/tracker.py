@@ -73,7 +73,7 @@ def open_run(
 
 
 def is_behind(run_dir: Path) -> bool:
-    """Whether MLflow lacks part of a tracked run; the run's next start catches up."""
+    """Return whether MLflow lacks part of a tracked run; the run's next start catches up."""
     try:
         state = read_state(run_dir)
     except UserError:
@@ -284,7 +284,8 @@ class Tracker:
         return run_id
 
     def _find(self, client: "MlflowClient") -> "Run | None":
-        """The run with the token. A request that timed out may have created a second one after all: it is deleted."""
+        """Return the run with the token. A request that timed out may have created a second one after all: it is
+        deleted."""
         runs = sorted(
             search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), key=lambda run: run.info.start_time
         )
@@ -355,7 +356,8 @@ def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> boo
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """The content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first start.
+    """Return the content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first
+    start.
 
     Raises:
         UserError: the file is damaged.

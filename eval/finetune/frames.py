@@ -23,12 +23,12 @@ class Frame:
     else at its first (Devlin et al. 2018, section 5.3)."""
 
     def size(self, texts: int) -> int:
-        """The number of tokens around one text or two."""
+        """Return the number of tokens around one text or two."""
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 
 def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Frame:
-    """The frame of a family (`model.family`).
+    """Return the frame of a family (`model.family`).
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),

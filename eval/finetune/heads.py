@@ -121,7 +121,7 @@ class TaskModel(nn.Module):
         words: Tensor,
         cu_examples: Tensor,
     ) -> Tensor:
-        """The head's outputs.
+        """Return the head's outputs.
 
         Args:
             inputs: the values that `multihop.eval.finetune.inputs.Encoded.collate` returns.
@@ -150,7 +150,8 @@ class TaskModel(nn.Module):
         return self._scored(state)
 
     def _read(self, features: FeatureReader, inputs: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
-        """The linear layer's input from a frozen encoder: every token, each word's first, or each sequence's mean."""
+        """Return the linear layer's input from a frozen encoder: every token, each word's first, or each sequence's
+        mean."""
         with torch.no_grad():
             states = self.encoder.hidden_states(*inputs)
         read: Tensor = features(states, cu_seqlens)
@@ -159,7 +160,7 @@ class TaskModel(nn.Module):
         return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
 
     def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
-        """int64: the tokens that the head reads; None: all."""
+        """Return int64: the tokens that the head reads; None: all."""
         if self.kind == "tagging":
             return words
         if self.kind == "spans" or self.pooling == "mean":
@@ -172,7 +173,7 @@ class TaskModel(nn.Module):
 
 
 def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
-    """(S,) -> (E, most sequences of an example), -inf where there are fewer."""
+    """Map (S,) to (E, most sequences of an example), with -inf where there are fewer."""
     counts = cu_examples.diff()
     owners = torch.repeat_interleave(counts)
     columns = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
@@ -180,6 +181,6 @@ def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
 
 
 def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
-    """The embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
+    """Return the embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
     new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
     return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

@@ -86,7 +86,7 @@ def answer_questions(
 
 
 def _best_spans(context: str, window: Window, logits: Logits, n_best: int, max_tokens: int) -> list[Span]:
-    """The best spans of a window that begin where no other window has more context, in any order."""
+    """Return the best spans of a window that begin where no other window has more context, in any order."""
     inside = slice(window.second_starts, window.second_starts + len(window.starts))
     of_start, of_end = logits[inside].astype(np.float64).T
     length = min(max_tokens, len(of_end))
@@ -127,7 +127,8 @@ def best_threshold(
 
 
 def predicted_texts(answers: Sequence[Answer], threshold: float | None) -> list[str]:
-    """The text of each answer, empty where `null_odds` exceeds `threshold`; None: every question has an answer."""
+    """Return the text of each answer, empty where `null_odds` exceeds `threshold`; None: every question has an
+    answer."""
     return [
         "" if threshold is not None and answer.null_odds > threshold else answer.spans[0].text for answer in answers
     ]

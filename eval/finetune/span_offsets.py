@@ -52,7 +52,7 @@ _StretchTokens = tuple[list[int], list[int], list[int]]
 
 
 def tokens_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[Tokens]:
-    """The tokens of each text. Characters that the tokenizer drops have no token."""
+    """Return the tokens of each text. Characters that the tokenizer drops have no token."""
     # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
     blank = " " if tokenizer.kind == "byte-bpe" else ""
     offsets, stretches = [], []
@@ -75,7 +75,7 @@ def _join(offsets: list[int], parts: list[_StretchTokens]) -> Tokens:
 
 
 def _encode_stretches(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _StretchTokens]:
-    """The tokens of each stretch, which may have a space before it."""
+    """Return the tokens of each stretch, which may have a space before it."""
     tokens_of: dict[str, _StretchTokens] = {}
     by_words: dict[str, list[str]] = {}
     for stretch, ids in zip(stretches, _encode(stretches, tokenizer), strict=True):
@@ -102,7 +102,8 @@ def _encode_stretches(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _
 
 
 def _rounded(spelled: list[str], words: list[str]) -> tuple[list[int], list[int]]:
-    """The start of each token's first word and the end of its last one, in a stretch that tokens and words make up."""
+    """Return the start of each token's first word and the end of its last one, in a stretch that tokens and words make
+    up."""
     bounds = list(accumulate(map(len, words), initial=0))
     firsts = list(accumulate(map(len, spelled), initial=0))
     # A token of nothing but the space before a word belongs to that word.

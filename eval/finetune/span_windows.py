@@ -54,7 +54,7 @@ def windows(
     stride: int = 128,
     max_question: int = 64,
 ) -> list[Window]:
-    """The windows of each example, in the order of the examples and of their contexts.
+    """Return the windows of each example, in the order of the examples and of their contexts.
 
     Args:
         causal: the null position is the last token, which sees all others; otherwise it is the first one.
@@ -108,7 +108,7 @@ def windows(
 
 
 def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """The first token of each window of a context, and the one behind its last."""
+    """Return the first token of each window of a context, and the one behind its last."""
     parts = [(0, min(room, tokens))]
     while parts[-1][1] < tokens:
         begin = parts[-1][0] + min(stride, max(1, room // 2))
@@ -117,8 +117,8 @@ def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def _widest(parts: list[tuple[int, int]], tokens: int) -> NDArray[np.int64]:
-    """The window in which each token has most context: the smaller of its left and right context in tokens, plus a
-    hundredth of the window's; the first of equals. int64 (tokens,)."""
+    """Return the window in which each token has most context: the smaller of its left and right context in tokens, plus
+    a hundredth of the window's; the first of equals. int64 (tokens,)."""
     begin, behind = (np.array(column)[:, None] for column in zip(*parts, strict=True))
     at = np.arange(tokens)
     # In hundredths, so that equal scores are equal.
@@ -127,7 +127,7 @@ def _widest(parts: list[tuple[int, int]], tokens: int) -> NDArray[np.int64]:
 
 
 def _answer(example: Example, context: Tokens) -> tuple[int, int]:
-    """The first and the last token of the first answer; the last before the first if it has none."""
+    """Return the first and the last token of the first answer; the last before the first if it has none."""
     if not example.targets:
         return 0, -1
     first = int(np.searchsorted(context.ends, example.targets[0], side="right"))

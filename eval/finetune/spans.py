@@ -87,7 +87,7 @@ def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings
 
 
 def span_loss(logits: Tensor, starts: Tensor, ends: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, in fp32, of the start and of the end among the tokens of their sequence.
+    """Return the mean cross-entropy in nats, in fp32, of the start and of the end among the tokens of their sequence.
 
     Devlin et al. 2018, section 4.2: S·T_i and E·T_i are the logits of token i; their softmax is over one sequence.
 
@@ -116,7 +116,7 @@ def _loss(model: TaskModel, examples: Encoded, batch: NDArray[np.int64]) -> Tens
 
 @torch.inference_mode()
 def _logits(model: TaskModel, examples: Encoded) -> list[NDArray[np.float32]]:
-    """(T, 2) for each window."""
+    """Return the logits, (T, 2) for each window."""
     device = next(model.parameters()).device
     model.eval()
     logits: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)

@@ -14,7 +14,7 @@ from multihop.pretrain.objectives.batch import layout
 
 
 def attending(trained: TrainedModel) -> nn.Module:
-    """The module through which the model's decoder attends to the source.
+    """Return the module through which the model's decoder attends to the source.
 
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
@@ -30,7 +30,7 @@ def attending(trained: TrainedModel) -> nn.Module:
 
 @torch.inference_mode()
 def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
-    """(T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
+    """Return (T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
 
     Rows sum to 1. For a Transformer it is the mean over the heads of the last layer.
 

@@ -50,7 +50,7 @@ def beam_search(
     special_ids: dict[str, int],
     search: Search,
 ) -> list[list[Hypothesis]]:
-    """The `search.beams` best hypotheses of each sentence, the best first.
+    """Return the `search.beams` best hypotheses of each sentence, the best first.
 
     Args:
         sources: tokens of each sentence, its end token included.
@@ -145,7 +145,7 @@ class _Finished:
         self.exists = torch.cat([self.exists, finished], 1).gather(1, which)
 
     def are_all_better_than(self, scores: Tensor) -> Tensor:
-        """bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
+        """Return bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
         return self.exists.all(1) & (scores <= self.scores.min(1).values)
 
     def keep(self, sentences: Tensor) -> None:
@@ -160,18 +160,18 @@ class _Finished:
 
 
 def _rows(hypotheses: Tensor, which: Tensor) -> Tensor:
-    """(S, K, T), int64 (S, M) -> (S, M, T): of each sentence the hypotheses that `which` names."""
+    """Select the hypotheses of each sentence that `which` names: (S, K, T), int64 (S, M) -> (S, M, T)."""
     return hypotheses.gather(1, which[..., None].expand(-1, -1, hypotheses.shape[-1]))
 
 
 def _first(extensions: Tensor, count: int) -> Tensor:
-    """bool (M,): the first `count` of the extensions (S, M)."""
+    """Return bool (M,): the first `count` of the extensions (S, M)."""
     return torch.arange(extensions.shape[1], device=extensions.device) < count
 
 
 def _filled_up(stays: Tensor) -> Tensor:
-    """int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones at the indexes of those that go, so
-    that the others need not be moved."""
+    """Return int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones at the indexes of those that go,
+    so that the others need not be moved."""
     left = stays.nonzero().flatten()
     rows = torch.arange(len(left), device=stays.device)
     rows[~stays[: len(left)]] = left[left >= len(left)]

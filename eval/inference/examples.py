@@ -79,7 +79,7 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
 
 
 def read_examples(eval_dir: Path, key: str | None) -> Row | None:
-    """The examples of a run, from `make_examples`; None if the examples of this key have not been made."""
+    """Return the examples of a run, from `make_examples`; None if the examples of this key have not been made."""
     try:
         made = read_json_object(eval_dir / FILE, advice="remove it and rerun `multihop eval`")
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def read_examples(eval_dir: Path, key: str | None) -> Row | None:
 
 
 def make_examples(examples: Examples) -> Row:
-    """The answers of the model with its weights before pretraining and after.
+    """Return the answers of the model with its weights before pretraining and after.
 
     Returns:
         key; checkpoint_step; examples: for each text {"text", "before", "after"}. An answer of a causal model is the

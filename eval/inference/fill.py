@@ -29,7 +29,7 @@ Filled = list[list[Candidate]]
 
 @torch.inference_mode()
 def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> list[Filled]:
-    """The likeliest tokens for each mask token of each text, all masks of a text at once.
+    """Return the likeliest tokens for each mask token of each text, all masks of a text at once.
 
     Args:
         texts: texts with the mask token as the model's tokenizer spells it, such as "The river [MASK] stone.".

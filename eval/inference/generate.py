@@ -46,7 +46,7 @@ class Sampling:
 
 
 def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """One token for each row of logits.
+    """Return one token for each row of logits.
 
     Args:
         logits: (S, V).
@@ -73,7 +73,7 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 def generate(
     trained: TrainedModel, prompts: Sequence[str], max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
 ) -> list[str]:
-    """The continuation of each prompt, as `generate_tokens` and `continuation` make it."""
+    """Return the continuation of each prompt, as `generate_tokens` and `continuation` make it."""
     encoded = [encode_prompt(trained, prompt) for prompt in prompts]
     made: list[list[int]] = [[] for _ in prompts]
     for tokens in generate_tokens(trained, encoded, max_tokens, sampling):
@@ -83,7 +83,7 @@ def generate(
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
-    """The tokens of a prompt; the end token if it has none, as before a document.
+    """Return the tokens of a prompt; the end token if it has none, as before a document.
 
     Raises:
         UserError: the model is not causal, or has no position left for a token after the prompt.
@@ -104,7 +104,7 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
 
 
 def continuation(trained: TrainedModel, prompt: Sequence[int], made: Sequence[int]) -> str:
-    """The text that these tokens add to the prompt's."""
+    """Return the text that these tokens add to the prompt's."""
     return trained.tokenizer.decode([*prompt, *made])[len(trained.tokenizer.decode(prompt)) :]
 
 
@@ -112,8 +112,8 @@ def continuation(trained: TrainedModel, prompt: Sequence[int], made: Sequence[in
 def generate_tokens(
     trained: TrainedModel, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling | None = None
 ) -> Iterator[list[int | None]]:
-    """The next token of each prompt, again and again until all have ended: at the end token, at `max_tokens` or when
-    the model has no position left.
+    """Yield the next token of each prompt, again and again until all have ended: at the end token, at `max_tokens` or
+    when the model has no position left.
 
     Args:
         prompts: tokens of a causal model's prompts, of any lengths, each at least one and less than its positions.
@@ -161,7 +161,7 @@ def generate_tokens(
 def stream(
     trained: TrainedModel, prompt: str, max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
 ) -> Iterator[str]:
-    """The continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
+    """Yield the continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
     ids, made, shown = encode_prompt(trained, prompt), list[int](), ""
     for (token,) in generate_tokens(trained, [ids], max_tokens, sampling):
         made += [] if token is None else [token]

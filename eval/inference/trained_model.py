@@ -57,7 +57,7 @@ class TrainedModel:
         return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
 
     def framed(self, ids: list[int]) -> list[int]:
-        """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
+        """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
 
     @cached_property
@@ -82,7 +82,7 @@ class TrainedModel:
 
 
 def load_model(path: str, step: int | None = None) -> TrainedModel:
-    """The model at `path` with its tokenizer.
+    """Return the model at `path` with its tokenizer.
 
     Args:
         path: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
@@ -123,7 +123,7 @@ def with_weights(
     source_vocab_size: int | None = None,
     target_tokenizer: Tokenizer | None = None,
 ) -> TrainedModel:
-    """A model with these weights, by our names. Those that are missing are zero."""
+    """Return a model with these weights, by our names. Those that are missing are zero."""
     model = build_model(config, vocab_size, source_vocab_size)
     lacking = {name: torch.zeros(each.shape) for name, each in model.named_parameters() if name not in weights}
     model.load_state_dict({**weights, **lacking})

@@ -22,7 +22,8 @@ def check_installed() -> None:
 
 
 def statistics(translations: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """float64 (N, 10): tokens of translation and reference, matching n-grams of 1 to 4 tokens, and all of these."""
+    """Return float64 (N, 10): tokens of translation and reference, matching n-grams of 1 to 4 tokens, and all of
+    these."""
     metric = _bleu(effective_order=True)  # has no effect on the counts; sacrebleu warns without it
     counts = [
         metric.sentence_score(translation, [reference])
@@ -32,7 +33,8 @@ def statistics(translations: Sequence[str], references: Sequence[str]) -> NDArra
 
 
 def bleu_of_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Corpus BLEU, 0 to 100, of many (re)samples of sentences from sums of their `statistics`, (..., 10) -> (...).
+    """Return corpus BLEU, 0 to 100, of many (re)samples of sentences from sums of their `statistics`, (..., 10) ->
+    (...).
 
     With sacrebleu's exponential smoothing: the i-th order without a match counts as 1 / 2^i matches.
     """
@@ -64,12 +66,12 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
 
 
 def sentences_by_length(source_words: Sequence[int]) -> list[int]:
-    """The number of sentences in each of `CLASSES`."""
+    """Return the number of sentences in each of `CLASSES`."""
     return np.bincount(_classes(source_words), minlength=len(CLASSES)).tolist()
 
 
 def bleu_by_length(predictions: dict[str, Any]) -> list[float]:
-    """Corpus BLEU, 0 to 100, of the sentences of each of `CLASSES`; NaN for a class without sentences.
+    """Return corpus BLEU, 0 to 100, of the sentences of each of `CLASSES`; NaN for a class without sentences.
 
     Args:
         predictions: predictions of a trial, as `evaluate_translation` returns them.

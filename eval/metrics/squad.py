@@ -28,7 +28,8 @@ class Scores:
     """(N,): whether the question has an answer."""
 
     def means(self) -> dict[str, float]:
-        """The mean of each metric from 0 to 1; if some questions have no answer, also of those with and without."""
+        """Return the mean of each metric from 0 to 1; if some questions have no answer, also of those with and
+        without."""
         named = {"SQuAD F1": self.f1, "exact match": self.exact_match}
         means = {name: float(values.mean()) for name, values in named.items()}
         if not self.has_answer.all():
@@ -39,7 +40,7 @@ class Scores:
 
 
 def score_texts(name: Name, examples: Sequence[Example], predicted: Sequence[str]) -> Scores:
-    """The scores of predicted texts, empty for no answer: of each the largest over the accepted answers.
+    """Return the scores of predicted texts, empty for no answer: of each the largest over the accepted answers.
 
     The two versions differ on answers of which nothing is left once they are normalised: 2.0 does not accept them, 1.1
     does, with an F1 of 0.
@@ -56,18 +57,18 @@ def score_texts(name: Name, examples: Sequence[Example], predicted: Sequence[str
 
 
 def accepted_texts(example: Example) -> list[str]:
-    """The accepted answers; none if the question has no answer."""
+    """Return the accepted answers; none if the question has no answer."""
     spans = zip(example.targets[::2], example.targets[1::2], strict=True)
     return [example.texts[1][int(start) : int(end)] for start, end in spans]
 
 
 def normalise(text: str) -> str:
-    """The text in lowercase, without ASCII punctuation and articles, its words separated by one space."""
+    """Return the text in lowercase, without ASCII punctuation and articles, its words separated by one space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _f1(prediction: str, answer: str, both_empty: float) -> float:
-    """F1 of the bags of words of normalised texts."""
+    """Return F1 of the bags of words of normalised texts."""
     if not prediction and not answer:
         return both_empty
     words, wanted = prediction.split(), answer.split()

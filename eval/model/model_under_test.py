@@ -50,7 +50,7 @@ class ModelUnderTest:
 def of_run(
     model: ModelConfig, checkpoint_dir: str, sha256: str, step: int, data_path: Path, data: Manifest
 ) -> ModelUnderTest:
-    """A checkpoint of a run on its data set."""
+    """Describe a checkpoint of a run and its data set."""
     return ModelUnderTest(
         model=model,
         vocab_size=data.output_tokenizer.vocab_size,
@@ -68,7 +68,8 @@ def of_run(
 
 
 def of_huggingface(folder: Path) -> ModelUnderTest:
-    """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
+    """Describe the model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed,
+    not loaded.
 
     Raises:
         UserError: it is not such a directory, or its model or tokenizer is of an unsupported kind.
@@ -109,7 +110,7 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
 
 
 def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> ModelUnderTest:
-    """The same model with the initial weights of its training.
+    """Return the same model with the initial weights of its training.
 
     Args:
         init_from: the recipe's `model.init_from`.
@@ -139,7 +140,7 @@ def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> 
 
 @lru_cache(maxsize=2)
 def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, TokenizerInfo]":
-    """A tokenizer and what training needs to know of it; opened once in a process.
+    """Open a tokenizer, once in a process, and describe it as training needs it.
 
     Args:
         pairs: whether it is of an encoder-decoder (translation) model.
@@ -155,7 +156,8 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
 
 
 def _lowercases(tokenizer: Path) -> bool:
-    """Whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says no."""
+    """Return whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says
+    no."""
     from multihop.common.files import read_json_object
 
     config = tokenizer.with_name("tokenizer_config.json")

@@ -105,14 +105,14 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
 
 
 def _scaled(first: Float, second: Float) -> tuple[float, tuple[Float, Float]]:
-    """The largest of all scores, and the scores in units of it: squares of a diverged model's perplexities would be
-    beyond the largest number."""
+    """Return the largest of all scores, and the scores in units of it: squares of a diverged model's perplexities would
+    be beyond the largest number."""
     scale = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
     return scale, (first / scale, second / scale)
 
 
 def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
-    """The standard errors of the difference due to the choice of the examples.
+    """Return the standard errors of the difference due to the choice of the examples.
 
     Args:
         covariance: (trials, trials), covariance of the scores, the first side's before the second's.
@@ -129,13 +129,13 @@ def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
 
 
 def _off_diagonal_mean(block: Float) -> float:
-    """The mean covariance of two different seeds; of a single seed, its variance."""
+    """Return the mean covariance of two different seeds; of a single seed, its variance."""
     n = len(block)
     return float((block.sum() - np.trace(block)) / (n * (n - 1))) if n > 1 else float(block[0, 0])
 
 
 def _of_seeds(sides: tuple[Float, Float]) -> tuple[float, float]:
-    """The standard error of the difference due to the seeds, and its degrees of freedom (Welch 1947)."""
+    """Return the standard error of the difference due to the seeds, and its degrees of freedom (Welch 1947)."""
     parts = [(_variance(side) / len(side), len(side) - 1) for side in sides if len(side) > 1]
     variance, spread = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
@@ -154,7 +154,7 @@ def _tail(error: float, freedom: float) -> Callable[[float], float]:
 
 
 def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callable[[float], float]:
-    """As `_tail`, for the sum of two independent variables, each (standard error, degrees of freedom)."""
+    """Return a function as `_tail`, for the sum of two independent variables (standard error, degrees of freedom)."""
     from scipy.special import expit, stdtr, stdtrit
 
     if not one[0] or not other[0]:

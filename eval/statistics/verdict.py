@@ -61,13 +61,13 @@ class TaskResult:
         return next((row["other_metrics"].get("unigram perplexity") for row in tried), None)
 
     def values(self, init: str) -> list[float]:
-        """The test scores at the chosen hyperparameters."""
+        """Return the test scores at the chosen hyperparameters."""
         choice = {"pretrained": self.pretrained, "parent": self.parent, "random": self.random}[init]
         return choice.chosen.values if choice else []
 
 
 def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()) -> list[TaskResult]:
-    """One result for each task that has rows, in the rows' order.
+    """Return one result for each task that has rows, in the rows' order.
 
     Args:
         rows, earlier: rows from `multihop.eval.trials.evaluation_plan.read_results`.
@@ -112,7 +112,7 @@ def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) 
 
 
 def trials_of(run_dir: Path, choice: Choice | None) -> list[RunRow]:
-    """The trials that were chosen in a run; none if there is no choice."""
+    """Return the trials that were chosen in a run; none if there is no choice."""
     return [(run_dir, row) for row in choice.chosen.rows] if choice else []
 
 
@@ -149,7 +149,7 @@ def training_of(translates: bool) -> str:
 
 
 def against_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
-    """The same results with the parent instead of random weights, to judge what this run's training added."""
+    """Return the same results with the parent instead of random weights, to judge what this run's training added."""
     return [replace(result, random=result.parent, difference=result.parent_difference) for result in results]
 
 
@@ -170,7 +170,7 @@ def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Ver
 
 
 def missing_for_verdict(kind: str, difference: Difference | None) -> str:
-    """The requirement that a verdict lacks; empty if none.
+    """Return the requirement that a verdict lacks; empty if none.
 
     A single fine-tuning seed does not show the variance over seeds; tasks without training have no seeds.
     """

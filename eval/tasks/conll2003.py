@@ -14,7 +14,8 @@ _TRAIN, _DEV, _TEST = "train.txt", "valid.txt", "test.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The directory with train.txt, valid.txt and, if it exists, test.txt: `data_dir`/conll2003, else a package's.
+    """Return the directory with train.txt, valid.txt and, if it exists, test.txt: `data_dir`/conll2003, else a
+    package's.
 
     Raises:
         UserError: neither exists, or the training or development set is missing.
@@ -35,7 +36,7 @@ def find(data_dir: str | None) -> Path:
 
 
 def read(data_dir: str | None) -> Task:
-    """Named entities in IOB2, by the metric of `conlleval`; the files may be in IOB1 (the official ones) or IOB2.
+    """Read named entities in IOB2, with the metric of `conlleval`; files may be in IOB1 (the official ones) or IOB2.
 
     Raises:
         UserError: a file is missing or is not in the official format; the message names the file and line.
@@ -61,7 +62,7 @@ def read(data_dir: str | None) -> Task:
 
 
 def read_pos(data_dir: str | None) -> Task:
-    """The words' parts of speech, by the accuracy over words; the labels are those of the training file, sorted.
+    """Return the words' parts of speech, by the accuracy over words; the labels are those of the training file, sorted.
 
     They were assigned by a tagger, not by people (Tjong Kim Sang and De Meulder 2003, section 2.2).
 

@@ -142,7 +142,7 @@ _TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discri
 
 
 def parse_task_file(path: Path) -> TaskFile:
-    """The content of a task's YAML file. The files that it names exist, and are not read.
+    """Return the content of a task's YAML file. The files that it names exist, and are not read.
 
     Raises:
         UserError: it is missing or not valid, or one of its files is missing.
@@ -162,7 +162,7 @@ def parse_task_file(path: Path) -> TaskFile:
 
 
 def read_task(path: Path, content: TaskFile) -> Task:
-    """The task that a YAML file describes, with its examples.
+    """Return the task that a YAML file describes, with its examples.
 
     Where it names no development set, one is chosen by a hash of the text: a tenth of the training file, and two tenths
     as test set if that is not named either.
@@ -252,7 +252,7 @@ def _mistake(error: ErrorDetails) -> str:
 
 
 def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
-    r"""The documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
+    r"""Return the documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
     if content.fields is None:
         text = "\n".join(line for _, line in text_lines(path))
         if not text.strip():
@@ -269,7 +269,7 @@ def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
 
 
 def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
-    """The examples, and the labels."""
+    """Return the examples, and the labels."""
     if content.kind == "regression":
         return _read_part(path, content, ()), ()
     if content.labels:
@@ -319,7 +319,7 @@ def _examples(
 
 
 def _rows(path: Path, content: _LabelledFiles) -> Rows:
-    """Each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
+    """Return each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
     texts = [content.fields.text] if isinstance(content.fields.text, str) else content.fields.text
     assert texts and content.fields.label
     names = [*texts, *(content.fields.choices or []), content.fields.label]
@@ -346,7 +346,7 @@ def _format(path: Path, content: _LabelledFiles) -> _Format:
 
 
 def _group(example: Example, content: _LabelledFiles) -> str:
-    """The key of examples that a split keeps together: a document, or all examples of one text."""
+    """Return the key of examples that a split keeps together: a document, or all examples of one text."""
     if content.kind == "tagging":
         return f"document {example.document}" if example.document else " ".join(example.texts)
     return example.texts[0]

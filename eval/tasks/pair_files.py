@@ -53,7 +53,7 @@ class PairFiles(Section):
 
 
 def read_pairs(folder: Path, content: PairFiles) -> tuple[Example, ...]:
-    """The pairs of a test set: texts are source and reference.
+    """Return the pairs of a test set: texts are source and reference.
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in its format, two line files have different numbers of

@@ -19,7 +19,7 @@ _MOST_BYTES = 256 * 2**20
 
 
 def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
-    """The official training and development files, in the directory `squad` of `data_dir`.
+    """Return the official training and development files, in the directory `squad` of `data_dir`.
 
     Raises:
         UserError: one is missing.
@@ -36,7 +36,7 @@ def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
 
 
 def read(name: Name, data_dir: str | None) -> Task:
-    """The official training and development sets. Raises UserError as `find` and `read_file`."""
+    """Read the official training and development sets. Raises UserError as `find` and `read_file`."""
     train, dev = find(name, data_dir)
     authors = "Rajpurkar et al. 2016" if name == "squad1" else "Rajpurkar et al. 2018"
     return Task(
@@ -52,7 +52,7 @@ def read(name: Name, data_dir: str | None) -> Task:
 
 
 def read_file(name: Name, path: Path) -> tuple[Example, ...]:
-    """The questions of one official file, in its order.
+    """Read the questions of one official file, in its order.
 
     Raises:
         UserError: the file is not in the official format; a context is blank; an answer is not at its offset, which
@@ -91,7 +91,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
 
 
 def _text(part: dict[str, Any], name: str) -> str:
-    """A text field of the file.
+    """Return a text field of the file.
 
     Raises:
         TypeError: The value is not a string, for example null.
@@ -102,7 +102,7 @@ def _text(part: dict[str, Any], name: str) -> str:
 
 
 def _spans(answers: list[dict[str, Any]], context: str, location: str) -> tuple[float, ...]:
-    """The start and the end of each answer in characters of the context."""
+    """Return the start and the end of each answer in characters of the context."""
     targets: list[float] = []
     for answer in answers:
         text, start = _text(answer, "text"), answer["answer_start"]

@@ -22,12 +22,13 @@ csv.field_size_limit(2**31 - 1)
 
 
 def official_folder(data_dir: str | None) -> Path:
-    """The directory with official files: `data_dir`, or share/multihop in the Python environment (eval.data_dir)."""
+    """Return the directory with official files: `data_dir`, or share/multihop in the Python environment
+    (eval.data_dir)."""
     return Path(data_dir) if data_dir else Path(sys.prefix) / "share" / "multihop"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, line ends as they are, without a byte-order mark.
+    """Return the text of a file, line ends as they are, without a byte-order mark.
 
     Raises:
         UserError: it is missing, not a regular file, not UTF-8, or has nothing but whitespace.
@@ -47,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def read_objects(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The line number, from 1, and the JSON object of each line that is not blank.
+    """Yield the line number, from 1, and the JSON object of each line that is not blank.
 
     Raises:
         UserError: as `read_text`, or a line is not a JSON object with a non-empty string under each of `fields`.
@@ -67,7 +68,7 @@ def read_objects(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[int, dic
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Each line's number, from 1, and its text. Only \n and \r\n end a line; a byte-order mark is dropped.
+    r"""Yield each line's number, from 1, and its text. Only \n and \r\n end a line; a byte-order mark is dropped.
 
     Raises:
         UserError: the file is missing, empty, not a regular file, a damaged .gz file, or not UTF-8.
@@ -98,13 +99,13 @@ def _whole(path: Path, lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def tsv_rows(path: Path) -> Rows:
-    """The rows of a TSV file without quoting: every tab separates, and quotation marks are text; blank lines are
+    """Return the rows of a TSV file without quoting: every tab separates, and quotation marks are text; blank lines are
     skipped. Raises UserError as `text_lines`."""
     return ((number, line.split("\t")) for number, line in text_lines(path) if line)
 
 
 def csv_rows(path: Path) -> Rows:
-    """The rows of a CSV file (RFC 4180): quoted fields may hold commas, quotation marks and line ends.
+    """Yield the rows of a CSV file (RFC 4180): quoted fields may hold commas, quotation marks and line ends.
 
     Raises:
         UserError: as `text_lines`, and for a quoted field that does not end or goes on after its end.
@@ -123,8 +124,8 @@ def csv_rows(path: Path) -> Rows:
 
 
 def json_rows(path: Path, names: Sequence[str]) -> Rows:
-    """Some fields of each line of a JSON-lines file, in the order of `names`, as text: numbers and truth values as JSON
-    writes them. Blank lines are skipped.
+    """Yield some fields of each line of a JSON-lines file, in the order of `names`, as text: numbers and truth values
+    as JSON writes them. Blank lines are skipped.
 
     Raises:
         UserError: as `text_lines`, and for a line that is not an object with a text or number in each of the fields.
@@ -147,7 +148,7 @@ def json_rows(path: Path, names: Sequence[str]) -> Rows:
 
 
 def columns_of(path: Path, rows: Rows, names: Sequence[str], too_few: list[int] | None = None) -> Rows:
-    """Some columns of each row after the header, in the order of `names`.
+    """Yield some columns of each row after the header, in the order of `names`.
 
     Args:
         too_few: gets the line numbers of rows with fewer columns than the header, which are skipped; None: such a row
@@ -173,7 +174,7 @@ def columns_of(path: Path, rows: Rows, names: Sequence[str], too_few: list[int] 
 
 
 def class_index(path: Path, line: int, label: str, known: Sequence[str]) -> int:
-    """The position of a label among `known`. Raises UserError with the file and line of an unknown one."""
+    """Return the position of a label among `known`. Raises UserError with the file and line of an unknown one."""
     if label not in known:
         raise UserError(
             f"{path}, line {line}: expected one of the labels {', '.join(known)[:_SHOWN]}, got {label[:_SHOWN]!r}"
@@ -182,7 +183,7 @@ def class_index(path: Path, line: int, label: str, known: Sequence[str]) -> int:
 
 
 def finite_number(path: Path, line: int, text: str, lowest: float = -math.inf, highest: float = math.inf) -> float:
-    """A field's number. Raises UserError with the file and line of what is not a finite number in the range."""
+    """Return a field's number. Raises UserError with the file and line of what is not a finite number in the range."""
     try:
         number = float(text)
     except ValueError:

@@ -32,7 +32,7 @@ class Pair:
 
 
 def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
-    """The pairs of all official files, data/*.jsonl, in the order of their names.
+    """Return the pairs of all official files, data/*.jsonl, in the order of their names.
 
     Raises:
         UserError: the folder has no such file, or a line is not in the official format.
@@ -44,7 +44,7 @@ def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
 
 
 def read_lambada(path: Path) -> tuple[str, ...]:
-    """The passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
+    """Return the passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
     official release, a passage a line (any other suffix).
 
     Raises:
@@ -121,7 +121,7 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
 
 
 def find(name: str, data_dir: str | None) -> Path:
-    """The task's file or directory.
+    """Return the task's file or directory.
 
     Raises:
         UserError: it is missing.
@@ -138,7 +138,7 @@ def find(name: str, data_dir: str | None) -> Path:
 
 
 def read(name: str, data_dir: str | None) -> Any:
-    """The content of the task's files: running text, passages, pairs or examples.
+    """Return the content of the task's files: running text, passages, pairs or examples.
 
     Raises:
         UserError: the files are missing, or not in their official format.
@@ -147,7 +147,7 @@ def read(name: str, data_dir: str | None) -> Any:
 
 
 def load(name: str, data_dir: str | None) -> Task:
-    """The task with the hashes of its files. Its examples are read where it is evaluated.
+    """Return the task with the hashes of its files. Its examples are read where it is evaluated.
 
     Raises:
         UserError: the files are missing.

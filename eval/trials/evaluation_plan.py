@@ -63,7 +63,7 @@ class Results:
 
 
 def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, examples: str | None) -> EvaluationPlan:
-    """The plan of an evaluation, as far as its keys are known.
+    """Return the plan of an evaluation, as far as its keys are known.
 
     Args:
         trials: trials from `multihop.eval.trials.plan.plan_trials`.

@@ -63,7 +63,7 @@ _Inputs = TypeVar("_Inputs")
 def _read_inputs(
     trial: Trial, settings: TrialSettings, read: Callable[..., _Inputs]
 ) -> tuple[_Inputs, Tokenizer, TokenizerInfo]:
-    """The encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
+    """Return the encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
     [(tokenizer, info)] = trial_tokenizers(trial)
     family = trial.model["family"]
     inputs = read(
@@ -79,7 +79,7 @@ def _read_inputs(
 
 
 def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:
-    """The encoder with a new head; with the weights of the source's trial if it starts from one.
+    """Return the encoder with a new head; with the weights of the source's trial if it starts from one.
 
     Raises:
         UserError: those weights are missing or damaged.

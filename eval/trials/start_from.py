@@ -73,7 +73,7 @@ def remove_torn(weights_dir: Path) -> None:
 
 
 def last_rows(rows: Iterable[Row]) -> dict[str, Row]:
-    """Rows by their keys; of several with one key, the last."""
+    """Return rows by their keys; of several with one key, the last."""
     return {row["key"]: row for row in rows}
 
 
@@ -84,7 +84,7 @@ def _is_left(trial: Trial, last: Mapping[str, Row], tried: Collection[str]) -> b
 
 
 def with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial]:
-    """The trials whose keys are known, in their order.
+    """Return the trials whose keys are known, in their order.
 
     The key of a trial with `start_from` is known once its source task has all rows: its source is the trial of the same
     initialization and seed with the settings that are chosen for that task.

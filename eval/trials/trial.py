@@ -72,7 +72,7 @@ _RULES = 2
 
 
 def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
-    """The fields of a row that describe its task.
+    """Return the fields of a row that describe its task.
 
     Args:
         test_fingerprint: replaces the task's own, for held-out text.
@@ -112,17 +112,17 @@ def trial_key(trial: Trial) -> str:
 
 
 def weights_file(weights_dir: str, key: str) -> Path:
-    """The path of the weights of a trial with this key."""
+    """Return the path of the weights of a trial with this key."""
     return Path(weights_dir) / f"{key}.safetensors"
 
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:
-    """The settings that the result depends on."""
+    """Return the settings that the result depends on."""
     return select_by_effect(TrialSettings.model_validate(trial.settings), _what(trial))
 
 
 def trial_name(row: Row) -> str:
-    """The name of a row's trial, for people: it differs from those of other trials of the run."""
+    """Return the name of a row's trial, for people: it differs from those of other trials of the run."""
     settings_of_row = row.get("hyperparameters") or {}
     settings = [f"{short} {settings_of_row[key]:g}" for key, short in _IN_NAMES.items() if key in settings_of_row]
     frozen = ["frozen"] if settings_of_row.get("features") else []

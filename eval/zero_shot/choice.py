@@ -28,7 +28,7 @@ def evaluate_choices(
     examples: Sequence[Example],
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The accuracy of the most likely continuation, and of the most likely per token and per byte.
+    """Return the accuracy of the most likely continuation, and of the most likely per token and per byte.
 
     Args:
         examples: examples of kind choice; one space is put between a context and its continuations.

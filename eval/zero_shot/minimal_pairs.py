@@ -34,7 +34,7 @@ def evaluate_pairs(
     masking: Masking = "token",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
+    """Return the fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
 
     A causal model is judged by a sentence's log-likelihood after an end token, a masked model by its
     pseudo-log-likelihood.

@@ -24,7 +24,7 @@ _LARGEST_EXPONENT = 700
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
-    """Sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
+    """Return sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
 
     Args:
         blocks: (blocks, 2), whose second column is the number of words.
@@ -47,7 +47,8 @@ def evaluate_perplexity(
     stride: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The perplexity per word by the text's convention; other metrics per token and per byte, bits per byte, counts.
+    """Return the perplexity per word by the text's convention; other metrics per token and per byte, bits per byte,
+    counts.
 
     Each document is one sequence after an end token, read in overlapping windows.
 

@@ -73,7 +73,7 @@ class LogLikelihood(NamedTuple):
 def log_likelihoods(
     model: Model, continuations: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
 ) -> list[LogLikelihood]:
-    """The log-likelihood of each continuation under a causal model.
+    """Return the log-likelihood of each continuation under a causal model.
 
     Raises:
         UserError: the model is not causal, or a continuation alone exceeds its positions.
@@ -112,7 +112,8 @@ def pseudo_log_likelihoods(
     word_starts: Sequence[Sequence[bool]] | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> NDArray[np.float64]:
-    """The pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation 1).
+    """Return the pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation
+    1).
 
     The sum over a sentence's tokens of the log-probability of each, given all others, with that token masked.
 
@@ -157,7 +158,8 @@ def pseudo_log_likelihoods(
 
 
 def predict(model: Model, queries: Iterable[Query], batch_tokens: int = BATCH_TOKENS) -> Iterator[Prediction]:
-    """The answers, in the order of the queries, which are packed into batches in this order: sort them by length."""
+    """Yield the answers, in the order of the queries, which are packed into batches in this order: sort them by
+    length."""
     model.eval()
     batch: list[Query] = []
     tokens = 0
@@ -199,12 +201,13 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
 
 
 def _longest_first(lengths: list[int]) -> list[int]:
-    """Sequences of similar length make batches without padding, and the batch that needs most memory comes first."""
+    """Return indexes, the longest sequence first: batches need no padding, and the one that needs most memory comes
+    first."""
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
 def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each text, without special tokens."""
+    """Return the token ids of each text, without special tokens."""
     assert texts
     ids, lengths = tokenizer.encode(texts)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
@@ -213,7 +216,7 @@ def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def encode_continuations(
     tokenizer: Tokenizer, special_ids: dict[str, int], context: str, continuations: Sequence[str]
 ) -> list[Continuation]:
-    """A text and what may follow it, each with the space that separates the two if there is one.
+    """Encode a text and its possible continuations, each with the space that separates the two if there is one.
 
     Context and continuation are encoded together. Tokens that all have in common with the context alone, after an end
     token, are the context: where a continuation changes the context's last token, that token is scored for all of them,
@@ -268,7 +271,7 @@ class ZeroShotResult:
 
 
 def accuracy_result(correct: NDArray[np.bool_], other_metrics: dict[str, float]) -> ZeroShotResult:
-    """The fraction of examples that are correct.
+    """Return the fraction of examples that are correct.
 
     Args:
         correct: bool (examples,), at least one.
