@@ -148,7 +148,7 @@ def test_too_little_text_is_refused() -> None:
         choose(Text(5_000, 100, 60), cores, False, 1.0)
     with pytest.raises(UserError, match="have 2 documents, and less than 30"):
         choose(Text(10**6, 2, 60), cores, False, 1.0)
-    with pytest.raises(UserError, match=r"4,000 different characters, and 100,000 bytes support .* 1,500 tokens"):
+    with pytest.raises(UserError, match=r"4,000 different characters, but 100,000 bytes support .* 1,500 tokens"):
         choose(Text(100_000, 100, 4_000), cores, False, 1.0)
 
 

@@ -174,5 +174,5 @@ def test_files_without_documents_are_refused(tmp_path: Path) -> None:
 def test_other_kinds_of_tasks_have_no_context() -> None:
     _check_settings(EvalConfig.model_validate({"tasks": ["bbc-topics"], "document_context": True}), 2)
     own = {"name": "bbc-topics", "document_context": True}
-    with pytest.raises(UserError, match="is for tagging, and the kind of task bbc-topics is classification"):
+    with pytest.raises(UserError, match="is for tagging, but task bbc-topics is of kind classification"):
         _check_settings(EvalConfig.model_validate({"tasks": [own]}), 2)

@@ -166,7 +166,7 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
         ({"train": "other.jsonl"}, r"other\.jsonl, line 1: expected an object with a text or number in said, mood"),
         ({"train": "list.jsonl"}, r"list\.jsonl, line 1: expected an object"),
         ({"train": "file.dat"}, r"file\.dat has none of the extensions \.csv, .*; set format"),
-        ({"train": "words.conll"}, "a column file is for tagging, and kind is classification"),
+        ({"train": "words.conll"}, "a column file is for tagging, but kind is classification"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -171,7 +171,7 @@ def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: P
         _check_tasks(_config("lambada", tmp_path), "bert")
     with pytest.raises(UserError, match=r"task ptb reads .*ptb\.test\.txt, which is missing"):
         _check_tasks(_config("ptb", tmp_path), "gpt2")
-    with pytest.raises(UserError, match=r"and eval\.checkpoint is a Hugging Face model"):
+    with pytest.raises(UserError, match=r"but eval\.checkpoint is a Hugging Face model"):
         _check_tasks(_config("heldout-perplexity", tmp_path, checkpoint="a"), "gpt2")
 
 
