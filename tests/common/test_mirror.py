@@ -23,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
     return result
 
 
-def test_what_was_pushed_is_fetched_once(folder: Path, place: str, tmp_path: Path) -> None:
-    remote, copy = open_folder(f"{place}/remote"), tmp_path / "copy"
+def test_what_was_pushed_is_fetched_once(folder: Path, location: str, tmp_path: Path) -> None:
+    remote, copy = open_folder(f"{location}/remote"), tmp_path / "copy"
     with pytest.raises(UserError, match=r"holds no whole copy \(files.json is missing\)"):
         fetch(remote, copy)
     push(folder, remote, without=("remembered.json",))

@@ -141,7 +141,7 @@ def test_average(tmp_path: Path) -> None:
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == {"a": (30, 2), "b": (4,)}
     assert torch.equal(weights["a"], torch.full((30, 2), 3.0)) and torch.equal(weights["b"], torch.ones(4))
     before, after = (
-        read_checkpoint_manifest(folder_of_step(str(place), 4)) for place in (tmp_path / "checkpoints", out)
+        read_checkpoint_manifest(folder_of_step(str(location), 4)) for location in (tmp_path / "checkpoints", out)
     )
     assert after.run != before.run and after.parent == before.content_hash() and after.kinds == ["weight"]
     assert invoke("verify", str(out)).exit_code == 0

@@ -95,12 +95,12 @@ def test_what_was_exported_opens_answers_and_comes_back(
 
 def test_which_checkpoint_is_exported(run: Path, tmp_path: Path) -> None:
     word = {step: load_weights(folder_of_step(str(run / "checkpoints"), step))["word.weight"] for step in (3, 7)}
-    places = {
+    locations = {
         "step": (run, "--step", "3"),
         "folder": (run / "checkpoints" / "step-00000003",),
         "newest": (run / "checkpoints",),
     }
-    for name, arguments in places.items():
+    for name, arguments in locations.items():
         assert checkpoints("export", *arguments, "--out", tmp_path / name).exit_code == 0
     (damaged,) = (run / "checkpoints" / "step-00000007").glob("*.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")

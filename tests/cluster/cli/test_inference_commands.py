@@ -138,8 +138,8 @@ def test_where_a_model_may_be(run_of: RunOf) -> None:
     """A run's name, its directory, its checkpoints, one of them and an export give the same answer."""
     run = run_of("bert")
     of_step = run / "checkpoints" / "step-00000007"
-    places = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
-    answers = {answer("fill-mask", place, TEXTS[0], "--json", *options) for place, *options in places}
+    locations = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
+    answers = {answer("fill-mask", location, TEXTS[0], "--json", *options) for location, *options in locations}
     assert len(answers) == 1
     (exported,), (ours,) = rows(answer("fill-mask", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
     assert exported["masks"] == ours["masks"]

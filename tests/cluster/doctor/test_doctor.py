@@ -143,8 +143,8 @@ def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path
     assert not {check for node, check in result if node == head} & {"version", "open files"}
     assert not {check for _, check in result} & {"machine", "clock", "node", "room", "environment"}
     for facts in report["nodes"].values():
-        place = facts["stores"][str(runs)]
-        assert place["same"] and place["write_rate"] > 0 and place["read_rate"] > 0
+        location = facts["stores"][str(runs)]
+        assert location["same"] and location["write_rate"] > 0 and location["read_rate"] > 0
         assert all(device["wrong"] == 0 and device["flops"] > 0 for device in facts["compute"]["devices"])
     assert sum(facts["stores"][str(runs)]["created"] for facts in report["nodes"].values()) == 1
     assert [link["nodes"] for link in report["links"]] == [[head], [other], [head, other]]

@@ -192,13 +192,13 @@ def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, 
     runs, there = str(tmp_path / "runs"), ("--address", address)
     submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]
     # Two orders for one run at the same time: the head takes one.
-    places = [make_workplace(made(tmp_path / name), texts, "long", 100_000) for name in ("a", "b")]
-    both = [begin(place, *submit, f"phases[0].lr={number}e-3") for number, place in enumerate(places, start=1)]
+    locations = [make_workplace(made(tmp_path / name), texts, "long", 100_000) for name in ("a", "b")]
+    both = [begin(place, *submit, f"phases[0].lr={number}e-3") for number, place in enumerate(locations, start=1)]
     run = tmp_path / "runs" / "long"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
     wait_for(lambda: any(command.poll() is not None for command in both))
     lost = next(number for number, command in enumerate(both) if command.poll() is not None)
-    refused, following, place = ended(places[lost], both[lost], 2), both[1 - lost], places[1 - lost]
+    refused, following, place = ended(locations[lost], both[lost], 2), both[1 - lost], locations[1 - lost]
     assert "runs long with another recipe (phases[0].lr was" in refused
     assert multihop(place, "jobs", *there).stdout.count("long-") == 1
     follows = begin(made(tmp_path / "log"), "logs", "long", "--rank", "0", "-f", *there)

@@ -48,8 +48,8 @@ def call(given: tuple[Callable[[Any], Any], Any]) -> Any:
     return function(item)
 
 
-def write_slowly(place: tuple[Path, str]) -> None:
-    folder, name = place
+def write_slowly(location: tuple[Path, str]) -> None:
+    folder, name = location
     with atomic_replace(folder / name) as temporary:
         temporary.touch()
         for _ in range(10_000):  # Ray interrupts between two instructions, not in one that waits

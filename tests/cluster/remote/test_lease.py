@@ -24,8 +24,8 @@ def refuse() -> None:
     raise AssertionError("it was lost")
 
 
-def test_one_at_a_time_and_again_when_it_has_ended(place: str) -> None:
-    remote_location = open_folder(f"{place}/lease")
+def test_one_at_a_time_and_again_when_it_has_ended(location: str) -> None:
+    remote_location = open_folder(f"{location}/lease")
     in_use = pytest.raises(InUseError, match=r"is in use by process \d+ on .*; wait for that process to end")
     with hold_lease(remote_location, refuse), in_use, hold_lease(remote_location, refuse):
         raise AssertionError("two hold it")
@@ -35,8 +35,8 @@ def test_one_at_a_time_and_again_when_it_has_ended(place: str) -> None:
     assert len(remote_location.names()) <= 6  # old ones are removed
 
 
-def test_of_many_at_once_one_gets_it(place: str) -> None:
-    remote_location, got, refused = open_folder(f"{place}/lease"), list[int](), list[int]()
+def test_of_many_at_once_one_gets_it(location: str) -> None:
+    remote_location, got, refused = open_folder(f"{location}/lease"), list[int](), list[int]()
     ready, done = threading.Barrier(4), threading.Event()
 
     def attempt(number: int) -> None:

@@ -45,16 +45,16 @@ def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
 
 
 def test_a_mistake_found_at_the_end_of_a_first_start_loses_nothing(run_dir: Path, recipe: Recipe) -> None:
-    place = checkpoints_of(run_dir, recipe)
+    location = checkpoints_of(run_dir, recipe)
     made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "launches.jsonl")
     with pytest.raises(UserError, match="a late mistake"), locked_run_dir(run_dir, recipe, ()):
-        claim_checkpoints(run_dir, place)
+        claim_checkpoints(run_dir, location)
         for name in made:
             append_row(run_dir / name, {"step": 1})
         raise UserError("a late mistake")
     assert [read_rows(run_dir / name) for name in made] == [[{"step": 1}]] * len(made)
     with locked_run_dir(run_dir, recipe, ()):
-        claim_checkpoints(run_dir, place)
+        claim_checkpoints(run_dir, location)
 
 
 @pytest.mark.parametrize("kept", ["metrics.jsonl", "identity", "logs/rank-0.log", "eval/results.jsonl", "notes.txt"])

@@ -161,9 +161,9 @@ def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> 
 @pytest.mark.parametrize(
     "text", ["${oc.env:A_SECRET}", "${data.sources}", "texts/${lang", "${oc.decode:x}", "${foo:1}", "${hydra:x}"]
 )
-def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str) -> None:
+def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, text: str) -> None:
     monkeypatch.setenv("A_SECRET", "hunter2")
-    in_file = place == "the file"
+    in_file = location == "the file"
     path = tmp_path / "r.yaml"
     path.write_text(MINIMAL + (f"tracking: {{experiment: 'x {text}'}}\n" if in_file else ""))
     with pytest.raises(
@@ -253,8 +253,8 @@ def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
 
 
 def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
-    place = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
-    command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", place]
+    location = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", location]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
     assert r"http://***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr

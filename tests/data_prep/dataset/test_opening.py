@@ -20,12 +20,12 @@ from multihop.data_prep.pipeline.prepare import prepare
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, document) -> Path:
     """A data set."""
-    place = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("whole")
     for number in range(60):
-        (place / f"{number:02d}.txt").write_text(document(number))
-    data = DataConfig(sources=[Source(path=str(place / "*.txt"))], heldout_fraction=0.1)
-    prepare(data, TokenizerConfig(vocab_size=150, threads=1), place / "out")
-    return place / "out"
+        (folder / f"{number:02d}.txt").write_text(document(number))
+    data = DataConfig(sources=[Source(path=str(folder / "*.txt"))], heldout_fraction=0.1)
+    prepare(data, TokenizerConfig(vocab_size=150, threads=1), folder / "out")
+    return folder / "out"
 
 
 def spoilt(content: bytes, at: int, other: int) -> bytes:

@@ -105,8 +105,8 @@ def test_thirteen_words_in_a_row_are_enough_and_twelve_are_not(
     tmp_path: Path, at: str, shared: int, is_hit: bool
 ) -> None:
     text = words(1, 60)
-    place = {"first": 0, "middle": 20, "last": 60 - shared}[at]
-    quoted = text[place : place + shared]
+    index = {"first": 0, "middle": 20, "last": 60 - shared}[at]
+    quoted = text[index : index + shared]
     for number, document in enumerate(
         (quoted, words(2, 30) + quoted, quoted + words(3, 30), words(4, 9) + quoted + words(5, 9))
     ):
@@ -295,10 +295,10 @@ def test_what_is_cut(text: str, fragments: list[str]) -> None:
     assert cut(text, spans_of(text, "#%\u0130")) == fragments
 
 
-@pytest.mark.parametrize("places,fragments", [(9, 10), (10, 0)])
-def test_a_document_in_more_than_ten_fragments_is_dropped(places: int, fragments: int) -> None:
-    text = "#".join("a" * 700 for _ in range(places + 1))
-    spans = np.array([(place, place + 1) for place, mark in enumerate(text) if mark == "#"], SPAN)
+@pytest.mark.parametrize("overlaps,fragments", [(9, 10), (10, 0)])
+def test_a_document_in_more_than_ten_fragments_is_dropped(overlaps: int, fragments: int) -> None:
+    text = "#".join("a" * 700 for _ in range(overlaps + 1))
+    spans = np.array([(index, index + 1) for index, mark in enumerate(text) if mark == "#"], SPAN)
     assert len(cut(text, spans)) == fragments
 
 

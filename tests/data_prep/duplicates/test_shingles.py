@@ -68,8 +68,8 @@ def hashes_of(texts: list[str], n: int) -> list[list[int]]:
         grams = ngrams(words, n)
         for document, value, first, last in zip(grams.documents, grams.hashes, grams.first, grams.last, strict=True):
             origin = words.origins[document]
-            place = int(words.starts[first] - origin), int(words.stops[last - 1] - origin)
-            assert result[words.first_document + document].setdefault(place, int(value)) == value
+            span = int(words.starts[first] - origin), int(words.stops[last - 1] - origin)
+            assert result[words.first_document + document].setdefault(span, int(value)) == value
     return [list(dict(sorted(each.items())).values()) for each in result]
 
 
@@ -78,9 +78,9 @@ def test_every_character_is_of_the_kind_that_its_name_says() -> None:
     texts = [f"a{character}a" for character in characters]
     result: list[list[tuple[int, int]]] = []
     for words in read_words(pa.array(texts), carried=0):
-        places = np.stack([words.starts, words.stops], axis=1)
+        offsets = np.stack([words.starts, words.stops], axis=1)
         for document, origin in enumerate(words.origins):
-            inside = places[words.bounds[document] : words.bounds[document + 1]] - origin
+            inside = offsets[words.bounds[document] : words.bounds[document + 1]] - origin
             result.append([(int(start), int(stop)) for start, stop in inside])
     expected = [[(at, at + len(word.encode())) for at, word in reference_words(text)] for text in texts]
     assert {c: a for c, a, b in zip(characters, result, expected, strict=True) if a != b} == {}

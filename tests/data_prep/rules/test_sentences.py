@@ -92,8 +92,8 @@ def test_every_visible_character_lies_in_exactly_one_span_and_spans_are_in_order
     assert all(start < stop for start, stop in spans)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert all(text[start:stop] == text[start:stop].strip() for start, stop in spans)
-    inside = {place for start, stop in spans for place in range(start, stop)}
-    assert inside >= {place for place, char in enumerate(text) if not char.isspace()}
+    inside = {offset for start, stop in spans for offset in range(start, stop)}
+    assert inside >= {offset for offset, char in enumerate(text) if not char.isspace()}
 
 
 @given(texts.map(clean), st.sampled_from(LANGUAGES))

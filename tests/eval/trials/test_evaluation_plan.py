@@ -116,12 +116,12 @@ def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
             assert {cell(trial, evaluation.files) for trial in left} == {
                 each for each in cells(evaluation, [evaluation.weights[0], None]) if values.get(each) is None
             }
-            for place, trial in enumerate(left[: evaluation.until]):
+            for index, trial in enumerate(left[: evaluation.until]):
                 row, key = failed_row(trial, "it broke", 1.0, retry=True), cell(trial, evaluation.files)
-                if place == evaluation.fails:
+                if index == evaluation.fails:
                     values[key] = None
                 else:
-                    values[key] = (len(values) + number / 10 + place) / 1000
+                    values[key] = (len(values) + number / 10 + index) / 1000
                     row |= {"status": "ok", "value": values[key], "dev_value": values[key], "retry": False}
                     del row["error"]
                 append_row(run / RESULTS, row)
