@@ -69,7 +69,7 @@ def test_a_key_is_found_with_indexes_and_as_a_whole_section(key: str, decides: o
     assert effect_of(Outer, key) == decides
 
 
-def test_a_key_that_is_not_there() -> None:
+def test_a_key_that_does_not_exist() -> None:
     with pytest.raises(KeyError):
         effect_of(Outer, "inner.other")
 

@@ -56,7 +56,7 @@ def test_a_large_file_is_streamed_and_read_by_position(location: str, monkeypatc
 
 
 @pytest.mark.parametrize("length", [20, 20_000_000])
-def test_a_write_that_fails_leaves_what_was_there(location: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_what_existed(location: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, or the file before; nobody sees half of the new one at any moment."""
     monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)
     folder = open_folder(location)
@@ -153,7 +153,7 @@ def test_a_relative_path_and_a_trailing_slash(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "here" / "a").read_bytes() == b"1"
 
 
-def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None:
+def test_a_bucket_that_answers_busy_is_retried(s3: Any, bucket: str) -> None:
     folder = open_folder(f"{bucket}/run")
     before = len(s3.requests)
     s3.failures = 2
@@ -163,7 +163,7 @@ def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None
     assert s3.failures == 0 and len(s3.requests) > before + 4
 
 
-def test_a_bucket_that_is_busy_again_and_again_is_asked_for_ever(s3: Any, bucket: str) -> None:
+def test_a_bucket_that_is_busy_again_and_again_is_retried_for_ever(s3: Any, bucket: str) -> None:
     """More often than the 100 times that pyarrow's standard strategy retries in the life of a file system."""
     folder = open_folder(f"{bucket}/run")
     folder.write_atomically("a", b"whole")
@@ -215,7 +215,7 @@ def test_other_schemes_are_refused(location: str) -> None:
         open_folder(location)
 
 
-def test_a_bucket_that_is_not_there(s3: Any) -> None:
+def test_a_bucket_that_does_not_exist(s3: Any) -> None:
     with pytest.raises(UserError, match=r"bucket nowhere at http://127\.0\.0\.1:\d+ does not exist"):
         open_folder("s3://nowhere/run")
 

@@ -114,7 +114,7 @@ def test_what_is_no_checkpoint_of_its_folder_is_a_sentence(run: Path) -> None:
     assert not rows["step-00000500"]["committed"] and "of step 100" in rows["step-00000500"]["note"]
 
 
-def test_a_run_whose_checkpoints_stand_elsewhere(run: Path, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_elsewhere(run: Path, tmp_path: Path) -> None:
     recipe = json.loads((run / "recipe.json").read_text())
     elsewhere = tmp_path / "elsewhere"
     save(elsewhere / "r", 7)

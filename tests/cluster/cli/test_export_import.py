@@ -128,7 +128,7 @@ def test_an_encoder_without_heads_gets_fresh_ones(run: Path, tmp_path: Path) -> 
     assert weights["pooler.weight"].std() > 0 and not torch.equal(weights["pooler.weight"], known["pooler.weight"])
 
 
-def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, bert_data: Path, gpt2_data: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(run: Path, tmp_path: Path, bert_data: Path, gpt2_data: Path) -> None:
     out = tmp_path / "out"
     assert "and no directory of that name" in refusal("export", tmp_path / "nothing", "--out", out)
     assert "never committed" in refusal("export", run, "--step", "5", "--out", out)

@@ -207,7 +207,7 @@ def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
     assert rows(result.stdout)[0]["tokens"] == 64 and "1 texts were cut" in result.stderr
 
 
-def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     bert, gpt2 = run_of("bert"), run_of("gpt2")
     assert "is a GPT-2, which fills no masks; use `multihop generate`" in refusal("fill-mask", gpt2, TEXTS[0])
     assert "is a BERT, which does not continue texts" in refusal("generate", bert, "--prompt", "The")

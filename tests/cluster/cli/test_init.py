@@ -94,7 +94,7 @@ def test_a_glob_and_a_name_that_no_run_may_have(folder: Path) -> None:
     assert loaded("ber-uns.yaml").name == "ber-uns"
 
 
-def test_nothing_is_overwritten_without_being_told(folder: Path) -> None:
+def test_nothing_is_overwritten_without_force(folder: Path) -> None:
     (folder / "verses.txt").write_text("\n".join(texts(400)))
     (folder / "verses.yaml").write_text("mine")
     assert refused("verses.txt") == "verses.yaml exists; choose another --out, or replace it with --force"

@@ -269,7 +269,7 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
     assert "this is the code that was sent" in done.stdout
 
 
-def test_a_run_whose_home_is_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
+def test_a_run_in_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "stored", 12)
     there = ["--address", address]
     # What a node kept of a removed run of that name is no evidence that this run had checkpoints.
@@ -384,7 +384,7 @@ def test_a_submission_whose_response_is_lost_is_recognized(address: str, tmp_pat
     assert proxy.swallowed == 1
 
 
-def test_mistakes_are_told_in_a_sentence(
+def test_mistakes_are_reported_in_a_sentence(
     address: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_workplace(tmp_path, texts, "small", 10)

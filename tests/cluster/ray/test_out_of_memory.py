@@ -32,7 +32,7 @@ with ray_session(None, 1):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_it_is_tried_again_and_told_and_the_others_are_done(tmp_path: Path) -> None:
+def test_it_is_tried_again_and_reported_and_the_others_are_done(tmp_path: Path) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 4 * ROOM:
         pytest.skip(f"this machine has {memory.available / 1e9:.0f} GB of memory free, and the test takes 8")

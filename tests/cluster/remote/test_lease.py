@@ -58,7 +58,7 @@ def test_of_many_at_once_one_gets_it(location: str) -> None:
     assert (len(got), len(refused)) == (1, 3)
 
 
-def test_a_silent_holder_loses_it_and_is_told(tmp_path: Path) -> None:
+def test_a_silent_holder_loses_it_and_is_notified(tmp_path: Path) -> None:
     remote_location, lost = open_folder(str(tmp_path)), threading.Event()
     with hold_lease(remote_location, refuse):
         pass

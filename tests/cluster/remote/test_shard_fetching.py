@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_shards_come_as_they_are_asked_for(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
+def test_shards_come_as_they_are_requested(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
     every = shards_in(whole)
     assert len(every) > 20
     request(tmp_path, every)  # of earlier ranks
@@ -79,7 +79,7 @@ def test_what_is_no_longer_wanted_makes_room(
         assert "leaves no room" in str(fails())
 
 
-def test_a_damaged_shard_is_told(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_reported(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
     broken = shards_in(whole)[3]
     remote_location = open_folder(f"{spec.runs}/{spec.data}")
     content = bytearray((whole / broken).read_bytes())

@@ -128,7 +128,7 @@ def test_what_files_hold_is_no_markup_and_steers_no_terminal(
     assert printed.count(text.replace("\x1b", r"\x1b")) == 4 and printed.count(text.replace("\x1b", r"\u001b")) == 2
 
 
-def test_a_run_that_is_not_there(runs: Path) -> None:
+def test_a_run_that_does_not_exist(runs: Path) -> None:
     with pytest.raises(UserError, match=r"no run three in .*; existing runs: one, two"):
         find_runs(["one", "three"], runs)
     with pytest.raises(UserError, match="at least two runs"):

@@ -75,7 +75,7 @@ def test_an_error_that_is_not_the_users_removes_nothing(run_dir: Path, recipe: R
     assert (run_dir / "recipe.json").exists()
 
 
-def test_what_was_there_before_a_refused_start_stays(run_dir: Path, recipe: Recipe) -> None:
+def test_what_existed_before_a_refused_start_stays(run_dir: Path, recipe: Recipe) -> None:
     (run_dir / "index").mkdir(parents=True)
     (run_dir / "index" / "mine.npy").write_text("")
     start_and_fail(run_dir, recipe, "summary.json")
@@ -130,7 +130,7 @@ def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -
         pass
 
 
-def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
+def test_the_second_holder_is_refused_with_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, multihop.cluster.locks as f\nwith f.lock_folder(pathlib.Path(sys.argv[1])): print('in')"
     )
@@ -262,7 +262,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_told_by_name_and_lets_go_of_the_lock(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_by_name_and_lets_go_of_the_lock(small_disk: Path) -> None:
     results, filler = small_disk / "results.jsonl", small_disk / "filler"
     append_row(results, {"task": "a"})
     with pytest.raises(OSError, match="No space left"), open(filler, "wb", buffering=0) as file:

@@ -76,7 +76,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
         ("model=5", "model=5"),
     ],
 )
-def test_mistakes_are_told_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
+def test_mistakes_are_reported_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
@@ -150,7 +150,7 @@ def test_overrides_are_read_as_strictly_as_the_file(override: str, complaint: st
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
-def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> None:
+def test_a_mapping_adds_to_what_exists_and_missing_sections_are_made() -> None:
     given = ["data.filters.c4.citations=false", "data.filters={gopher_quality: {}}", "phases.0.steps=7"]
     recipe = load_recipe(ROOT / "recipes" / "demo-bert.yaml", given)
     assert recipe.data.filters.c4 is not None and not recipe.data.filters.c4.citations
@@ -226,7 +226,7 @@ PASSWORDS = [
 
 
 @pytest.mark.parametrize(("key", "value"), PASSWORDS)
-def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, key: str, value: str) -> None:
+def test_passwords_are_refused_anywhere_and_not_shown(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(
         UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it contains an @)"
     ) as failed:
@@ -252,7 +252,7 @@ def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"name={name}"])
 
 
-def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
+def test_what_the_command_says_of_a_location_hides_passwords_and_steers_no_terminal() -> None:
     location = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
     command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", location]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -164,7 +164,7 @@ def test_the_field_is_the_only_one_or_clearly_the_text(lengths: dict[str, float]
     assert pick_field(lengths, "a.jsonl") == field
 
 
-def test_a_field_that_is_not_clear_is_asked_for() -> None:
+def test_an_ambiguous_field_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"body \(on average 200 characters\), summary \(on .*; choose one with --field"
     ):

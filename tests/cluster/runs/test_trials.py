@@ -48,7 +48,7 @@ def trials(bert_data: Path, tmp_path: Path) -> tuple[EvalConfig, list[Trial]]:
     return config, _random(config, bert_data, tmp_path / "eval" / "results.jsonl")
 
 
-def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
+def test_a_trial_that_fails_is_reported_and_does_not_stop_the_others(
     trials: tuple[EvalConfig, list[Trial]], tmp_path: Path
 ) -> None:
     config, planned = trials

@@ -158,7 +158,7 @@ def test_a_manifest_that_is_nested_without_end_is_one_sentence(whole, content):
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.parametrize("name", ["train-00000.arrow", "tokenizer.model", "token_counts.npy", MANIFEST])
-def test_what_is_no_file_is_told_at_once_and_rebuilt(prepared, whole, name, kind):
+def test_what_is_no_file_is_reported_at_once_and_rebuilt(prepared, whole, name, kind):
     data, tok, folder = whole
     (folder / name).unlink()
     if kind == "fifo":

@@ -86,7 +86,7 @@ def test_a_reader_sees_the_data_set_whole_while_a_shard_of_it_is_rebuilt(tmp_pat
     assert np.array_equal(reader.train.tokens(3), tokens)
 
 
-def test_a_reader_between_two_data_sets_is_told_so(tmp_path, data, tok, monkeypatch):
+def test_a_reader_between_two_data_sets_gets_an_error(tmp_path, data, tok, monkeypatch):
     """Both by `prepare` in one folder, which `multihop` does not do: it names folders by their content."""
     out = tmp_path / "out"
     prepare(data, tok, out)

@@ -214,7 +214,7 @@ def test_the_same_documents_are_kept_in_any_order_and_by_any_division(
     assert kept_texts(splits, clusters) == kept
 
 
-def test_outputs_have_the_same_bytes_whoever_makes_them_and_stand(tmp_path: Path) -> None:
+def test_outputs_have_the_same_bytes_whoever_makes_them_and_stay(tmp_path: Path) -> None:
     splits = into(planted(seed=4, families=10), 3)
     outputs, clusters = run_stage(tmp_path / "a", splits, ranges=2)
     again, clusters_again = run_stage(tmp_path / "b", splits, ranges=2, backwards=True)

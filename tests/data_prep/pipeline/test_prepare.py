@@ -155,7 +155,7 @@ def test_the_held_out_documents_are_chosen_by_their_text_alone(tmp_path, data, t
     assert set(one.train.ids) == set(two.train.ids)
 
 
-def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path, data, tok, corpus, monkeypatch):
+def test_the_fingerprint_is_of_the_content_not_of_the_location(tmp_path, data, tok, corpus, monkeypatch):
     first = prepare(data, tok, tmp_path / "out")
     moved = corpus.rename(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
@@ -203,7 +203,7 @@ def test_a_large_vocabulary_is_written_with_four_bytes(tmp_path, data, tok, monk
     assert rows(wide) == rows(open_dataset(tmp_path / "narrow").train)
 
 
-def test_nothing_held_out_when_nothing_is_asked_for(tmp_path, data, tok):
+def test_nothing_held_out_when_nothing_is_requested(tmp_path, data, tok):
     manifest = prepare(data.model_copy(update={"heldout_fraction": 0.0}), tok, tmp_path / "out")
     dataset = open_dataset(tmp_path / "out")
     assert len(dataset.heldout) == 0 == len(dataset.heldout.ids) == len(dataset.heldout.lengths)

@@ -156,7 +156,7 @@ def test_what_a_worker_that_was_killed_meanwhile_left_goes_at_the_end(tmp_path, 
     assert not left.exists() and verify_dataset(tmp_path / "out") == []
 
 
-def test_a_full_disk_is_told_with_the_file_that_has_no_room(tmp_path):
+def test_a_full_disk_is_reported_with_the_file_that_has_no_room(tmp_path):
     with (
         pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/a.arrow'"),
         atomic_replace(tmp_path / "a.arrow"),
@@ -298,7 +298,7 @@ def test_bad_files_and_documents_are_set_aside_named_and_counted(tmp_path, data,
     assert len(open_dataset(tmp_path / "out").train) + len(open_dataset(tmp_path / "out").heldout) == 120
 
 
-def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
+def test_lines_are_named_by_their_number_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
     monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (500,))
     lines = (corpus / "b.jsonl").read_text().splitlines()
     bad = list(range(5, 65, 2))

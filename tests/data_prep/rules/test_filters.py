@@ -88,7 +88,7 @@ def test_reasons_tell_the_thresholds_that_were_set():
     assert not any("stop words" in reason for reason in reasons)
 
 
-def test_what_the_result_depends_on_besides_the_recipe_is_told(tmp_path):
+def test_what_the_result_depends_on_besides_the_recipe_is_reported(tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("darn\n")
     config = FilterConfig.model_validate({"c4": {"bad_words": str(words)}, "language": {"keep": ["en"]}})

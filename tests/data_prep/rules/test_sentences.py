@@ -102,7 +102,7 @@ def test_a_text_of_usual_length_has_the_sentences_of_sentencex(text, language):
     assert split_sentences(text, language) == of_sentencex
 
 
-def test_long_texts_of_paragraphs_have_the_sentences_of_sentencex_at_the_right_places():
+def test_long_texts_of_paragraphs_have_the_sentences_of_sentencex_at_the_right_offsets():
     # Beyond ten thousand characters sentencex gives some empty lines not back.
     text = clean("\n\n".join(f"Paragraph {n} is short. It ends here.\nOr here, é!" for n in range(1_000)))
     pieces = sentencex.segment("en", text)

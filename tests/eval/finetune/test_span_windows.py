@@ -72,7 +72,7 @@ def test_a_sentencepiece_mark_behind_a_word_is_encoded_as_in_pretraining(unigram
 
 
 @given(_TEXTS)
-def test_places_are_in_order_and_of_whole_words(unigram: Tokenizer, text: str) -> None:
+def test_offsets_are_in_order_and_of_whole_words(unigram: Tokenizer, text: str) -> None:
     for tokenizer in (_WORDPIECE, _BYTE_BPE, unigram):
         [tokens] = tokens_with_offsets([text], tokenizer)
         assert (tokens.starts < tokens.ends).all()

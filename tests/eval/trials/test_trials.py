@@ -153,7 +153,7 @@ def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig,
 
 
 @pytest.mark.usefixtures("bbc")
-def test_a_trial_gives_a_row_that_stands_in_the_file(
+def test_a_trial_gives_a_row_in_the_file(
     bert: ModelConfig, bert_data: Path, quick: TrialSettings, checkpoint: Checkpoint, tmp_path: Path, cache: Path
 ) -> None:
     settings = quick.model_dump() | {"max_examples": 120, "epochs": 8}
