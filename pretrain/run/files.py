@@ -15,7 +15,7 @@ GAVE_UP = "gave-up.json"
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """What rank 0 appends to."""
 JOURNAL = "journal"
-"""Where a run that has its home in an object store has these rows."""
+"""Folder of a run in an object store with these rows."""
 
 
 def read_config(run_dir: Path) -> TrainingConfig:

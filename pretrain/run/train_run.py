@@ -34,7 +34,7 @@ from multihop.pretrain.engine.deterministic import use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.peak_flops import matmul_rate
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
+from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import training_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
@@ -73,7 +73,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     if config.engine.deterministic:
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
-    streams = HOME in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
+    streams = REMOTE_RUN in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
     arriving = run_dir if streams else None
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
@@ -89,7 +89,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, arriving
     )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
-    journal = _journal(run_dir) if ranks.rank == 0 and HOME in os.environ else None
+    journal = _journal(run_dir) if ranks.rank == 0 and REMOTE_RUN in os.environ else None
     writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)
     writer.prepare(start.engine.state()[0])
 
@@ -139,10 +139,10 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
-        if HOME not in os.environ:
+        if REMOTE_RUN not in os.environ:
             # Of a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
-        run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
+        run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(REMOTE_RUN))
     found, rejected = newest_good_shared(checkpoints, ranks)
     if found:
         check_steps_left(run_dir, config, found.step)
@@ -159,9 +159,9 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
 
 
 def _journal(run_dir: Path) -> JournalWriter:
-    """Takes rank 0's rows to the run's home, those of a save before its commit."""
+    """Upload rank 0's rows to the run in the object store, those of a save before its commit."""
     truncate_torn_line(run_dir / "metrics.jsonl")
-    return JournalWriter(open_folder(f"{os.environ[HOME]}/{JOURNAL}"), int(os.environ[START]), run_dir, ROWS)
+    return JournalWriter(open_folder(f"{os.environ[REMOTE_RUN]}/{JOURNAL}"), int(os.environ[LAUNCH]), run_dir, ROWS)
 
 
 def _checkpoint_writer(
