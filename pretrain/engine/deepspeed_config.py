@@ -148,7 +148,7 @@ def fill_deepspeed_config(
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's own CPU Adam recomputes its beta powers after loading and so is not bit-exact across a resume.
         "zero_force_ds_cpu_optimizer": False,
-        # multihop.pretrain.optim.slices expects one owner for each part of a weight, in the model's order.
+        # `owned_slices` expects one owner for each part of a weight, in the model's order.
         "zero_optimization.round_robin_gradients": False,
         "zero_optimization.zero_hpz_partition_size": 1,
         # Narrow gradients of many micro-batches are added up in fp32.

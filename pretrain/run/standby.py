@@ -105,7 +105,7 @@ def main() -> int:
     os.dup2(2, 1)  # DeepSpeed prints
     import torch
 
-    from multihop.pretrain.engine.engine import import_deepspeed
+    from multihop.pretrain.engine.deepspeed_internals import import_deepspeed
     from multihop.pretrain.run import worker
 
     import_deepspeed()
