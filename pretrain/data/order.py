@@ -14,22 +14,30 @@ so that a source completes an epoch before it begins the next.
 With `data.shuffle_window_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all
 samples.
 
-With `global_batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
-`multihop.pretrain.data.token_batches` tells which pairs they are.
+With `global_batch_tokens`, read "batch of pairs" for "sample" above: a step takes one, and
+`multihop.pretrain.data.token_batches` says which pairs are in it.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from multihop.common.counter_rng import key_of
-from multihop.pretrain.config import PhaseConfig
-from multihop.pretrain.data.mixture import Int64, draw, quotas, upcoming
-from multihop.pretrain.data.permutation import permute
-from multihop.pretrain.data.phases import batch_size_of, locate, samples_in_phase
-from multihop.pretrain.data.shard_windows import ShardWindows
+from multihop.common.counter_rng import key_of, permute
+from multihop.pretrain.config import PhaseConfig, TrainingConfig
+from multihop.pretrain.data.index import SampleIndex, source_weights
+from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, samples_in_phase
+from multihop.pretrain.data.shard_windows import IndexShards, ShardWindows, shards_of_index
+from multihop.pretrain.data.token_batches import TokenBatches
+
+Int64 = NDArray[np.int64]
+MIXTURE_BLOCK = 2**16
+"""Positions within which the weights hold exactly; also the largest number of sources that can be mixed."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,99 @@ class GlobalBatchIds:
     """int64 (batch_size,): how often each sample was used before, which keys its mask."""
 
 
+@dataclass(frozen=True)
+class SampleOrder:
+    """Which samples each step of a run uses, and how many."""
+
+    config: TrainingConfig
+    fingerprint: str
+    """The data's fingerprint."""
+    indexes: list[list[SampleIndex]]
+    """The training indexes of each phase: one, or one per source where sources have weights."""
+    shard_starts: Sequence[int]
+    """The first document of each training shard; the last is the number of documents."""
+
+    def samples_of_step(self, step: int) -> GlobalBatchIds:
+        """The samples of the 0-based step `step`, over all ranks.
+
+        Raises:
+            UserError: The phases have no such step.
+        """
+        seed, weights = self.config.seed, source_weights(self.config)
+        chosen = samples_of_step(
+            seed, self.fingerprint, self.config.phases, self.sizes, step, weights, self.shard_windows
+        )
+        batches = self._token_batches[chosen.phase]
+        if not batches:
+            return chosen
+        source, epoch = int(chosen.sources[0]), int(chosen.epochs[0])
+        batch = int(chosen.samples[0]) - sum(map(len, batches[:source]))
+        key = ("token batch", seed, self.fingerprint, chosen.phase, source, epoch)
+        first = sum(index.size for index in self.indexes[chosen.phase][:source])
+        pairs = first + batches[source].pairs(batch, *key)
+        return GlobalBatchIds(chosen.phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
+
+    def samples_before(self, step: int) -> int:
+        """The number of samples that the first `step` steps consume, skipped steps included.
+
+        Raises:
+            UserError: The phases have fewer steps.
+        """
+        used = samples_before(self.config.phases, step)
+        for number, phase in enumerate(self.config.phases):
+            steps = min(step, phase.steps)
+            if self._token_batches[number]:
+                used += self._pairs_before(number, steps) - samples_in_phase(phase, steps)
+            step -= steps
+        return used
+
+    @cached_property
+    def sizes(self) -> list[list[int]]:
+        """The number of samples, or of batches of pairs, in each of a phase's indexes, for each phase."""
+        return [
+            [len(part) for part in batches] or [index.size for index in indexes]
+            for batches, indexes in zip(self._token_batches, self.indexes, strict=True)
+        ]
+
+    @cached_property
+    def index_shards(self) -> list[list[IndexShards]]:
+        """The shards that each of `indexes` lies in."""
+        return [
+            [shards_of_index(self.config.objective, index, self.shard_starts, phase.seq_len) for index in indexes]
+            for phase, indexes in zip(self.config.phases, self.indexes, strict=True)
+        ]
+
+    @cached_property
+    def shard_windows(self) -> list[list[ShardWindows]] | None:
+        """The windows of each of `indexes`; None: samples are not shuffled by windows."""
+        size = self.config.data.shuffle_window_shards if self.config.data else None
+        if size is None:
+            return None
+        return [[ShardWindows(part.first_samples, size) for part in of_phase] for of_phase in self.index_shards]
+
+    @cached_property
+    def _token_batches(self) -> list[list[TokenBatches]]:
+        """The batches of each of `indexes`; an empty list for a phase without `global_batch_tokens`."""
+        return [
+            [TokenBatches(index.rows[:, 1:].max(axis=1), phase.global_batch_tokens) for index in indexes]
+            if phase.global_batch_tokens is not None
+            else []
+            for phase, indexes in zip(self.config.phases, self.indexes, strict=True)
+        ]
+
+    def _pairs_before(self, phase: int, steps: int) -> int:
+        """The number of pairs in the first `steps` steps of a phase with `global_batch_tokens`: whole epochs, whose
+        number of pairs is known, and the batches that were used of the last epoch of each source."""
+        seed, weights = self.config.seed, source_weights(self.config)
+        used, pairs = positions_in_sources(seed, self.fingerprint, phase, steps, weights), 0
+        for source, batches in enumerate(self._token_batches[phase]):
+            epochs, rest = divmod(int(used[source]), len(batches))
+            key = key_of(*source_key(seed, self.fingerprint, phase, source, weights), epochs)
+            of_last_epoch = permute(np.arange(rest, dtype=np.uint64), len(batches), key).astype(np.int64)
+            pairs += epochs * self.indexes[phase][source].size + int(batches.sizes(of_last_epoch).sum())
+        return pairs
+
+
 def samples_of_step(
     seed: int,
     fingerprint: str,
@@ -57,13 +158,13 @@ def samples_of_step(
     """The samples of the 0-based step `step`.
 
     Args:
-        fingerprint: of the data.
+        fingerprint: the data's.
         index_sizes: samples in each phase's indexes: one number per phase without weights, else one per source.
-        weights: of the sources; they need not sum to 1.
-        windows: of each phase's indexes, if samples are shuffled by windows of shards.
+        weights: the sources' weights; they need not sum to 1.
+        windows: the windows of each phase's indexes, if samples are shuffled by windows of shards.
 
     Raises:
-        UserError: the phases have no such step.
+        UserError: The phases have no such step.
     """
     phase, positions = positions_of_step(phases, step)
     of_phase = None if windows is None else windows[phase]
@@ -71,7 +172,11 @@ def samples_of_step(
 
 
 def positions_of_step(phases: Sequence[PhaseConfig], step: int) -> tuple[int, Int64]:
-    """The phase of a step, and its positions in the phase's stream; raises as `samples_of_step`."""
+    """The phase of a step, and its positions in the phase's stream.
+
+    Raises:
+        UserError: The phases have no such step.
+    """
     phase, step_in_phase = locate(phases, step)
     first = samples_in_phase(phases[phase], step_in_phase)
     return phase, np.arange(first, first + batch_size_of(phases[phase], step_in_phase), dtype=np.int64)
@@ -93,93 +198,122 @@ def samples_at(
     """
     starts = [0, *itertools.accumulate(sizes)]
     sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
-    for part in _parts(seed, fingerprint, phase, sizes, positions, weights):
+    for part in _epoch_parts(seed, fingerprint, phase, sizes, positions, weights):
         if windows is None:
             size = sizes[part.source]
-            found = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
+            shuffled = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
         else:
-            found = windows[part.source].samples(part.within, *part.key)
-        sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + found, part.epoch
+            shuffled = windows[part.source].samples(part.within, *part.key)
+        sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + shuffled, part.epoch
     return GlobalBatchIds(phase, sources, samples, epochs)
 
 
-def shards_at(
-    seed: int,
-    fingerprint: str,
-    phase: int,
-    sizes: Sequence[int],
-    positions: Int64,
-    weights: Sequence[float] | None,
-    windows: Sequence[ShardWindows],
-) -> tuple[list[set[int]], list[set[int]]]:
-    """Of each of a phase's indexes, the shards of the windows at positions of its stream, and of the next windows.
-
-    The arguments are those of `samples_at`, the positions consecutive ones. An index that none of them draws from is in
-    a window all the same.
-    """
-    now: list[set[int]] = []
-    then: list[set[int]] = []
-    for source, (own, key) in enumerate(_own_positions(seed, fingerprint, phase, positions, weights)):
-        size, of_index, end = sizes[source], windows[source], 0
-        now.append(set())
-        for part in _by_epoch(source, own, own, size, key):
-            shards, within = of_index.shards(part.within, *part.key)
-            now[-1] |= shards
-            end = part.epoch * size + within
-        (part,) = _by_epoch(source, np.array([0]), np.array([end]), size, key)
-        then.append(of_index.shards(part.within, *part.key)[0])
-    return now, then
+def source_key(
+    seed: int, fingerprint: str, phase: int, source: int, weights: Sequence[float] | None
+) -> tuple[int | str, ...]:
+    """The key of the orders of a source's index, to which the number of an epoch is appended."""
+    return (
+        ("order", seed, fingerprint, phase) if weights is None else ("source order", seed, fingerprint, phase, source)
+    )
 
 
-def _own_positions(
-    seed: int, fingerprint: str, phase: int, positions: Int64, weights: Sequence[float] | None
-) -> Iterator[tuple[Int64, tuple[int | str, ...]]]:
-    """Of each index its own stream's positions, the next one if there is none, and the key of its orders."""
+def positions_in_sources(
+    seed: int, fingerprint: str, phase: int, position: int, weights: Sequence[float] | None
+) -> Int64:
+    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the phase's."""
     if weights is None:
-        yield positions, ("order", seed, fingerprint, phase)
-        return
-    first, stop = int(positions[0]), int(positions[-1]) + 1
-    begins, ends = (upcoming(at, quotas(tuple(weights)), "mixture", seed, fingerprint, phase) for at in (first, stop))
-    for source, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        yield np.arange(begin, max(begin + 1, end)), ("source order", seed, fingerprint, phase, source)
+        return np.array([position], np.int64)
+    return next_positions(position, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Some of the positions that were asked for: those of one epoch of one source."""
+class EpochPart:
+    """Those of some positions of a stream that are in one epoch of one source."""
 
     source: int
     epoch: int
     at: Int64
-    """Which of the positions they are."""
+    """Their indexes among all the positions."""
     within: Int64
     """Their positions within the epoch, ascending."""
     key: tuple[int | str, ...]
-    """Of this epoch's order."""
+    """The key of this epoch's order."""
 
 
-def _parts(
-    seed: int, fingerprint: str, phase: int, sizes: Sequence[int], positions: Int64, weights: Sequence[float] | None
-) -> Iterator[_Part]:
-    every = np.arange(len(positions))
-    if weights is None:
-        assert len(sizes) == 1, sizes
-        key: tuple[int | str, ...] = ("order", seed, fingerprint, phase)
-        yield from _by_epoch(0, every, positions, sizes[0], key)
-        return
-    assert len(sizes) == len(weights), (sizes, weights)
-    sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
-    for source in np.unique(sources).tolist():
-        mine = every[sources == source]
-        yield from _by_epoch(
-            source, mine, positions[mine], sizes[source], ("source order", seed, fingerprint, phase, source)
-        )
-
-
-def _by_epoch(source: int, at: Int64, positions: Int64, size: int, key: tuple[int | str, ...]) -> Iterator[_Part]:
+def split_by_epoch(
+    source: int, at: Int64, positions: Int64, size: int, key: tuple[int | str, ...]
+) -> Iterator[EpochPart]:
+    """Split positions, ascending, of the stream of a source with `size` samples; `key` is the source's."""
     epochs, within = np.divmod(positions, size)
     turns = np.flatnonzero(np.diff(epochs)) + 1
     for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
         if start < stop:
             epoch = int(epochs[start])
-            yield _Part(source, epoch, at[start:stop], within[start:stop], (*key, epoch))
+            yield EpochPart(source, epoch, at[start:stop], within[start:stop], (*key, epoch))
+
+
+def _epoch_parts(
+    seed: int, fingerprint: str, phase: int, sizes: Sequence[int], positions: Int64, weights: Sequence[float] | None
+) -> Iterator[EpochPart]:
+    assert len(sizes) == (1 if weights is None else len(weights)), (sizes, weights)
+    every = np.arange(len(positions))
+    sources = np.zeros_like(positions)
+    if weights is not None:
+        sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
+    for source in np.unique(sources).tolist():
+        drawn = every[sources == source]
+        key = source_key(seed, fingerprint, phase, source, weights)
+        yield from split_by_epoch(source, drawn, positions[drawn], sizes[source], key)
+
+
+@lru_cache(maxsize=8)
+def quotas(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Each source's number of positions in a block: by largest remainder, at least one, `MIXTURE_BLOCK` in all."""
+    assert 0 < len(weights) <= MIXTURE_BLOCK and min(weights) > 0, weights
+    exact = [Fraction(weight) for weight in weights]
+    small: set[int] = set()
+    while True:
+        room, shared = MIXTURE_BLOCK - len(small), sum(w for i, w in enumerate(exact) if i not in small)
+        ideal = [Fraction(1) if i in small else w * room / shared for i, w in enumerate(exact)]
+        too_small = {i for i, share in enumerate(ideal) if share < 1}
+        if not too_small:
+            break
+        small |= too_small
+    whole = [math.floor(share) for share in ideal]
+    by_remainder = sorted(range(len(ideal)), key=lambda i: (whole[i] - ideal[i], i))
+    for i in by_remainder[: MIXTURE_BLOCK - sum(whole)]:
+        whole[i] += 1
+    return tuple(whole)
+
+
+def draw(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int64, Int64]:
+    """The source of each position of a mixed stream, and the position in that source's own stream."""
+    blocks, within = np.divmod(positions, MIXTURE_BLOCK)
+    sources, drawn = np.empty_like(positions), np.empty_like(positions)
+    for block in np.unique(blocks).tolist():
+        in_block = blocks == block
+        block_sources, ranks = _mixed_block(quota, key_of(*key, block))
+        sources[in_block], drawn[in_block] = block_sources[within[in_block]], ranks[within[in_block]]
+    return sources, blocks * np.asarray(quota, np.int64)[sources] + drawn
+
+
+def next_positions(position: int, quota: tuple[int, ...], *key: int | str) -> Int64:
+    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the mixed one."""
+    block, within = divmod(position, MIXTURE_BLOCK)
+    sources, _ = _mixed_block(quota, key_of(*key, block))
+    return block * np.asarray(quota, np.int64) + np.bincount(sources[:within], minlength=len(quota))
+
+
+@lru_cache(maxsize=4)
+def _mixed_block(quota: tuple[int, ...], key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """For each position of a block its source, and the number of earlier positions in the block with the same source.
+
+    A whole block is computed at once, because each source walks its own stream in order; most steps find their block
+    in the cache.
+    """
+    slots = permute(np.arange(MIXTURE_BLOCK, dtype=np.uint64), MIXTURE_BLOCK, key)
+    sources = np.repeat(np.arange(len(quota)), quota)[slots]
+    by_source = np.argsort(sources, kind="stable")
+    ranks = np.empty(MIXTURE_BLOCK, np.uint16)
+    ranks[by_source] = np.concatenate([np.arange(share) for share in quota])
+    return sources.astype(np.uint16), ranks

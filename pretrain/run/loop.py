@@ -201,7 +201,7 @@ def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:
 
 
 def _counted(batches: BatchBuilder, progress: TrainState) -> Row:
-    samples = batches.samples_before(progress.step)
+    samples = batches.order.samples_before(progress.step)
     return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
 
 

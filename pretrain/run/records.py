@@ -44,7 +44,7 @@ def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], No
     """Takes skipped steps: skipped.jsonl lists each one's samples, losses and gradient norm."""
 
     def note(step: int, losses: Row) -> None:
-        chosen = batches.choose(step)
+        chosen = batches.order.samples_of_step(step)
         row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
         loss, norm = losses["loss"], losses["grad_norm"]

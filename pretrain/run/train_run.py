@@ -74,7 +74,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
     streams = HOME in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
-    arriving = run_dir if streams else None
+    shard_request_dir = run_dir if streams else None
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
     resume = _resolve_resume(run_dir, config, data, ranks)
@@ -84,9 +84,9 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
     over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
     peak_flops = over_ranks["rate"]
-    sizes = micro_batch_sizes(config, run_dir, ranks, arriving)
+    sizes = micro_batch_sizes(config, run_dir, ranks, shard_request_dir)
     batches = BatchBuilder.open(
-        config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, arriving
+        config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
     )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
     journal = _journal(run_dir) if ranks.rank == 0 and HOME in os.environ else None
