@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from multihop.data_prep.dataset.shards import Documents
 from multihop.eval.zero_shot.scoring import predict, windows
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.run.reference_losses import unigram_loss
+from multihop.pretrain.run.heldout import unigram_loss
 
 
 def cross_entropy(model: Model, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:

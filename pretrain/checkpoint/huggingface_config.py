@@ -14,6 +14,7 @@ from multihop.pretrain.models.families import FAMILIES, parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
 
 CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 _MAX_SIZE, _MAX_LAYERS = 2**31, 10_000
 """The number of layers that share their weights cannot be checked against the files."""
 _SHARE = "share_encoder_decoder_embeddings"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.files import atomic_replace, write_atomically
-from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
-from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
+from multihop.pretrain.checkpoint.huggingface_config import CONFIG, WEIGHTS, config_json, generation_json
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import verify
 from multihop.pretrain.models.build import build_model_on_meta

@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.common.files import sha256_file, sha256_json
-from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
-from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
+from multihop.common.files import open_regular, sha256_file, sha256_json
+from multihop.pretrain.checkpoint.huggingface_config import (
+    CONFIG,
+    WEIGHTS,
+    read_json,
+    read_model_config,
+    read_source_vocab_size,
+)
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
 from multihop.pretrain.models.layers.huggingface_names import Names
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 8 * 2**20
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
 log = logging.getLogger("multihop")
@@ -38,7 +46,7 @@ def is_huggingface(folder: Path) -> bool:
 
 def content_hash(source: Path) -> str:
     """SHA-256 that identifies a directory's weights, as a checkpoint's content hash does."""
-    return sha256_json([sha256_file(path) for path in weight_files(source)])
+    return sha256_json([sha256_file(path) for path in _weight_files(source)])
 
 
 def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
@@ -55,7 +63,7 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
     model, vocab_size, pad = read_model_config(source)
     source_vocab_size = read_source_vocab_size(source)
     names = names_of(model.family, source_vocab_size is not None)
-    files = {path: open_weights(path) for path in weight_files(source)}
+    files = {path: _open_weights(path) for path in _weight_files(source)}
     shapes = _expected(model, (vocab_size, source_vocab_size), pad, files, source)
     found: dict[str, _Stored] = {}
     for path, file in files.items():
@@ -75,6 +83,49 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
             )
     _check_complete(weights.keys(), shapes, names, source)
     return model, vocab_size, from_huggingface(model, pad, weights, source_vocab_size is not None)
+
+
+def _weight_files(source: Path) -> list[Path]:
+    """model.safetensors, or the files that model.safetensors.index.json names.
+
+    Raises:
+        UserError: There are none.
+    """
+    if (source / WEIGHTS).exists():
+        return [source / WEIGHTS]
+    if not (source / _INDEX).exists():
+        hint = "copy the model with it"
+        if (source / "pytorch_model.bin").exists() or (source / "pytorch_model.bin.index.json").exists():
+            hint = (
+                "pytorch_model.bin is a pickle, which could execute code: if you trust it, convert it with "
+                "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER_DIR)"
+            )
+        raise UserError(f"{source} has no {WEIGHTS}; {hint}")
+    parts = read_json(source / _INDEX).get("weight_map")
+    if not isinstance(parts, dict) or not all(
+        isinstance(part, str) and Path(part).name == part for part in parts.values()
+    ):
+        raise UserError(f"{source / _INDEX} does not map tensors to files of its directory; copy the model again")
+    return [source / part for part in sorted(set(parts.values()))]
+
+
+def _open_weights(path: Path) -> Any:
+    """The file, mapped and not read.
+
+    Raises:
+        UserError: It is missing, damaged or not a regular file.
+    """
+    try:
+        with open_regular(path) as file:  # safetensors would block on a pipe, and read a device for ever
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise SafetensorError(f"its header has {header_bytes:,} bytes")
+        return safe_open(path, "pt")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, and {_INDEX} names it; copy the model again") from None
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is not a complete safetensors file ({reason}); copy the model again") from None
 
 
 def _expected(

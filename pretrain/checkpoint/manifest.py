@@ -4,6 +4,7 @@ import errno
 import math
 import re
 import reprlib
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +25,20 @@ _FILE = r"^rank-[0-9]{4,9}(\.[0-9A-Za-z_-]+)?\.safetensors$"
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Shape = Annotated[list[Count], Field(max_length=8)]
+
+
+@dataclass
+class TrainState:
+    """How far a run has trained: what its loop needs to resume, besides the weights and moments."""
+
+    step: int = 0
+    """Optimizer steps done, which is also the 0-based number of the next one."""
+    tokens: int = 0
+    """Tokens trained on so far, over all ranks, without padding."""
+    skipped: int = 0
+    """Steps that were skipped because of a non-finite loss or gradient."""
+    skipped_in_a_row: int = 0
+    """The number of consecutive skipped steps at the end."""
 
 
 class _Part(BaseModel):
@@ -47,13 +62,13 @@ class CheckpointManifest(_Part):
     step: Count
     """Optimizer steps done."""
     tokens: Count
-    """Seen so far, over all ranks, without padding."""
+    """Tokens trained on so far, over all ranks, without padding."""
     updates: Count
-    """Of the optimizer's moments; skipped steps make none."""
+    """Updates of the optimizer's moments so far; a skipped step makes none."""
     skipped: Count = 0
     """Steps that were skipped so far because of a non-finite loss or gradient."""
     skipped_in_a_row: Count = 0
-    """How many of them are the most recent steps."""
+    """The number of consecutive skipped steps at the end."""
     counters: dict[str, _Finite] = {}
     """Scalars of the engine, such as the loss scale."""
     world_size: Annotated[Count, Field(ge=1)]

@@ -2,9 +2,9 @@
 
 import errno
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -14,16 +14,17 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.storage import RandomAccessFile, open_folder
-from multihop.pretrain.checkpoint.headers import read_headers
-from multihop.pretrain.checkpoint.layout import Locate
+from multihop.pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
-from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
 
 _THREADS = 8
 _OPEN_FILES = 256
 """Kept open at once. A process may have 1,024 by default, a checkpoint has as many files as ranks wrote it."""
 UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
 """The disk cannot read it, or it is not a regular file. An unreachable network must not pass for a damaged file."""
+_OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
+"""Opens the file with this index in the manifest."""
 
 
 @dataclass
@@ -66,14 +67,14 @@ class CheckpointReader:
         """Find out where the slices are.
 
         Raises:
-            UserError: format versions 2 and 3: as `read_headers`.
+            UserError: format versions 2 and 3: as `_read_headers`.
         """
         layout = layout_of(self.manifest)
         if layout is not None:
             self._locate = layout.locate
             return self
         try:
-            self._locate, self.bytes_read = read_headers(self._location, self.manifest, self._file)
+            self._locate, self.bytes_read = _read_headers(self._location, self.manifest, self._file)
         except BaseException:
             self._close_all()
             raise
@@ -163,3 +164,55 @@ class CheckpointReader:
             files, self._open = list(self._open.values()), {}
         for file in files:
             file.close()
+
+
+def _read_headers(location: str, manifest: CheckpointManifest, open_file: _OpenFileAt) -> tuple[Locate, int]:
+    """Find the slices of a checkpoint of format version 2 or 3, where only the headers of all files together say it.
+
+    Returns:
+        A function that finds the bytes of any slice, and the number of bytes that were read.
+
+    Raises:
+        UserError: A file is missing or damaged, or the slices are not each element of each parameter once.
+    """
+    parts: dict[tuple[str, str], list[tuple[int, Extent, int]]] = {}
+    bytes_read = 0
+    for index, entry in enumerate(manifest.files):
+        with open_file(index) as file:
+            try:
+                extents, header_bytes = read_header(file)
+                for tensor, extent in extents.items():
+                    kind, name, start = parse_tensor_name(tensor)
+                    parts.setdefault((kind, name), []).append((start, extent, index))
+            except ValueError as error:
+                raise UserError(f"{location}/{entry.file} cannot be read: {error}") from None
+        bytes_read += header_bytes
+    _check_slices(location, manifest, parts)
+
+    def locate(kind: str, name: str, start: int, elements: int) -> list[Piece]:
+        pieces, stop = [], start + elements
+        for first, extent, index in parts.get((kind, name), []):
+            begin, end = max(start, first), min(stop, first + extent.numel)
+            if begin < end:
+                pieces.append(Piece(index, extent.offset + (begin - first) * ITEM_BYTES, end - begin))
+        return pieces
+
+    return locate, bytes_read
+
+
+def _check_slices(
+    location: str, manifest: CheckpointManifest, parts: dict[tuple[str, str], list[tuple[int, Extent, int]]]
+) -> None:
+    numels = {name: math.prod(shape) for name, shape in manifest.parameters.items()}
+    for (kind, name), slices in parts.items():
+        slices.sort(key=lambda part: (part[0], part[1].numel))
+        stop = 0
+        for start, extent, _ in slices:
+            if start != stop:
+                raise UserError(f"{location} has {kind}/{name} up to element {stop}, and then from {start}")
+            stop += extent.numel
+        if stop != numels.get(name):
+            raise UserError(f"{location} holds {stop} elements of {kind}/{name}, the manifest says {numels.get(name)}")
+    for name in numels:
+        if ("weight", name) not in parts:
+            raise UserError(f"{location} holds nothing of weight/{name}, which the manifest names")

@@ -12,17 +12,22 @@ from multihop.pretrain.config import TrainingConfig
 GAVE_UP = "gave-up.json"
 """Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
 
+STOP_FILE = "stop"
+"""Asks the ranks to save and exit."""
+RESTART_FILE = "restart"
+"""Written by the driver, which restarts the ranks once they have saved and exited."""
+
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
-"""What rank 0 appends to."""
+"""Files that rank 0 appends rows to."""
 JOURNAL = "journal"
-"""Where a run that has its home in an object store has these rows."""
+"""Folder of these rows in the home of a run in an object store."""
 
 
 def read_config(run_dir: Path) -> TrainingConfig:
     """The part of RUN_DIR/recipe.json that training reads.
 
     Raises:
-        UserError: it is missing or not a resolved recipe.
+        UserError: It is missing or not a resolved recipe.
     """
     path = run_dir / "recipe.json"
     try:

@@ -12,16 +12,15 @@ counts are summed by the hosts, while the device works; requests to stop or trac
 ranks act on them at the same step. Losses are read from the device only where they are logged.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from multihop.common.counter_rng import key_of
 from multihop.common.json_lines import Row
-from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.loader import stream
@@ -29,28 +28,8 @@ from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.run.heldout import evaluate, means
-from multihop.pretrain.run.usage import step_flops, usage
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What the loop reports and asks."""
-
-    emit: Callable[[Row], None]
-    """Takes a row of metrics; called on every rank."""
-    save: Callable[[TrainState], None]
-    """Saves a checkpoint; called on every rank."""
-    note_skipped: Callable[[int, Row], None]
-    """Takes the number and the losses of a step that was skipped because it was not finite or had no token to predict.
-    Called on every rank."""
-    heartbeat: Callable[[], None]
-    """Resets the watchdog."""
-    stop_requested: Callable[[], bool]
-    """Whether this rank was asked to save and exit."""
-    trace_requested: Callable[[], int]
-    """The number of steps that this rank was asked to trace since the last call."""
-    trace: Callable[[int], None]
-    """Called before each step with the number of steps to trace from it on, on all ranks; 0: no new request."""
+from multihop.pretrain.run.hooks import Hooks
+from multihop.pretrain.run.throughput import Clock, step_flops
 
 
 @dataclass(frozen=True)
@@ -72,37 +51,6 @@ class _Share:
         return not any(self.totals[name] for name in self.mine.counts)
 
 
-@dataclass
-class _Clock:
-    """Where the time since the last logged step went."""
-
-    started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=time.process_time)
-    waited: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-
-    def wait_for(self, coming: Iterator[RankBatch]) -> RankBatch | None:
-        before = time.monotonic()
-        mine = next(coming, None)
-        self.waited += time.monotonic() - before
-        return mine
-
-    def count(self, share: _Share) -> None:
-        self.tokens += int(share.totals["tokens"])
-        self.flops += share.totals["flops"]
-
-    def rates(self, peak_flops: float, device: torch.device) -> Row:
-        elapsed = time.monotonic() - self.started
-        return {
-            "tokens_per_s": self.tokens / elapsed,
-            "data_wait": self.waited / elapsed,
-            "tflops_per_s": self.flops / elapsed / 1e12,
-            "mfu": self.flops / elapsed / peak_flops,
-            **usage(device, time.process_time() - self.cpu_started, elapsed),
-        }
-
-
 def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
 
@@ -117,7 +65,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
     if progress.step == 0:
         hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
     coming = stream(batches, range(progress.step, last), config.engine.data_workers)
-    clock = _Clock()
+    clock = Clock()
     share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
     while progress.step < last:
         step, row, applied, stopping = progress.step, Row(), True, False
@@ -137,7 +85,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
             progress.skipped += not applied
             if not empty:  # an empty step is no sign of divergence
                 progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
-            clock.count(share)
+            clock.count(share.totals)
             share = start_next()
             stopping = share is not None and share.totals["stop"] > 0
         progress.step += 1
@@ -149,10 +97,10 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
                 raise FloatingPointError(_why_it_ends(step, progress))
         elif row:
             hooks.emit(_counted(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
-            clock = _Clock()
+            clock = Clock()
         if progress.step % config.engine.eval_interval == 0 or progress.step == last:
             hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
-            clock = _Clock()
+            clock = Clock()
         if progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping:
             hooks.save(progress)
         if stopping:

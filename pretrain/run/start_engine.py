@@ -1,10 +1,15 @@
 """What a run starts from: its own newest checkpoint, the weights of another one, or random weights."""
 
 import logging
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
@@ -12,10 +17,8 @@ from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
 from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
-from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.restore import check_fits, restore
-from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine
@@ -24,7 +27,10 @@ from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta
 from multihop.pretrain.run.changes import allowed_in, check_allowed, completed, locked_changes, training_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
-from multihop.pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.pretrain.run.heldout import unigram_log_probabilities
+
+_READS_AT_ONCE = 16
+"""A bucket answers many requests in the time of one; what is read ahead takes memory."""
 
 log = logging.getLogger("multihop")
 
@@ -66,7 +72,7 @@ def start_engine(
         if own:
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        check_fits(saved, shapes, data.tokenizers_sha256, folder)
+        _check_fits(saved, shapes, data.tokenizers_sha256, folder)
         engine = Engine(config, model, ranks, micro_batch)
         restore(engine, reader, with_state=own)
     log.info(
@@ -80,6 +86,27 @@ def start_engine(
     state = TrainState(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row) if own else TrainState()
     parent = saved.parent if own else saved.content_hash()
     return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
+
+
+def restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
+    """Set an engine's weights from a checkpoint, whatever number of ranks or ZeRO stage wrote it. A collective call.
+
+    Only the slices that this rank needs are read.
+
+    Args:
+        with_state: Set the optimizer's state too.
+    """
+    saved, wanted = reader.manifest, engine.wanted(with_state)
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="restore") as threads:
+        ahead = deque(threads.submit(reader.read, *each) for each in wanted[:_READS_AT_ONCE])
+        left = iter(wanted[_READS_AT_ONCE:])
+
+        def values() -> Iterator[Tensor]:
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(threads.submit(reader.read, *each) for each in islice(left, 1))
+
+        engine.restore(values(), saved.updates if with_state else None, saved.counters)
 
 
 def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manifest) -> ParamInit:
@@ -149,3 +176,26 @@ def _parent(config: TrainingConfig, ranks: Ranks) -> str:
     except ValueError as error:
         raise UserError(f"model.init_from={given} has no good checkpoint: {'; '.join(rejected) or error}") from None
     return given
+
+
+def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], tokenizer_sha256: str, location: str) -> None:
+    """Check that a checkpoint is of a model with these parameters, and was trained with this tokenizer.
+
+    Args:
+        shapes: The model's parameters and their shapes.
+
+    Raises:
+        UserError: It is not.
+    """
+    for name in [*shapes, *saved.parameters]:
+        stored, expected = saved.parameters.get(name), shapes.get(name)
+        if stored != expected:
+            raise UserError(
+                f"{location} has {name} of shape {stored}, this model has {expected} (None: it has no such parameter); "
+                "set model and objective as in that run, and use its tokenizer"
+            )
+    if saved.tokenizer_sha256 not in (None, tokenizer_sha256):
+        raise UserError(
+            f"{location} was trained with a different tokenizer ({saved.tokenizer_sha256[:12]}) than the data "
+            f"({tokenizer_sha256[:12]}): the same ids would mean other tokens; use data prepared with that tokenizer"
+        )

@@ -20,31 +20,26 @@ from multihop.common.journal import JournalWriter
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
 from multihop.pretrain.checkpoint.choose import newest_good_shared
-from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState
 from multihop.pretrain.checkpoint.owner import claim_checkpoints
 from multihop.pretrain.checkpoint.retention import sweep
-from multihop.pretrain.checkpoint.train_state import TrainState
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.shard_requests import await_shard
 from multihop.pretrain.data.word_vectors import build_word_vectors
-from multihop.pretrain.engine.deterministic import use_deterministic_kernels
+from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
-from multihop.pretrain.engine.peak_flops import matmul_rate
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
 from multihop.pretrain.run.changes import training_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
-from multihop.pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
-from multihop.pretrain.run.loop import Hooks, train
-from multihop.pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start
+from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
+from multihop.pretrain.run.hooks import Hooks, Tracer, requested_steps, stop_requests, watchdog
+from multihop.pretrain.run.loop import train
+from multihop.pretrain.run.records import StartTimes, metrics_writer, skipped_writer, sync_metrics, write_start
 from multihop.pretrain.run.start_engine import Start, start_engine
-from multihop.pretrain.run.start_times import StartTimes
-from multihop.pretrain.run.stop import STOP_FILE, stop_requests
-from multihop.pretrain.run.tracing import Tracer, requested_steps
-from multihop.pretrain.run.watchdog import watchdog
 
 _LOCK_TIMEOUT_S = 90.0
 """The ranks of a driver that was killed may take a moment to exit."""

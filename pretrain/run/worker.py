@@ -18,7 +18,7 @@ from multihop.common.machine import disable_malloc_trim
 from multihop.pretrain.engine.ranks import join
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.start_times import StartTimes
+from multihop.pretrain.run.records import StartTimes
 from multihop.pretrain.run.train_run import train_run
 
 log = logging.getLogger("multihop")

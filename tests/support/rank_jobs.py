@@ -22,8 +22,8 @@ from multihop.pretrain.optim.optimizers import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
+from multihop.pretrain.run.records import StartTimes
 from multihop.pretrain.run.start_engine import start_engine
-from multihop.pretrain.run.start_times import StartTimes
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61

@@ -30,7 +30,7 @@ from multihop.pretrain.checkpoint.huggingface_import import content_hash, import
 from multihop.pretrain.models.build import build_model, build_model_on_meta, init_weights
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
-from multihop.pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.pretrain.run.heldout import unigram_log_probabilities
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

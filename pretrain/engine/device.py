@@ -1,11 +1,20 @@
-"""The peak floating-point rate of a device."""
+"""What a rank sets and measures of its device: deterministic kernels, and the rate of matrix products."""
 
+import os
 import time
 
 import torch
 from torch import Tensor
 
 _LONG_ENOUGH_S, _LARGEST, _TRIES_S = 0.02, 8192, 0.5
+
+
+def use_deterministic_kernels() -> None:
+    """Make this process compute the same bits again, on a GPU too; operations without deterministic kernels raise."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling new memory with NaN shows what reads it before writing, for twice the kernels of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
