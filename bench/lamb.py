@@ -27,7 +27,8 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks, join
 from multihop.pretrain.models.build import build_model, init_weights
-from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.batch import Batch, ModelInput
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
 NAMES = ("adamw", "lamb")
 MASK_RATE = 0.15
@@ -66,12 +67,12 @@ def make_batch(generator: np.random.Generator, arguments: argparse.Namespace) ->
     samples, tokens = arguments.micro_batch, arguments.micro_batch * arguments.seq_len
     masked = np.sort(generator.choice(tokens, round(MASK_RATE * tokens), replace=False))
     targets = generator.integers(0, arguments.vocab_size, len(masked))
-    inputs = {
-        "input_ids": generator.integers(0, arguments.vocab_size, tokens),
-        "segments": np.zeros(tokens, np.int64),
-        **layout([arguments.seq_len] * samples),
-        "masked_at": masked,
-        "masked_ids": targets,
+    input_ids = generator.integers(0, arguments.vocab_size, tokens)
+    cu_seqlens = cumulative_lengths([arguments.seq_len] * samples)
+    inputs: dict[str, ModelInput] = {
+        "packed": pack(input_ids, cu_seqlens, np.zeros(tokens, np.int64)),
+        "masked_positions": masked,
+        "labels": targets,
         "is_random_next": generator.integers(0, 2, samples),
     }
     return Batch(inputs, targets, {"mlm": len(masked), "nsp": samples}, tokens)

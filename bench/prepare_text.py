@@ -92,7 +92,7 @@ def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path
     model = train(sentences, TokenizerConfig(vocab_size=vocab))
     out.mkdir()
     (out / "tokenizer.model").write_bytes(model)
-    build_tokenizer(model, describe(model, "").special_ids, has_segments=True).save(str(out / "tokenizer.json"))
+    build_tokenizer(model, describe(model, "").special_ids, has_token_types=True).save(str(out / "tokenizer.json"))
     return out
 
 

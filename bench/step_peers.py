@@ -38,18 +38,19 @@ def ours(case: Case) -> Stepper:
 
 
 def batch_of(case: Case) -> Any:
-    from multihop.pretrain.objectives.batch import Batch, layout
+    from multihop.pretrain.objectives.batch import Batch
+    from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
     lengths, tokens, masked = texts_of(case)
-    inputs = {"input_ids": np.concatenate(tokens), **layout(lengths)}
-    starts = np.cumsum(lengths) - lengths
+    input_ids, cu_seqlens = np.concatenate(tokens), cumulative_lengths(lengths)
+    inputs: dict[str, Any]
     if case["family"] == "bert":
-        at = np.concatenate([start + each for start, each in zip(starts, masked, strict=True)])
-        inputs |= {"segments": np.zeros(int(lengths.sum()), np.int64), "masked_at": at}
-        inputs |= {"masked_ids": inputs["input_ids"][at], "is_random_next": np.zeros(len(lengths), np.int64)}
+        at = np.concatenate([start + each for start, each in zip(cu_seqlens[:-1], masked, strict=True)])
+        inputs = {"packed": pack(input_ids, cu_seqlens, np.zeros(len(input_ids), np.int64)), "masked_positions": at}
+        inputs |= {"labels": input_ids[at], "is_random_next": np.zeros(len(lengths), np.int64)}
         counts = {"mlm": len(at), "nsp": len(lengths)}
     else:
-        inputs["next_ids"] = np.roll(inputs["input_ids"], -1)
+        inputs = {"packed": pack(input_ids, cu_seqlens), "labels": np.roll(input_ids, -1)}
         counts = {"clm": int(lengths.sum())}
     return Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
 

@@ -37,22 +37,22 @@ def ours(case: Case) -> Stepper:
 
 
 def _batch_of(case: Case) -> Any:
-    from multihop.pretrain.objectives.batch import Batch, layout
+    from multihop.pretrain.objectives.batch import Batch
+    from multihop.pretrain.packed_tokens import cumulative_lengths, pack, pack_sequences
 
     pairs = pairs_of(case)
-    source_ids, next_ids = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-    source, target = (layout([len(pair[side]) for pair in pairs]) for side in (0, 1))
-    input_ids = np.roll(next_ids, 1)
-    input_ids[target["cu_seqlens"][:-1]] = PAD
+    source = pack_sequences([pair[0] for pair in pairs])
+    labels = np.concatenate([pair[1] for pair in pairs])
+    cu_seqlens = cumulative_lengths([len(pair[1]) for pair in pairs])
+    input_ids = np.roll(labels, 1)
+    input_ids[cu_seqlens[:-1]] = PAD
     inputs = {
-        "source_ids": source_ids,
-        **{f"source_{name}": value for name, value in source.items()},
-        "input_ids": input_ids,
-        "next_ids": next_ids,
-        **target,
+        "source": source,
+        "target": pack(input_ids, cu_seqlens),
+        "labels": labels,
         "label_smoothing": SMOOTHING,
     }
-    return Batch(inputs, next_ids, {"translation": len(next_ids)}, len(source_ids) + len(next_ids))
+    return Batch(inputs, labels, {"translation": len(labels)}, len(source.input_ids) + len(labels))
 
 
 def marian_config(sizes: Any, vocabulary: int) -> Any:

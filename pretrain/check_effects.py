@@ -6,6 +6,7 @@ from typing import Any
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.objectives.config import objectives_with
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
 
@@ -26,12 +27,13 @@ def check_effects(config: TrainingConfig) -> None:
 
 def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, bool, tuple[Any, str]]]:
     """Yield (key, section, name, is read, (setting that ignores it, setting that reads it)) for each such key."""
-    objective, given = config.objective, f"objective.name={config.objective.name}"
-    masks = objective.name.startswith("mlm")
-    for name in ("mask_rate", "max_predictions", "masking", "static_masks"):
-        yield f"objective.{name}", objective, name, masks, (given, "objective.name=mlm, mlm+nsp or mlm+sop")
-    translates = objective.name == "translation"
-    yield "objective.label_smoothing", objective, "label_smoothing", translates, (given, "objective.name=translation")
+    objective = config.objective
+    for name in type(objective).model_fields:
+        if name == "name":
+            continue
+        instead = f"objective.name={' or '.join(objectives_with(name))}"
+        reads = name in objective.needs.keys
+        yield f"objective.{name}", objective, name, reads, (f"objective.name={objective.name}", instead)
     for number, phase in enumerate(config.phases):
         for name, schedules in (
             ("power", ("polynomial",)),

@@ -5,44 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from multihop.common.config import COMPATIBILITY, LOCATION, LOGGING, MEMORY, ORDER, SPEED, UPDATES, Section
+from multihop.common.config import LOCATION, LOGGING, MEMORY, ORDER, SPEED, UPDATES, Section
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.pretrain.models.families import FAMILIES, PRESETS, AnyModelConfig
-
-
-class ObjectiveConfig(Section):
-    """What the model learns to predict."""
-
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
-        "mlm+nsp"
-    )
-    """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
-    model.family."""
-    mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
-    """Share of a sequence's tokens that are predicted under mlm."""
-    max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
-    """Maximum of predicted tokens per sequence; null: as many as mask_rate gives."""
-    masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER | MEMORY] = "tokens"
-    """The unit of masking: tokens (Devlin et al. 2018), whole words, spans of words of geometric length (Joshi et al.
-    2020), or n-grams of up to three words (Lan et al. 2020)."""
-    static_masks: Annotated[int | None, ORDER] = Field(default=None, ge=1)
-    """Number of different masks per sample, which the epochs use in turn (10 in the original BERT); null: a new mask in
-    each epoch."""
-    isolate_documents: Annotated[bool, ORDER | MEMORY] = False
-    """mlm, clm: tokens attend to tokens of the same document only. Short documents still share a sample."""
-    label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
-    """translation: this much of the target distribution is spread evenly over the vocabulary (Szegedy et al. 2016,
-    section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "ObjectiveConfig":
-        if self.isolate_documents and self.name not in ("mlm", "clm"):
-            raise UserError(
-                f"isolate_documents has no effect with name={self.name}, whose samples are pairs of segments; remove it"
-            )
-        return self
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 
 class RampSegment(Section):
@@ -287,7 +254,7 @@ class TrainingConfig(Section):
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
                 )
-            if phase.global_batch_tokens is not None and self.objective.name != "translation":
+            if phase.global_batch_tokens is not None and not self.objective.needs.translates:
                 raise UserError(
                     f"phases[{number}].global_batch_tokens={phase.global_batch_tokens} is for "
                     f"objective.name=translation, not {self.objective.name}; set phases[{number}].global_batch_size"
@@ -309,8 +276,8 @@ class TrainingConfig(Section):
                     f"{phase.seq_len} tokens; raise it"
                 )
         together = self.data.shuffle_window_shards if self.data else None
-        if together is not None and self.objective.name in ("mlm+nsp", "translation"):
-            why = "draws second segments from all documents" if self.objective.name == "mlm+nsp" else "sorts all pairs"
+        why = self.objective.needs.reads_all_shards
+        if together is not None and why is not None:
             raise UserError(
                 f"data.shuffle_window_shards={together} reads some shards at a time, and objective.name="
                 f"{self.objective.name} {why}; remove it, or set another objective"

@@ -22,7 +22,7 @@ from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes, index_rows
 from multihop.pretrain.data.phases import is_skipped, locate, share_of_rank
-from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.objective import objective_of
 from multihop.pretrain.run.changes import differences
 
 _MICRO_BATCH = 1  # grouping does not change samples, so each one gets a micro-batch of its own
@@ -145,7 +145,7 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
     manifest = maker.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     found = []
-    if maker.config.objective.name == "translation":
+    if maker.config.objective.needs.translates:
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
@@ -161,14 +161,15 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
             facts |= _second(facts["documents"], bool(seen["is_random_next"][0]))
         if "is_swapped" in seen:
             facts["is_swapped"] = bool(seen["is_swapped"][0])
-        original, predicted = seen["input_ids"].copy(), np.zeros(len(seen["input_ids"]), bool)
-        if "masked_at" in seen:
-            original[seen["masked_at"]] = seen["masked_ids"]
-            predicted[seen["masked_at"]] = True
+        input_ids = seen["packed"].input_ids
+        original, predicted = input_ids.copy(), np.zeros(len(input_ids), bool)
+        if "masked_positions" in seen:
+            original[seen["masked_positions"]] = seen["labels"]
+            predicted[seen["masked_positions"]] = True
         tokens = [to_text(i) for i in original.tolist()]
         inputs = [
             _with_blank_of(token, to_text(i)) if masked else token
-            for token, i, masked in zip(tokens, seen["input_ids"].tolist(), predicted, strict=True)
+            for token, i, masked in zip(tokens, input_ids.tolist(), predicted, strict=True)
         ]
         found.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
     assert len(found) == made.samples
@@ -180,8 +181,8 @@ def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
     for batch in made.micro_batches:
         seen: Mapping[str, Any] = batch.inputs
         if batch.tokens:
-            sources = np.split(seen["source_ids"], seen["source_cu_seqlens"][1:-1])
-            targets = np.split(seen["next_ids"], seen["cu_seqlens"][1:-1])
+            sources = np.split(seen["source"].input_ids, seen["source"].cu_seqlens[1:-1])
+            targets = np.split(seen["labels"], seen["target"].cu_seqlens[1:-1])
             yield from ((source.tolist(), target.tolist()) for source, target in zip(sources, targets, strict=True))
 
 

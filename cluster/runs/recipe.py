@@ -13,7 +13,7 @@ from multihop.cluster.tracking.connection import STORE_FILES
 from multihop.common.config import LOCATION, LOGGING, SPEED, Section, effect_of, key_path, sections_in
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
-from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS, suits_objective
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.eval.config import EvalConfig
 from multihop.pretrain.check_effects import check_effects
 from multihop.pretrain.config import TrainingConfig
@@ -101,10 +101,8 @@ class Recipe(TrainingConfig):
 
     @model_validator(mode="after")
     def _tokens_suit_the_objective(self) -> "Recipe":
-        family = FAMILIES[self.model.family]
-        wanted = [
-            name for name, tokens in SPECIAL_TOKENS.items() if suits_objective(tokens, family.causal, family.translates)
-        ]
+        needed = self.objective.needs.special_tokens
+        wanted = [name for name, tokens in SPECIAL_TOKENS.items() if tokens.keys() == needed]
         # The special tokens of an existing tokenizer are known when it is read.
         if self.tokenizer.path is None and self.tokenizer.special_tokens not in wanted:
             raise UserError(

@@ -156,7 +156,8 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
     """The data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
     recipe = run.recipe
     if recipe.tokenizer.path is not None:
-        check_objective(recipe.tokenizer.path, recipe.tokenizer.lowercase, recipe.objective.name)
+        tokenizer, objective = recipe.tokenizer, recipe.objective
+        check_objective(recipe.tokenizer.path, tokenizer.lowercase, objective.name, objective.needs.special_tokens)
     if run.data is None:
         with seconds.of("prep"), progress_line("prepare  ") as line:
             folder, data = get_or_prepare_dataset(

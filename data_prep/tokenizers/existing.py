@@ -5,6 +5,7 @@ which holds everything that decides the tokens.
 """
 
 import json
+from collections.abc import Set
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -52,13 +53,22 @@ def has_matched_tokens(content: bytes) -> bool:
     return not all(token["special"] for token in json.loads(content).get("added_tokens", []))
 
 
-def check_objective(path: str | Path, lowercase: bool, objective: str) -> None:
-    """Raise UserError if the tokenizer lacks special tokens that the objective (`objective.name`) needs."""
-    if objective == "translation":
+def check_objective(path: str | Path, lowercase: bool, objective: str, special_tokens: Set[str]) -> None:
+    """Refuse a tokenizer that lacks special tokens which the training objective needs.
+
+    Args:
+        path, lowercase: as in `import_tokenizer`.
+        objective: its name, for the message.
+        special_tokens: the names of those that it needs.
+
+    Raises:
+        UserError: The tokenizer lacks some, or cannot be used at all.
+    """
+    if {"pad", "end"} <= special_tokens:
         import_tokenizer(path, lowercase, pairs=True)
         return
     special_ids = describe(import_tokenizer(path, lowercase), "").special_ids
-    if ("end" in special_ids) != (objective == "clm"):
+    if ("end" in special_ids) != ("end" in special_tokens):
         has = "a decoder" if "end" in special_ids else "a masked model"
         raise UserError(
             f"tokenizer.path={path} has the special tokens of {has}, but objective.name={objective} needs others; "

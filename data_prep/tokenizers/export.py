@@ -44,7 +44,7 @@ _ROLES = {
 }  # fmt: skip
 
 
-def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_positions: int, out: Path) -> None:
+def export_tokenizer(model: Path, info: TokenizerInfo, has_token_types: bool, max_positions: int, out: Path) -> None:
     """Write OUT/tokenizer.json and OUT/tokenizer_config.json, and a SentencePiece model also as it is, for ourselves:
     OUT/sentencepiece.model.
 
@@ -53,16 +53,16 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
 
     Args:
         model: the file that `info` describes.
-        has_segments: whether the second text of a pair has token type 1; False: the model has no token types.
+        has_token_types: whether the second text of a pair has token type 1; False: the model has no token types.
         max_positions: the model's maximum sequence length, in tokens.
 
     Raises:
         UserError: the model was not trained by `multihop prep` and splits or normalises differently.
     """
     content = model.read_bytes()
-    tokenizer = build_tokenizer(content, info.special_ids, has_segments)
+    tokenizer = build_tokenizer(content, info.special_ids, has_token_types)
     tokens = {name: tokenizer.id_to_token(number) for name, number in info.special_ids.items()}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_segments else ["input_ids", "attention_mask"]
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_token_types else ["input_ids", "attention_mask"]
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_positions,
@@ -76,7 +76,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_segments: bool, max_p
         write_atomically(out / EXPORTED_MODEL, content)
 
 
-def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: bool) -> "Tokenizer":
+def build_tokenizer(model: bytes, special_ids: dict[str, int], has_token_types: bool) -> "Tokenizer":
     """Build a library tokenizer from the bytes of a data set's tokenizer."""
     from tokenizers import Tokenizer, processors
 
@@ -91,7 +91,7 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_segments: boo
         cls, sep = names["cls"], names["sep"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:{int(has_segments)} {sep}:{int(has_segments)}",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:{int(has_token_types)} {sep}:{int(has_token_types)}",
             special_tokens=[(cls, special_ids["cls"]), (sep, special_ids["sep"])],
         )
     return tokenizer

@@ -1,6 +1,6 @@
 """Spellings of special tokens in vocabularies, and the ones that each kind of model needs."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from multihop.common.errors import UserError
 
@@ -22,13 +22,6 @@ _MASKED = {
 }
 _DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
 _PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("<unk>", "[UNK]")}
-
-
-def suits_objective(tokens: Container[str], causal: bool, translates: bool) -> bool:
-    """Return whether special tokens of these names suit a translation model, a causal or a masked one."""
-    if translates:
-        return "pad" in tokens and "end" in tokens
-    return "pad" not in tokens if causal else "mask" in tokens
 
 
 def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:

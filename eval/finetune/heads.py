@@ -1,6 +1,7 @@
 """A pretrained encoder with a new head for a task."""
 
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from multihop.eval.inference.embed import means
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class TaskModel(nn.Module):
@@ -59,36 +61,28 @@ class TaskModel(nn.Module):
             self.encoder.eval()
         return self
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        segments: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        words: Tensor,
-        cu_examples: Tensor,
-    ) -> Tensor:
+    def forward(self, packed: PackedTokens[Tensor], words: Tensor, cu_examples: Tensor) -> Tensor:
         """The head's outputs.
 
         Args:
-            as `multihop.eval.finetune.inputs.Encoded.collate` returns them.
+            packed, words, cu_examples: as `multihop.eval.finetune.inputs.Encoded.collate` returns them.
 
         Returns:
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        inputs = (input_ids, positions, cu_seqlens, max_seqlen, segments if self.has_token_types else None)
+        if not self.has_token_types:
+            packed = replace(packed, token_type_ids=None)
         if self.features is not None:
-            state = self._read(self.features, inputs, cu_seqlens, words)
+            state = self._read(self.features, packed, words)
         else:
-            state = self.encoder.encode(*inputs, token_indices=self._read_tokens(cu_seqlens, words))
+            state = self.encoder.encode(packed, token_indices=self._read_tokens(packed.cu_seqlens, words))
         if self.kind in ("spans", "tagging"):
             return self._scored(state)
         if self.features is None and self.pooling == "pooler":
             state = self.encoder.pool(state)
         elif self.features is None and self.pooling == "mean":
-            state = means(state, cu_seqlens)
+            state = means(state, packed.cu_seqlens)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
         if len(cu_examples) - 1 < len(state):
@@ -97,14 +91,14 @@ class TaskModel(nn.Module):
             state = state.new_zeros(len(cu_examples) - 1, state.shape[1]).index_add(0, owners, state)
         return self._scored(state)
 
-    def _read(self, features: FeatureReader, inputs: tuple[Any, ...], cu_seqlens: Tensor, words: Tensor) -> Tensor:
+    def _read(self, features: FeatureReader, packed: PackedTokens[Tensor], words: Tensor) -> Tensor:
         """The linear layer's input from a frozen encoder: every token, each word's first, or each sequence's mean."""
         with torch.no_grad():
-            states = self.encoder.hidden_states(*inputs)
-        read: Tensor = features(states, cu_seqlens)
+            states = self.encoder.hidden_states(packed)
+        read: Tensor = features(states, packed.cu_seqlens)
         if self.kind == "spans":
             return read
-        return read.index_select(0, words) if self.kind == "tagging" else means(read, cu_seqlens)
+        return read.index_select(0, words) if self.kind == "tagging" else means(read, packed.cu_seqlens)
 
     def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
         """int64: the tokens that the head reads; None: all."""

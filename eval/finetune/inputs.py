@@ -13,7 +13,8 @@ from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.finetune.document_context import around, contexts
 from multihop.eval.finetune.frames import Frame
 from multihop.eval.tasks.task import Example, Kind
-from multihop.pretrain.objectives.batch import Inputs, layout
+from multihop.pretrain.objectives.batch import ModelInput
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 _POOL_BATCHES = 16
 
@@ -59,28 +60,26 @@ class Encoded:
         kept = np.diff(self.cu_words[self.cu_examples])
         return np.concatenate([self.targets_of(i)[: kept[i]] for i in batch])
 
-    def collate(self, batch: Sequence[int] | NDArray[np.int64]) -> Inputs:
+    def collate(self, batch: Sequence[int] | NDArray[np.int64]) -> dict[str, ModelInput]:
         """A model's inputs: the examples' sequences, packed.
 
         Returns:
-            input_ids, segments: int64 (N,); cu_seqlens, positions, max_seqlen: see `layout`; words: int64 (W,), where
-            each word is labelled among the N; cu_examples: int64 (examples + 1,).
+            packed: PackedTokens, with token types; words: int64 (W,), where each word is labelled among the N tokens;
+            cu_examples: int64 (examples + 1,).
         """
         sequences = np.concatenate([np.arange(self.cu_examples[i], self.cu_examples[i + 1]) for i in batch])
         starts, stops = self.cu_seqlens[sequences], self.cu_seqlens[sequences + 1]
-        arranged = layout(stops - starts)
-        cu_seqlens, positions = arranged["cu_seqlens"], arranged["positions"]
-        assert not isinstance(cu_seqlens, int) and not isinstance(positions, int)
+        cu_seqlens = cumulative_lengths(stops - starts)
+        token_type_ids = positions_in(cu_seqlens) >= np.repeat(self.second_starts[sequences], stops - starts)
         words = [
             self.words[self.cu_words[s] : self.cu_words[s + 1]] + at
             for s, at in zip(sequences, cu_seqlens[:-1], strict=True)
         ]
+        input_ids = np.concatenate([self.ids[a:b] for a, b in zip(starts, stops, strict=True)]).astype(np.int64)
         return {
-            "input_ids": np.concatenate([self.ids[a:b] for a, b in zip(starts, stops, strict=True)]).astype(np.int64),
-            "segments": (positions >= np.repeat(self.second_starts[sequences], stops - starts)).astype(np.int64),
+            "packed": pack(input_ids, cu_seqlens, token_type_ids.astype(np.int64)),
             "words": np.concatenate(words).astype(np.int64),
             "cu_examples": np.cumsum([0, *(self.cu_examples[i + 1] - self.cu_examples[i] for i in batch)]),
-            **arranged,
         }
 
     def save(self, folder: Path) -> None:

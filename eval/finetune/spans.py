@@ -111,7 +111,7 @@ def _loss(model: TaskModel, examples: Encoded, batch: NDArray[np.int64]) -> Tens
     device = next(model.parameters()).device
     inputs = on_device(examples.collate(batch), device)
     positions = torch.from_numpy(examples.labels_of(batch)).to(device, torch.int64)
-    return span_loss(model(**inputs), positions[::2], positions[1::2], inputs["cu_seqlens"])
+    return span_loss(model(**inputs), positions[::2], positions[1::2], inputs["packed"].cu_seqlens)
 
 
 @torch.inference_mode()

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translator
-from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.packed_tokens import pack_sequences
 
 
 def attending(trained: TrainedModel) -> nn.Module:
@@ -38,17 +37,17 @@ def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
         UserError: as `attending`.
     """
     module, rows = attending(trained), list[Tensor]()
-    begun = [trained.special_ids["pad"], *found.tokens[:-1]]
-    sides = {"source_": found.source, "": begun}
-    given = {f"{side}{name}": each for side, ids in sides.items() for name, each in layout([len(ids)]).items()}
-    tokens = {f"{side or 'input_'}ids": np.array(ids, np.int64) for side, ids in sides.items()}
+    source, target = (
+        packed_on_device(pack_sequences([ids]), trained.device)
+        for ids in (found.source, [trained.special_ids["pad"], *found.tokens[:-1]])
+    )
 
     def keep(module: Any, given: Any) -> None:
         rows.append(module.map_of(*given))
 
     hook = module.register_forward_pre_hook(keep)
     try:
-        translator(trained).teacher_forced(**on_device({**given, **tokens}, trained.device))
+        translator(trained).teacher_forced(source, target)
     finally:
         hook.remove()
     return torch.cat(rows)  # a decoder that attends step by step calls it once a token

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import pack_sequences
 
 _BLOCK = 64
 _NEVER = -1.0e9
@@ -58,10 +58,8 @@ def beam_search(
     """
     device, beams = model.word.weight.device, search.beams
     longest = max(limits)
-    flat = torch.tensor([token for each in sources for token in each], device=device)
-    packed = on_device(layout([len(each) for each in sources]), device)
-    states = model.read(flat, packed["positions"], packed["cu_seqlens"], packed["max_seqlen"])
-    state = model.begin(states, packed["cu_seqlens"], packed["max_seqlen"], beams)
+    packed = packed_on_device(pack_sequences(sources), device)
+    state = model.begin(model.read(packed), packed, beams)
 
     active = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""

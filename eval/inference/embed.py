@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.eval.config import Pooling
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.pretrain.engine.inputs import on_device
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.packed_tokens import pack_sequences
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
             raise NoTokensError(number, text)
     sequences = [trained.framed(ids[:limit]) for ids in encoded]
     lengths = [len(ids) for ids in sequences]
-    inputs = on_device({"input_ids": np.concatenate(sequences).astype(np.int64), **layout(lengths)}, trained.device)
-    cu_seqlens = inputs["cu_seqlens"]
+    packed = packed_on_device(pack_sequences(sequences), trained.device)
+    cu_seqlens = packed.cu_seqlens
     if pooling == "mean":
-        vectors = means(model.encode(**inputs), cu_seqlens)
+        vectors = means(model.encode(packed), cu_seqlens)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
-        states = model.encode(**inputs, token_indices=at)
+        states = model.encode(packed, token_indices=at)
         vectors = model.pool(states) if by_family == "pooler" else states
     return [
         Embedding(vector, length, len(ids) > limit)

@@ -10,10 +10,10 @@ from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
 from multihop.eval.inference.sampling import Sampling, sample
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 MAX_TOKENS = 64
 
@@ -76,9 +76,8 @@ def generate_tokens(
     lengths = [len(prompt) for prompt in prompts]
     left = [min(max_tokens, model.config.max_positions - length) for length in lengths]
     cache = KeyValueCache(model.config, lengths, max(left), device)
-    ids = np.concatenate([np.asarray(prompt, np.int64) for prompt in prompts])
-    inputs = on_device({"input_ids": ids, **layout(lengths)}, device)
-    hidden = model.encode(**inputs, token_indices=inputs["cu_seqlens"][1:] - 1, cache=cache)
+    packed = packed_on_device(pack_sequences(prompts), device)
+    hidden = model.encode(packed, token_indices=packed.cu_seqlens[1:] - 1, cache=cache)
     one_each = torch.arange(len(prompts) + 1, device=device)
     positions = torch.tensor(lengths, device=device)
     keys = np.array(
@@ -103,7 +102,7 @@ def generate_tokens(
         # A text that has ended is computed along, at a position that the model has.
         at = (positions + step).clamp(max=model.config.max_positions - 1)
         with trained.packed_weights:
-            hidden = model.encode(chosen, at, one_each, 1, cache=cache)
+            hidden = model.encode(PackedTokens(chosen, at, one_each, max_seqlen=1), cache=cache)
 
 
 def stream(

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.objectives.batch import Inputs, layout
+from multihop.pretrain.packed_tokens import pack_sequences
 
 Ids = NDArray[np.int64]
 
@@ -175,12 +175,12 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
     at = np.concatenate([query.at + start for query, start in zip(batch, starts, strict=True)])
     targets = np.concatenate([query.targets for query in batch])
     excluded = list(chain.from_iterable(query.excluded or [()] * len(query.targets) for query in batch))
-    inputs: Inputs = {"input_ids": np.concatenate([query.ids for query in batch]), **layout(lengths)}
+    packed = pack_sequences([query.ids for query in batch])
     rows = max(1, _LOGITS_AT_ONCE // model.word.num_embeddings)
     log_probabilities, greedy = [], []
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden = model.encode(**on_device(inputs, device), token_indices=torch.from_numpy(at).to(device))
+        hidden = model.encode(packed_on_device(packed, device), token_indices=torch.from_numpy(at).to(device))
         wanted = torch.from_numpy(targets).to(device)[:, None]
         for first in range(0, len(at), rows):
             part = slice(first, first + rows)

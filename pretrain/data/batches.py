@@ -14,8 +14,8 @@ from multihop.pretrain.data.index import SampleIndex, index_rows, open_index, so
 from multihop.pretrain.data.order import GlobalBatchIds, SampleOrder
 from multihop.pretrain.data.phases import micro_steps, share_of_rank
 from multihop.pretrain.data.shard_requests import ShardRequests, await_shard
-from multihop.pretrain.objectives import objective_of
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.objective import objective_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import key_of
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents, TokenDataset
-from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
+from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.array_file import ensure_array, open_array
-from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.objective import objective_of
 
 
 @dataclass(frozen=True)

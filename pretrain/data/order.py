@@ -46,7 +46,7 @@ class GlobalBatchIds:
 
     phase: int
     sources: Int64
-    """int64 (batch_size,): which of the phase's indexes each sample is in; 0 without weights."""
+    """int64 (batch_size,): the index of the phase that each sample is in; 0 without weights."""
     samples: Int64
     """int64 (batch_size,): positions in the phase's indexes, numbered as if the sources' indexes were concatenated."""
     epochs: Int64
@@ -55,7 +55,7 @@ class GlobalBatchIds:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which samples each step of a run uses, and how many."""
+    """The samples that each step of a run uses, and their number."""
 
     config: TrainingConfig
     fingerprint: str
@@ -228,12 +228,12 @@ def positions_in_sources(
 
 @dataclass(frozen=True)
 class EpochPart:
-    """Those of some positions of a stream that are in one epoch of one source."""
+    """Some positions of a stream, all in one epoch of one source."""
 
     source: int
     epoch: int
     at: Int64
-    """Their indexes among all the positions."""
+    """Their indexes in the array of positions that was split."""
     within: Int64
     """Their positions within the epoch, ascending."""
     key: tuple[int | str, ...]
@@ -268,7 +268,7 @@ def _epoch_parts(
 
 @lru_cache(maxsize=8)
 def quotas(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Each source's number of positions in a block: by largest remainder, at least one, `MIXTURE_BLOCK` in all."""
+    """The number of positions of each source in a block: by largest remainder, at least one, `MIXTURE_BLOCK` in all."""
     assert 0 < len(weights) <= MIXTURE_BLOCK and min(weights) > 0, weights
     exact = [Fraction(weight) for weight in weights]
     small: set[int] = set()

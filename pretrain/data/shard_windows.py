@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.counter_rng import key_of, permute
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.data.index import SampleIndex
-from multihop.pretrain.objectives import objective_of
+from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.objective import objective_of
 
 Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class ShardWindows:
-    """The windows of an index."""
+    """The windows that each epoch of an index is cut into."""
 
     first_samples: Int64
     """int64 (shards + 1,), ascending: the first sample that begins in each shard or a later one; the last is the number
@@ -65,11 +65,11 @@ class IndexShards:
     """The shards of its split that an index lies in."""
 
     first: int
-    """The shard of the index's first document; those of `first_samples` count from it."""
+    """The shard of the index's first document; the shards of `first_samples` are counted from it."""
     first_samples: Int64
-    """As in `ShardWindows`."""
+    """The same array as in `ShardWindows`."""
     last_read: Int64
-    """int64 (shards,): the last shard, counted likewise, that the samples which begin in each shard read from."""
+    """int64 (shards,): the last shard, counted from `first`, that the samples which begin in each shard read."""
 
     def read(self, shards: set[int]) -> set[int]:
         """The shards of the split that those samples read which begin in `shards` of the index."""

@@ -1,4 +1,4 @@
-"""All that depends on how DeepSpeed works inside: the only file that imports it, patches it or reads its private parts.
+"""What depends on DeepSpeed's internals: the only file that imports it, patches it or reads its private parts.
 
 `TESTED_VERSIONS` are the versions that were tested. Another version is used with a warning, as long as it has the
 attributes that are patched or read here (`_ZERO_ATTRIBUTES`): a patch of a method that no longer exists would do
@@ -65,7 +65,7 @@ _ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
     ),
 }
 """Attributes of DeepSpeed's ZeRO optimizer that are patched or read here, by stage."""
-_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NARROW_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _REDUCE_BUCKET = 500_000_000
 """Elements: DeepSpeed's default."""
 
@@ -230,7 +230,10 @@ def _init_and_partition(
     """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
-    dtype = next((wide for key, wide in _NARROW.items() if deepspeed_config.get(key, {}).get("enabled")), torch.float32)
+    dtype = next(
+        (narrow for key, narrow in _NARROW_DTYPES.items() if deepspeed_config.get(key, {}).get("enabled")),
+        torch.float32,
+    )
     # Children before parents: Init leaves alone what is partitioned already.
     for path, module in reversed(list(model.named_modules())):
         module.to_empty(device="cpu", recurse=False)

@@ -1,4 +1,4 @@
-"""What a rank sets and measures of its device: deterministic kernels, and the rate of matrix products."""
+"""Settings and measurements of a rank's device: deterministic kernels, and the rate of matrix products."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import time
 import torch
 from torch import Tensor
 
-_LONG_ENOUGH_S, _LARGEST, _TRIES_S = 0.02, 8192, 0.5
+_MIN_TIMED_S, _MAX_SIZE, _MEASURED_S = 0.02, 8192, 0.5
 
 
 def use_deterministic_kernels() -> None:
@@ -24,11 +24,11 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     slow single products down: the best of four products was once a third of the rate.
     """
     size, seconds = 512, 0.0
-    while seconds < _LONG_ENOUGH_S and size < _LARGEST:
+    while seconds < _MIN_TIMED_S and size < _MAX_SIZE:
         size *= 2
         one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         seconds = min(_seconds(one, other, device) for _ in range(2))
-    until = time.perf_counter() + _TRIES_S
+    until = time.perf_counter() + _MEASURED_S
     while time.perf_counter() < until:
         seconds = min(seconds, _seconds(one, other, device))
     return 2 * size**3 / seconds

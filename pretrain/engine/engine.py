@@ -96,12 +96,12 @@ class Engine:
         """
         sums = self._deepspeed(**on_device(batch.inputs, self.ranks.device))
         loss = sum(sums[name] / global_counts[name] for name in batch.counts)
-        mine = any(batch.counts.values())
+        is_counted = any(batch.counts.values())
         # A non-finite loss may have a finite gradient. The weight NaN makes that gradient non-finite too, so that the
         # one check of the gradient finds both, on every rank, without waiting for the device.
-        weight = torch.where(torch.isfinite(loss.detach()), self.ranks.world_size if mine else 0.0, math.nan)
+        weight = torch.where(torch.isfinite(loss.detach()), self.ranks.world_size if is_counted else 0.0, math.nan)
         self._deepspeed.backward(loss * weight, scale_wrt_gas=False)
-        return {name: value.detach().double() * mine for name, value in sums.items()}
+        return {name: value.detach().double() * is_counted for name, value in sums.items()}
 
     def step(self, lr: float) -> StepResult:
         """Reduce and clip the gradient and update the weights, unless the gradient is non-finite on any rank.
@@ -126,9 +126,9 @@ class Engine:
         zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for batch in batches:
             sums = self.module(**on_device(batch.inputs, self.ranks.device))
-            mine = bool(any(batch.counts.values()))
+            is_counted = bool(any(batch.counts.values()))
             for name, value in sums.items():
-                totals[name] = totals.get(name, zero) + value.double() * mine
+                totals[name] = totals.get(name, zero) + value.double() * is_counted
         self.module.train()
         return read_scalars(totals)
 

@@ -7,10 +7,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from multihop.pretrain.objectives.batch import ModelInput
+from multihop.pretrain.packed_tokens import PackedTokens
 
-def on_device(inputs: Mapping[str, NDArray[Any] | int | float], device: torch.device) -> dict[str, Any]:
-    """The keyword arguments of a model's forward: int64 tensors, and numbers that stay numbers."""
-    return {name: value if isinstance(value, int | float) else _copy(value, device) for name, value in inputs.items()}
+
+def on_device(inputs: Mapping[str, ModelInput], device: torch.device) -> dict[str, Any]:
+    """The keyword arguments of a model's forward: arrays become int64 tensors, and numbers stay numbers."""
+    return {
+        name: packed_on_device(value, device)
+        if isinstance(value, PackedTokens)
+        else value
+        if isinstance(value, int | float)
+        else _copy(value, device)
+        for name, value in inputs.items()
+    }
+
+
+def packed_on_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -> PackedTokens[Tensor]:
+    """The same tokens as tensors of a device."""
+    return PackedTokens(
+        _copy(packed.input_ids, device),
+        _copy(packed.positions, device),
+        _copy(packed.cu_seqlens, device),
+        packed.max_seqlen,
+        None if packed.token_type_ids is None else _copy(packed.token_type_ids, device),
+    )
 
 
 def _copy(array: NDArray[Any], device: torch.device) -> Tensor:

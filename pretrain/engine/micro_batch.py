@@ -27,14 +27,14 @@ from multihop.pretrain.objectives.batch import Batch
 REMEMBERED = "micro_batch.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PROBED_TOKENS = {"cpu": 256, "cuda": 16_384}
-"""Of the smaller of two micro-batches. What is measured on a CPU grows with every token; on a GPU memory comes in
-blocks, and kernels for few tokens take other amounts."""
+"""Tokens of the smaller of the two micro-batches that are measured. What is measured on a CPU grows with every token;
+on a GPU memory comes in blocks, and kernels for few tokens take other amounts."""
 _SHARE_OF_GPU = 0.9
-"""Of the free memory; the rest is for fragmentation and the reduction's buffers."""
+"""Share of the free memory that is used; the rest is for fragmentation and the reduction's buffers."""
 _NOT_MEASURED = -1
-"""Stands for a number of samples that could not be measured."""
+"""Marks a number of samples that could not be measured."""
 _SHARE_OF_HOST = 0.5
-"""Of the free memory of a host, which other processes share."""
+"""Share of the free memory of a host that is used: other processes share it."""
 
 log = logging.getLogger("multihop")
 

@@ -22,13 +22,13 @@ locks of the interpreter at any moment, and a process that is forked at that mom
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of them. The hosts exchange numbers without waiting for the devices."""
+    """This process's rank, and collectives over all ranks. The hosts exchange numbers without waiting for devices."""
 
     rank: int
     world_size: int
     device: torch.device
     host_group: dist.ProcessGroup | None = None
-    """A gloo group beside NCCL's; None: the default group is gloo's."""
+    """A gloo group beside the NCCL group; None: the default group is a gloo group."""
 
     def start_all_reduce_sum(self, values: Mapping[str, float]) -> Callable[[], dict[str, float]]:
         """Start to sum each value over all ranks, in float64 and one message; call the result to wait for the sums."""
@@ -75,10 +75,11 @@ def join(run_dir: Path | None = None) -> Ranks:
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment.
 
     Args:
-        run_dir: where ranks that torchrun started find rank 0; not needed by a single rank or under a cluster.
+        run_dir: The directory in which ranks that torchrun started find rank 0's address; not needed by a single rank
+            or under a cluster.
 
     Raises:
-        ConnectionError: a process took a rank's place without knowing the secret of the start.
+        ConnectionError: A process took a rank's place without knowing the secret of the start.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
@@ -117,10 +118,10 @@ def _authenticate(ranks: Ranks, store: Store, secret: bytes) -> None:
     expected = [hmac.digest(secret, b"rank %d " % rank + nonce, "sha256") for rank in range(ranks.world_size)]
     groups = {ranks.device: None, torch.device("cpu"): ranks.host_group}  # one and the same without a GPU
     for device, group in groups.items():
-        mine = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(device)
-        theirs = [torch.empty_like(mine) for _ in expected]
-        _recent.extend([mine, *theirs])
-        dist.all_gather(theirs, mine, group=group)
-        for rank, (found, wanted) in enumerate(zip(theirs, expected, strict=True)):
-            if not hmac.compare_digest(bytes(found.tolist()), wanted):
+        proof = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(device)
+        proofs = [torch.empty_like(proof) for _ in expected]
+        _recent.extend([proof, *proofs])
+        dist.all_gather(proofs, proof, group=group)
+        for rank, (received, digest) in enumerate(zip(proofs, expected, strict=True)):
+            if not hmac.compare_digest(bytes(received.tolist()), digest):
                 raise ConnectionError(f"the process that answers as rank {rank} does not know the secret of this start")

@@ -1,4 +1,4 @@
-"""From a recipe's `model` section to a torch module with its initial weights."""
+"""Builds the torch module of a recipe's `model` section, with its initial weights."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -13,7 +13,7 @@ from multihop.common.config import COMPATIBILITY, FINE_TUNING, LOGGING, MEMORY, 
 from multihop.common.errors import UserError
 
 SIZES: Effect = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
-"""What every key decides that the weights' shapes or equations depend on."""
+"""The effects of a key on which the weights' shapes or the model's equations depend."""
 
 OutputBias = Annotated[Literal["zeros", "unigram"], UPDATES]
 """The type of the key `output_bias`, which families have whose output layer over the vocabulary has a bias."""

@@ -16,7 +16,7 @@ _SOURCE_WORD = "source_word.weight"
 
 
 def names_of(family: str, two_vocabularies: bool = False) -> Names:
-    """What `pretrain/models/FAMILY/huggingface.py` declares.
+    """The declaration in `pretrain/models/FAMILY/huggingface.py`.
 
     Args:
         two_vocabularies: whether source and target have vocabularies of their own.
@@ -65,7 +65,7 @@ def from_huggingface(
     output matrix too, is unchanged.
     """
     names = names_of(model.family, two_vocabularies)
-    found = {}
+    converted = {}
     for theirs, ours in _pairs(model, two_vocabularies).items():
         if theirs not in weights:
             continue
@@ -79,8 +79,8 @@ def from_huggingface(
         parts = tensor.chunk(len(ours), -1)
         for name, part in zip(ours, parts, strict=True):
             transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
-            found[name] = part.T if transposed else part
-    return found
+            converted[name] = part.T if transposed else part
+    return converted
 
 
 def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:

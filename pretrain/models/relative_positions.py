@@ -50,5 +50,5 @@ def collect(gradient: Tensor, first: int, count: int, causal: bool) -> Tensor:
 
 
 def _farthest(count: int, causal: bool) -> int:
-    """k, of the number of clipped distances."""
+    """The largest distance k, from the number of clipped distances."""
     return count - 1 if causal else count // 2

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
-from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.packed_tokens import pack
 
 DOCUMENT_COLUMNS = [0]
 
@@ -48,16 +49,16 @@ def _parts(
     """The spans, and the offset of each in the sample; the gaps between them are end tokens."""
     before = int(objective.isolate_documents)
     document, offset = row.tolist()
-    at, found = 0, []
+    at, spans_in_sample = 0, []
     while at <= seq_len:
         length = len(documents.tokens(document))
         start = max(0, offset - before)
         at += start + before - offset  # the end token, where it precedes the document and is in the sample
         stop = min(start + seq_len + 1 - at, length)
-        found.append((document, start, stop, at))
+        spans_in_sample.append((document, start, stop, at))
         at += stop - start + 1 - before
         document, offset = document + 1, 0
-    return found
+    return spans_in_sample
 
 
 def assemble(
@@ -74,15 +75,15 @@ def assemble(
     for sample, row in enumerate(rows):
         for document, start, stop, at in _parts(documents, row, seq_len, objective):
             text[sample, at : at + stop - start] = documents.tokens(document)[start:stop]
-    input_ids, next_ids = text[:, :-1].ravel(), text[:, 1:].ravel()
-    lengths = np.full(len(rows), seq_len)
+    input_ids, labels = text[:, :-1].ravel(), text[:, 1:].ravel()
+    begins = np.zeros(len(input_ids), bool)
+    begins[::seq_len] = True
     if objective.isolate_documents:
-        begins = input_ids == end
-        begins[::seq_len] = True
-        lengths = np.diff(np.append(np.flatnonzero(begins), len(input_ids)))
+        begins |= input_ids == end
+    cu_seqlens = np.append(np.flatnonzero(begins), len(input_ids))
     return Batch(
-        inputs={"input_ids": input_ids, "next_ids": next_ids, **layout(lengths)},
-        targets=next_ids,
-        counts={"clm": next_ids.size},
-        tokens=next_ids.size,
+        inputs={"packed": pack(input_ids, cu_seqlens), "labels": labels},
+        targets=labels,
+        counts={"clm": labels.size},
+        tokens=labels.size,
     )

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
-from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 DOCUMENT_COLUMNS = [0, 2]
 """The columns of the index that hold document numbers."""
@@ -24,7 +25,7 @@ _BLOCK = 2**16
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
     """All samples of a set of documents: int64 (samples, 4) of (first document, start in it, last one, stop in it)."""
-    found: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
+    samples: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
     gap = 1 + int(objective.isolate_documents)
     document = start = 0
     while document < len(documents):
@@ -34,8 +35,8 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
             rows, (document, start) = rows[:-1], rows[-1, :2].tolist()
         else:
             document = stop
-        found.append(rows)
-    return np.concatenate(found)
+        samples.append(rows)
+    return np.concatenate(samples)
 
 
 def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:
@@ -119,15 +120,15 @@ def assemble(
     for text, stop in zip(texts, stops.tolist(), strict=True):
         input_ids[stop - 1 - len(text) : stop - 1] = text
 
-    samples = layout(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
-    sequences = layout(lengths) if objective.isolate_documents else samples
-    cu_seqlens, offsets = sequences["cu_seqlens"], samples["positions"]
-    assert not isinstance(cu_seqlens, int) and not isinstance(offsets, int)
+    cu_samples = cumulative_lengths(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
+    cu_seqlens = cumulative_lengths(lengths) if objective.isolate_documents else cu_samples
     sequence_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
-    masked, masked_at, masked_ids = mask(input_ids, cu_seqlens, offsets, sequence_keys, objective, tokenizer)
+    masked, masked_positions, labels = mask(
+        input_ids, cu_seqlens, positions_in(cu_samples), sequence_keys, objective, tokenizer
+    )
     return Batch(
-        inputs={"input_ids": masked, **sequences, "masked_at": masked_at, "masked_ids": masked_ids},
-        targets=masked_ids,
-        counts={"mlm": len(masked_ids)},
+        inputs={"packed": pack(masked, cu_seqlens), "masked_positions": masked_positions, "labels": labels},
+        targets=labels,
+        counts={"mlm": len(labels)},
         tokens=len(masked),
     )

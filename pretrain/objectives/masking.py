@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from multihop.common.counter_rng import UInt64, random_bits, uniform
 from multihop.data_prep.tokenizers.info import TokenizerInfo, word_start_flags
-from multihop.pretrain.config import ObjectiveConfig
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 _SPAN_STOP = 0.2
 _LONGEST_SPAN = 10

@@ -15,9 +15,10 @@ from multihop.common.counter_rng import UInt64
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
-from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 log = logging.getLogger("multihop")
 
@@ -94,7 +95,7 @@ def _lay_out_next(documents: Documents, document: int, room: int, rng: random.Ra
 
 
 def _lay_out_order(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
-    """As for next sentences, each pair of two sentences or more; returns how many sentences are left over, 0 or 1.
+    """Lay out pairs of two sentences or more; returns how many sentences are left over, 0 or 1.
 
     The original gives a single sentence a second segment from another document, which is a different task.
     """
@@ -182,11 +183,9 @@ def assemble(
     """
     special = tokenizer.special_ids
     first, second = rows[:, 2] - rows[:, 1], rows[:, 5] - rows[:, 4]
-    sequences = layout(first + second + SPECIALS_PER_PAIR)
-    cu_seqlens, positions = sequences["cu_seqlens"], sequences["positions"]
-    assert not isinstance(cu_seqlens, int) and not isinstance(positions, int)
+    cu_seqlens = cumulative_lengths(first + second + SPECIALS_PER_PAIR)
     middles = cu_seqlens[:-1] + 1 + first
-    input_ids = np.empty(len(positions), np.int64)
+    input_ids = np.empty(cu_seqlens[-1], np.int64)
     input_ids[cu_seqlens[:-1]] = special["cls"]
     input_ids[middles] = input_ids[cu_seqlens[1:] - 1] = special["sep"]
     for begin, middle, (document, start, stop, other, other_start, other_stop, _) in zip(
@@ -194,18 +193,17 @@ def assemble(
     ):
         input_ids[begin + 1 : middle] = documents.tokens(document)[start:stop]
         input_ids[middle + 1 : middle + 1 + other_stop - other_start] = documents.tokens(other)[other_start:other_stop]
-    masked, masked_at, masked_ids = mask(input_ids, cu_seqlens, positions, keys, objective, tokenizer)
+    masked, masked_positions, labels = mask(input_ids, cu_seqlens, positions_in(cu_seqlens), keys, objective, tokenizer)
+    token_type_ids = np.repeat(np.tile([0, 1], len(rows)), np.stack([first + 2, second + 1], axis=1).ravel())
     task, label = ("nsp", "is_random_next") if objective.name == "mlm+nsp" else ("sop", "is_swapped")
     return Batch(
         inputs={
-            "input_ids": masked,
-            **sequences,
-            "segments": np.repeat(np.tile([0, 1], len(rows)), np.stack([first + 2, second + 1], axis=1).ravel()),
-            "masked_at": masked_at,
-            "masked_ids": masked_ids,
+            "packed": pack(masked, cu_seqlens, token_type_ids),
+            "masked_positions": masked_positions,
+            "labels": labels,
             label: rows[:, 6].copy(),
         },
-        targets=masked_ids,
-        counts={"mlm": len(masked_ids), task: len(rows)},
+        targets=labels,
+        counts={"mlm": len(labels), task: len(rows)},
         tokens=len(masked),
     )

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.config import ObjectiveConfig
-from multihop.pretrain.objectives.batch import Batch, layout
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
 DOCUMENT_COLUMNS = [0]
 
@@ -41,7 +42,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """Pairs."""
+    """How many pairs an index has."""
     return len(index)
 
 
@@ -66,30 +67,27 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """Both sides as packed sequences; the arguments of the source have its name before them."""
+    """Both sides as packed sequences."""
     start, end = tokenizer.special_ids["pad"], tokenizer.special_ids["end"]
     source_lengths, target_lengths = rows[:, 1], rows[:, 2]
     source_ids = np.full(source_lengths.sum(), end, np.int64)
-    next_ids = np.full(target_lengths.sum(), end, np.int64)
+    labels = np.full(target_lengths.sum(), end, np.int64)
     input_ids = np.full(target_lengths.sum(), start, np.int64)
     read = written = 0
     for document, source, target in rows.tolist():
         tokens = documents.tokens(document)
         source_ids[read : read + source - 1] = tokens[: source - 1]
-        next_ids[written : written + target - 1] = tokens[source - 1 :]
+        labels[written : written + target - 1] = tokens[source - 1 :]
         input_ids[written + 1 : written + target] = tokens[source - 1 :]
         read, written = read + source, written + target
-    of_source = {f"source_{name}": value for name, value in layout(source_lengths).items()}
     return Batch(
         inputs={
-            "source_ids": source_ids,
-            **of_source,
-            "input_ids": input_ids,
-            "next_ids": next_ids,
-            **layout(target_lengths),
+            "source": pack(source_ids, cumulative_lengths(source_lengths)),
+            "target": pack(input_ids, cumulative_lengths(target_lengths)),
+            "labels": labels,
             "label_smoothing": objective.label_smoothing,
         },
-        targets=next_ids,
-        counts={"translation": next_ids.size},
-        tokens=source_ids.size + next_ids.size,
+        targets=labels,
+        counts={"translation": labels.size},
+        tokens=source_ids.size + labels.size,
     )

@@ -33,12 +33,12 @@ class Slice:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """The shape of the whole parameter."""
     start: int
     """Offset of the slice in the flattened parameter, in elements."""
     numel: int
     flat: Tensor
-    """What the optimizer is given as a parameter; its state is kept under this tensor."""
+    """The flat buffer that the optimizer has as a parameter; its state is stored under this tensor."""
     flat_start: int
     """Offset of the slice in `flat`, in elements."""
 
@@ -73,7 +73,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the slices of parameters are in a flat buffer."""
+    """The positions of slices of parameters in a flat buffer."""
 
     runs: list[list[slice]]
     """Slices that are updated together, in order; gaps between them are padding."""
@@ -112,10 +112,10 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float,
         max_trust: float,
     ) -> None:
-        """Takes tensors or parameter groups; a group may set all arguments but `max_trust`, and `trust`.
+        """`params` are tensors or parameter groups; a group may set `trust` and all arguments but `max_trust`.
 
         Args:
-            max_trust: upper bound of the trust ratios.
+            max_trust: Upper bound of the trust ratios.
         """
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust": True})
         self._max_trust = max_trust
@@ -130,10 +130,10 @@ class Lamb(torch.optim.Optimizer):
         call step() while they are initialised.
 
         Args:
-            slices: the slices that this rank owns; in ZeRO stage 0 whole parameters, on every rank.
-            all_reduce: sums a float64 (2, len(names)) tensor over the ranks that share parameters, in place. Each
-                step that has trusted parameters calls it once, and so does a rank that owns nothing of them.
-            names: all parameters, in the same order on every rank.
+            slices: The slices that this rank owns; in ZeRO stage 0 whole parameters, on every rank.
+            all_reduce: Sums a float64 (2, len(names)) tensor over the ranks that share parameters, in place. Each
+                step that has trusted parameters calls it once, also on a rank that owns none of their elements.
+            names: The names of all parameters, in the same order on every rank.
         """
         position = {name: i for i, name in enumerate(names)}
         of_flat: dict[Tensor, list[Slice]] = {}
@@ -196,7 +196,7 @@ class Lamb(torch.optim.Optimizer):
                 weight.addcmul_(direction, ratio, value=-update.lr)
 
     def _update_of(self, group: dict[str, Any], flat: Tensor, room: Tensor) -> _Pending:
-        """Advance the moments and put the update, without its trust ratios, into `room`."""
+        """Advance the moments and write the update, without its trust ratios, to `room`."""
         assert flat.grad is not None
         exp_avg, exp_avg_sq, step = self._advance(flat)
         buffers = flat.view(-1), flat.grad.reshape(-1), exp_avg.view(-1), exp_avg_sq.view(-1), room
@@ -205,7 +205,7 @@ class Lamb(torch.optim.Optimizer):
         for run in layout.runs:
             weight, grad, mean, square, update = (buffer[run[0].start : run[-1].stop] for buffer in buffers)
             torch.mul(weight, group["weight_decay"], out=update)
-            # With a rate of -1 and no decay of its own, AdamW adds m_hat / (sqrt(v_hat) + eps) to what it is given.
+            # With a rate of -1 and without weight decay, AdamW adds m_hat / (sqrt(v_hat) + eps) to its weight argument.
             _adamw(group, update, grad, mean, square, step, lr=-1.0, weight_decay=0.0)
             weights, updates = [buffers[0][piece] for piece in run], [room[piece] for piece in run]
             pending.weights.extend(weights)

@@ -14,6 +14,7 @@ from multihop.common.json_lines import Row
 from multihop.pretrain.data.batches import RankBatch
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.packed_tokens import PackedTokens
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Bytes in the unit of ru_maxrss."""
@@ -57,9 +58,10 @@ def step_flops(model: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """FLOPs of a forward and backward pass over a batch; 0 for a borrowed batch (all counts 0)."""
     if not any(batch.counts.values()):
         return 0.0
-    sources = batch.inputs.get("source_cu_seqlens")
-    source_lengths = None if sources is None else np.diff(sources)
-    return model.train_flops(vocab_size, np.diff(batch.inputs["cu_seqlens"]), len(batch.targets), source_lengths)
+    *sources, lengths = [
+        np.diff(packed.cu_seqlens) for packed in batch.inputs.values() if isinstance(packed, PackedTokens)
+    ]
+    return model.train_flops(vocab_size, lengths, len(batch.targets), sources[0] if sources else None)
 
 
 def usage(device: torch.device, cpu_s: float, elapsed_s: float) -> Row:

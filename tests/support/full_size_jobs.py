@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from rank_jobs import batch_of, some_batches
+from rank_jobs import some_batches
 
 from multihop.common.counter_rng import key_of
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
@@ -40,11 +40,11 @@ def go_on(
     losses, norms = [], []
     for step in range(first, first + steps):
         pairs = some_batches(config.seed, step, sequences, config.phases[0].seq_len, vocab_size)
-        total = {"mlm": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
+        total = {"mlm": float(sum(len(batch.targets) for batch in pairs)), "nsp": float(sequences)}
         mine = pairs[share_of_rank(sequences, ranks.rank, ranks.world_size)]
         loss = 0.0
         for number in range(-(-sequences // ranks.world_size)):
-            batch = batch_of(mine[number] if number < len(mine) else pairs[0])
+            batch = mine[number] if number < len(mine) else pairs[0]
             if number >= len(mine):
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
             sums = engine.forward_backward(batch, total)

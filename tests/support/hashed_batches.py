@@ -36,22 +36,22 @@ def sequence_hashes(step: RankBatch) -> list[str]:
             assert len(batch.targets) == 0 and batch.tokens == 0
             continue
         inputs: dict[str, typing.Any] = batch.inputs
-        cu_seqlens = inputs["cu_seqlens"]
-        assert (
-            batch.tokens == len(inputs["input_ids"]) == cu_seqlens[-1]
-            and inputs["max_seqlen"] == np.diff(cu_seqlens).max()
-        )
+        packed = inputs["packed"]
+        cu_seqlens = packed.cu_seqlens
+        assert batch.tokens == len(packed.input_ids) == cu_seqlens[-1]
+        assert packed.max_seqlen == np.diff(cu_seqlens).max()
+        by_token = {name: getattr(packed, name) for name in ("input_ids", "positions", "token_type_ids")}
+        seen = inputs | {name: values for name, values in by_token.items() if values is not None}
+        del seen["packed"]
         samples += batch.counts.get("nsp", batch.counts.get("sop", 0))
         for number, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
             digest = hashlib.sha256()
-            masked_at = inputs.get("masked_at", np.empty(0, np.int64))
-            mine = (masked_at >= start) & (masked_at < stop)
-            for name, values in sorted(inputs.items()):
-                if name in ("cu_seqlens", "max_seqlen"):
-                    continue
-                if name == "masked_at":
+            masked = inputs.get("masked_positions")
+            mine = None if masked is None else (masked >= start) & (masked < stop)
+            for name, values in sorted(seen.items()):
+                if name == "masked_positions":
                     part = values[mine] - start
-                elif name == "masked_ids":
+                elif name == "labels" and mine is not None:
                     part = values[mine]
                 elif name in ("is_random_next", "is_swapped"):
                     part = values[number : number + 1]

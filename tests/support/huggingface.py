@@ -18,7 +18,7 @@ from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
 ENCODERS = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 VOCABULARY = 211
@@ -122,7 +122,6 @@ class Text:
 def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
     """Random tokens in sequences of these lengths, in two segments where the family has them."""
     rng = np.random.default_rng(seed)
-    where = layout(lengths)
     tokens = sum(lengths)
     ids = rng.integers(5, VOCABULARY, tokens)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -132,41 +131,33 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
         out[real] = torch.as_tensor(flat)
         return out
 
-    inputs: dict[str, Any] = {"input_ids": ids, **where}
+    inputs: dict[str, Any] = {}
+    token_type_ids = None
     theirs = {"input_ids": padded(ids, pad), "attention_mask": real.long()}
     if family in ENCODERS:
         asked = np.sort(rng.choice(tokens, max(1, tokens // 6), replace=False))
-        inputs |= {"masked_at": asked, "masked_ids": rng.integers(5, VOCABULARY, len(asked))}
+        inputs |= {"masked_positions": asked, "labels": rng.integers(5, VOCABULARY, len(asked))}
         labels = np.full(tokens, -100)
-        labels[asked] = inputs["masked_ids"]
+        labels[asked] = inputs["labels"]
     else:
-        inputs["next_ids"] = rng.integers(5, VOCABULARY, tokens)
-        labels = inputs["next_ids"]
+        labels = inputs["labels"] = rng.integers(5, VOCABULARY, tokens)
     if family in ("bert", "albert"):
-        inputs["segments"] = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
+        token_type_ids = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
         inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
-        theirs["token_type_ids"] = padded(inputs["segments"], 0)
+        theirs["token_type_ids"] = padded(token_type_ids, 0)
+    inputs["packed"] = pack(ids, cumulative_lengths(lengths), token_type_ids)
     return Text(on_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
-
-
-def encoder_inputs(text: Text) -> dict[str, Any]:
-    """Select the arguments of our forward that `encode` takes."""
-    return {
-        name: value
-        for name, value in text.inputs.items()
-        if name in ("input_ids", "positions", "cu_seqlens", "max_seqlen", "segments")
-    }
 
 
 def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
     """Logits of each head, and means of the losses."""
-    hidden = model.encode(**encoder_inputs(text))
+    hidden = model.encode(text.inputs["packed"])
     sums = model(**text.inputs)
     answers = {
         "words": model.lm_head(hidden),
         "word loss": sums["clm" if "clm" in sums else "mlm"] / (text.labels >= 0).sum(),
     }
-    first = hidden[text.inputs["cu_seqlens"][:-1]]
+    first = hidden[text.inputs["packed"].cu_seqlens[:-1]]
     if model.config.family == "bert":
         answers |= {"pairs": model.next_sentence(model.pool(first)), "pair loss": sums["nsp"] / len(first)}
     elif model.config.family == "albert":

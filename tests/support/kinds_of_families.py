@@ -2,8 +2,8 @@
 
 import typing
 
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
 """An encoder or a decoder alone."""

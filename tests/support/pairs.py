@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
+from packed_texts import packed
 from torch import Tensor
 
-from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
-from multihop.pretrain.objectives.batch import layout
 
 VOCABULARY = 60
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "max_positions": 40, "dropout": 0.0}
@@ -36,27 +35,13 @@ NAMES = ["-".join(str(value) for value in each.values()) for each in VARIANTS]
 def pairs_of(sources: list[int], targets: list[int], vocabulary: int = VOCABULARY, seed: int = 0) -> dict[str, Any]:
     """The keyword arguments of `forward`: random tokens in sequences of these lengths."""
     generator = torch.Generator().manual_seed(seed)
-    cpu = torch.device("cpu")
-    source, target = on_device(layout(sources), cpu), on_device(layout(targets), cpu)
     ids = [torch.randint(3, vocabulary, (sum(each),), generator=generator) for each in (sources, targets, targets)]
     return {
-        "source_ids": ids[0],
-        **{f"source_{name}": value for name, value in source.items()},
-        "input_ids": ids[1],
-        **target,
-        "next_ids": ids[2],
+        "source": packed(ids[0], sources),
+        "target": packed(ids[1], targets),
+        "labels": ids[2],
         "label_smoothing": 0.1,
     }
-
-
-def given_to_read(pairs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `read`."""
-    return {name: value for name, value in pairs.items() if name.startswith("source_")}
-
-
-def given_to_decoder(pairs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `teacher_forced`."""
-    return {name: value for name, value in pairs.items() if name not in ("next_ids", "label_smoothing")}
 
 
 def padded(flat: Tensor, lengths: list[int], filling: int = 0) -> Tensor:

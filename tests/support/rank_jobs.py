@@ -17,9 +17,10 @@ from multihop.pretrain.engine.micro_batch import micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
 from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
-from multihop.pretrain.objectives.batch import Batch, Inputs, layout
+from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.optim.optimizers import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
 from multihop.pretrain.run.records import StartTimes
@@ -29,30 +30,23 @@ from multihop.pretrain.run.train_run import train_run
 VOCABULARY = 61
 
 
-def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Inputs]:
-    """One masked sentence pair a sequence, with different numbers of masked pieces."""
+def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Batch]:
+    """Micro-batches of one masked sentence pair each, with different numbers of masked tokens."""
     pairs = []
     for number in range(sequences):
         rng = np.random.default_rng(key_of("pair", seed, step, number))
         length = int(rng.integers(max_seqlen // 2, max_seqlen + 1))
         masked = np.sort(rng.choice(length, size=int(rng.integers(1, length // 2)), replace=False))
-        pairs.append(
-            {
-                "input_ids": rng.integers(0, vocab_size, length),
-                "segments": rng.integers(0, 2, length),
-                **layout([length]),
-                "masked_at": masked,
-                "masked_ids": rng.integers(0, vocab_size, masked.size),
-                "is_random_next": rng.integers(0, 2, 1),
-            }
-        )
+        input_ids, token_type_ids = rng.integers(0, vocab_size, length), rng.integers(0, 2, length)
+        labels = rng.integers(0, vocab_size, masked.size)
+        inputs: dict[str, ModelInput] = {
+            "packed": pack(input_ids, cumulative_lengths([length]), token_type_ids),
+            "masked_positions": masked,
+            "labels": labels,
+            "is_random_next": rng.integers(0, 2, 1),
+        }
+        pairs.append(Batch(inputs, labels, {"mlm": len(labels), "nsp": 1}, length))
     return pairs
-
-
-def batch_of(pair: Inputs) -> Batch:
-    """A micro-batch of one pair."""
-    masked = np.asarray(pair["masked_ids"])
-    return Batch(pair, masked, {"mlm": len(masked), "nsp": 1}, int(pair["max_seqlen"]))
 
 
 def train_on_pairs(
@@ -79,12 +73,12 @@ def train_on_pairs(
     losses, norms, applied, states, graphs = [], [], [], [], []
     for step in range(steps):
         pairs = some_batches(config.seed, step, sequences, 16)
-        total = {"mlm": float(sum(len(pair["masked_ids"]) for pair in pairs)), "nsp": float(sequences)}
+        total = {"mlm": float(sum(len(batch.targets) for batch in pairs)), "nsp": float(sequences)}
         mine = pairs[share_of_rank(sequences, ranks.rank, ranks.world_size)]
         passes = -(-sequences // ranks.world_size)
         loss = torch.zeros((), dtype=torch.float64)
         for number in range(passes):
-            batch = batch_of(mine[number] if number < len(mine) else pairs[0])
+            batch = mine[number] if number < len(mine) else pairs[0]
             if number >= len(mine):
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
             spoil = step in spoilt and ranks.rank == ranks.world_size - 1 and number == 0
@@ -151,8 +145,7 @@ def norm_of_equal_passes(
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, vocab_size)
     engine = Engine(config, model, ranks, 1, make_param_init(model, config.seed))
-    (pair,) = some_batches(config.seed, 0, 1, 16, vocab_size)
-    batch = batch_of(pair)
+    (batch,) = some_batches(config.seed, 0, 1, 16, vocab_size)
     totals = {name: float(count * passes * ranks.world_size) for name, count in batch.counts.items()}
     for _ in range(passes):
         engine.forward_backward(batch, totals)
@@ -172,7 +165,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
         engines.append(Engine(config, model, ranks, 1, make_param_init(model, config.seed)))
     before, after = engines
     for step in range(5):
-        batch = batch_of(some_batches(config.seed, step, 1, 16)[0])
+        (batch,) = some_batches(config.seed, step, 1, 16)
         before.forward_backward(batch, {name: float(count) for name, count in batch.counts.items()})
         before.step(1e-3)
     state, updates, counters = before.state()

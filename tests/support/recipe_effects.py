@@ -33,6 +33,7 @@ from multihop.pretrain.models.build import build_model, init_weights, make_param
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.schedule import learning_rate
+from multihop.pretrain.packed_tokens import PackedTokens
 from multihop.pretrain.run.files import checkpoints_of
 from multihop.pretrain.run.heldout import unigram_log_probabilities
 
@@ -166,7 +167,9 @@ def _hash(batches: Any) -> str:
     for batch in batches:
         assert isinstance(batch, Batch)
         for name, value in sorted(batch.inputs.items()):
-            if name != "label_smoothing":
-                digest.update(name.encode() + np.asarray(value).tobytes())
+            arrays = vars(value) if isinstance(value, PackedTokens) else {"": value}
+            for part, array in arrays.items():
+                if name != "label_smoothing" and array is not None:
+                    digest.update(f"{name}.{part}".encode() + np.asarray(array).tobytes())
         digest.update(json.dumps(batch.counts).encode())
     return digest.hexdigest()

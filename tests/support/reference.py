@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rank_jobs import VOCABULARY, batch_of, some_batches
+from rank_jobs import VOCABULARY, some_batches
 from torch import Tensor
 
 from multihop.pretrain.config import OptimizerConfig, TrainingConfig
@@ -38,7 +38,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
     state: dict[str, dict[str, Any]] = {}
     seen = PlainTraining({name: weight.detach() for name, weight in model.named_parameters()})
     for step in range(steps):
-        batches = [batch_of(pair) for pair in some_batches(config.seed, step, sequences, 16)]
+        batches = some_batches(config.seed, step, sequences, 16)
         model.zero_grad()
         loss = torch.zeros(())
         for batch in batches:

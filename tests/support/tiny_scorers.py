@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from packed_texts import packed
 from reference_tokenizers import gpt2_letters
 from torch import Tensor
 
@@ -29,8 +30,7 @@ class Scorer(NamedTuple):
     def log_probabilities(self, ids: Sequence[int]) -> Tensor:
         """The whole softmax, float64 (T, V), of one sequence."""
         with torch.no_grad():
-            length = len(ids)
-            hidden = self.model.encode(torch.tensor(ids), torch.arange(length), torch.tensor([0, length]), length)
+            hidden = self.model.encode(packed(torch.tensor(ids), [len(ids)]))
             return self.model.lm_head(hidden).double().log_softmax(-1)
 
     def likelihood(self, context: str, continuation: str) -> float:

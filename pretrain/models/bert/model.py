@@ -11,6 +11,7 @@ from multihop.pretrain.models.layers.init import add_neighbours, truncated_norma
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-12
 
@@ -45,20 +46,17 @@ class Bert(Model):
 
     def encode(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        segments: Tensor | None = None,
-        tied: bool = False,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert cache is None, "BERT is not causal"
-        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
-        segment = self.segment.weight[0] if segments is None else self.segment(segments)
-        x = embed_at(self.word, self.position, input_ids, positions, tied) + segment
+        sequences = Sequences.of(packed)
+        types = packed.token_type_ids
+        x = embed_at(self.word, self.position, packed, sparse_lookup_grad)
+        x = x + (self.segment.weight[0] if types is None else self.segment(types))
         x = self.dropout(self.embedding_norm(x))
         return apply_layers(self.layers, x, sequences, token_indices)
 
@@ -76,30 +74,24 @@ class Bert(Model):
 
     def forward(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_at: Tensor,
-        masked_ids: Tensor,
-        segments: Tensor | None = None,
+        packed: PackedTokens[Tensor],
+        masked_positions: Tensor,
+        labels: Tensor,
         is_random_next: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Sums of the cross-entropies in nats, and how many pairs the next-sentence head got right.
 
         Args:
-            input_ids, positions, cu_seqlens, max_seqlen, segments: as in `encode`; a sequence is a pair of segments.
-            masked_at: int64 (M,), which of the N tokens to predict; logits are computed for these only.
-            masked_ids: int64 (M,), the original tokens there.
+            packed: a sequence is a pair of segments.
+            masked_positions: int64 (M,), which of the N tokens to predict; logits are computed for these only.
+            labels: int64 (M,), the original tokens there.
             is_random_next: int64 (S,), 1 where the second segment does not follow the first; None: mlm alone.
         """
-        token_indices = cat([masked_at, cu_seqlens[:-1]])
-        hidden = self.encode(
-            input_ids, positions, cu_seqlens, max_seqlen, segments, tied=True, token_indices=token_indices
-        )
-        masked = self.lm_head_transform(hidden[: len(masked_at)])
-        mlm = fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, masked_ids)
-        pairs = self.next_sentence(self.pool(hidden[len(masked_at) :])).float()
+        token_indices = cat([masked_positions, packed.cu_seqlens[:-1]])
+        hidden = self.encode(packed, sparse_lookup_grad=True, token_indices=token_indices)
+        masked = self.lm_head_transform(hidden[: len(masked_positions)])
+        mlm = fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, labels)
+        pairs = self.next_sentence(self.pool(hidden[len(masked_positions) :])).float()
         if is_random_next is None:
             # The head of pairs gets a gradient of zeros, with which all ZeRO stages update it alike.
             return {"mlm": mlm + 0.0 * pairs.sum()}

@@ -16,20 +16,20 @@ class Rectangle:
     """B sequences, padded to the longest."""
 
     at: Tensor
-    """int64 (B, T): the packed row at each place."""
+    """int64 (B, T): the packed row of each element."""
     real: Tensor | None
     """bool (B, T), false at the padding; None without padding."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where N packed rows lie in some rectangles, whose P places follow one another."""
+class RowPositions:
+    """The positions of N packed rows in some rectangles, whose P elements follow one another."""
 
     rectangles: list[Rectangle]
     at: Tensor
-    """int64 (P,): the packed row at each place."""
+    """int64 (P,): the packed row of each element."""
     order: Tensor
-    """int64 (N,): the place of each packed row."""
+    """int64 (N,): the element of each packed row."""
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """(N, W) -> (B, T, W) of each rectangle."""
@@ -42,7 +42,7 @@ class Places:
         return out
 
 
-def places_of(rectangles: list[Rectangle], rows: int) -> Places:
+def row_positions(rectangles: list[Rectangle], rows: int) -> RowPositions:
     """Args: rows: N; each is in one rectangle."""
     at = torch.cat([each.at.flatten() for each in rectangles])
     real = torch.cat(
@@ -53,7 +53,7 @@ def places_of(rectangles: list[Rectangle], rows: int) -> Places:
     )
     order = torch.empty(rows, dtype=torch.int64, device=at.device)
     order[at[real]] = real.nonzero()[:, 0]
-    return Places(rectangles, at, order)
+    return RowPositions(rectangles, at, order)
 
 
 class _Spread(torch.autograd.Function):
@@ -72,11 +72,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
         ctx.save_for_backward(order)
-        ctx.places = len(rows)
+        ctx.positions = len(rows)
         return rows.index_select(0, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (order,) = ctx.saved_tensors
-        zeros = gradients[0].new_zeros(ctx.places, gradients[0].shape[1])
+        zeros = gradients[0].new_zeros(ctx.positions, gradients[0].shape[1])
         return zeros.index_copy_(0, order, gradients[0]), None

@@ -11,6 +11,7 @@ from multihop.pretrain.models.layers.init import STD
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-5
 
@@ -36,28 +37,22 @@ class GPT(Model):
 
     def encode(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        segments: Tensor | None = None,
-        tied: bool = False,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
-        assert segments is None, "GPT has no segments"
-        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids), cache)
-        x = self.dropout(embed_at(self.word, self.position, input_ids, positions, tied))
+        assert packed.token_type_ids is None, "GPT has no token types"
+        sequences = Sequences.of(packed, cache)
+        x = self.dropout(embed_at(self.word, self.position, packed, sparse_lookup_grad))
         return apply_layers(self.layers, x, sequences, token_indices)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of hidden states (M, H)."""
         return F.linear(hidden, self.word.weight)
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, cu_seqlens: Tensor, max_seqlen: int, next_ids: Tensor
-    ) -> dict[str, Tensor]:
-        """Sum of the cross-entropies in nats of predicting next_ids, int64 (N,), the token after each."""
-        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True)
-        return {"clm": fused_linear_cross_entropy(hidden, self.word.weight, None, next_ids)}
+    def forward(self, packed: PackedTokens[Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting labels, int64 (N,), the token after each."""
+        hidden = self.encode(packed, sparse_lookup_grad=True)
+        return {"clm": fused_linear_cross_entropy(hidden, self.word.weight, None, labels)}

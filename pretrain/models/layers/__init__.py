@@ -1,1 +1,1 @@
-"""What the families share."""
+"""Layers, losses and base classes that the families share."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from multihop.pretrain.models.cpu.blocked_attention import blocked_attention
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.variable_length import Bounds, attend_by_lengths
+from multihop.pretrain.packed_tokens import PackedTokens
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be."""
@@ -26,7 +28,12 @@ class Sequences:
     tokens: int
     """N."""
     cache: KeyValueCache | None = None
-    """Where a text is generated: of the tokens before these."""
+    """Keys and values of the tokens before these, where a text is generated."""
+
+    @classmethod
+    def of(cls, packed: PackedTokens[Tensor], cache: KeyValueCache | None = None) -> Self:
+        """The sequences of packed tokens."""
+        return cls(packed.cu_seqlens, packed.max_seqlen, len(packed.input_ids), cache)
 
     @property
     def equal(self) -> bool:
@@ -64,9 +71,9 @@ class Sequences:
         before = 0
         for bucket in self.buckets:
             length = bucket.at.shape[1]
-            places = before + torch.arange(bucket.at.numel(), device=order.device).view_as(bucket.at)
+            positions_in_rows = before + torch.arange(bucket.at.numel(), device=order.device).view_as(bucket.at)
             real = torch.arange(length, device=order.device) < bucket.lengths[:, None]
-            order[bucket.at[real]] = places[real]
+            order[bucket.at[real]] = positions_in_rows[real]
             before += bucket.at.numel()
         return order
 

@@ -9,12 +9,13 @@ from torch.nn import functional as F
 from multihop.pretrain.models.config import AttentionConfig, StackConfig, distances
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences, attend
+from multihop.pretrain.packed_tokens import PackedTokens
 
 Activation = Callable[[Tensor], Tensor]
 gelu: Activation = F.gelu
-"""Hendrycks and Gimpel 2016."""
+"""GELU (Hendrycks and Gimpel 2016)."""
 gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
-"""Its tanh approximation."""
+"""The tanh approximation of GELU."""
 relu: Activation = F.relu
 
 
@@ -123,14 +124,15 @@ def apply_layers(layers: Iterable[nn.Module], x: Tensor, sequences: Sequences, t
     return hidden
 
 
-def embed(table: nn.Embedding, ids: Tensor, tied: bool) -> Tensor:
+def embed(table: nn.Embedding, ids: Tensor, sparse_lookup_grad: bool) -> Tensor:
     """Embeddings (N, H) of ids, int64 (N,).
 
     Args:
-        tied: the weight is the output matrix too and gets a dense gradient from there. On a CPU the gradient of the
-            lookup is then sparse: its few rows are added to the dense one instead of a second dense one.
+        sparse_lookup_grad: the weight is the output matrix too and gets a dense gradient from there. On a CPU the
+            gradient of the lookup is then sparse: its few rows are added to the dense one instead of a second dense
+            one.
     """
-    return F.embedding(ids, table.weight, sparse=tied and ids.device.type == "cpu")
+    return F.embedding(ids, table.weight, sparse=sparse_lookup_grad and ids.device.type == "cpu")
 
 
 def position_embedding(config: StackConfig) -> nn.Embedding | None:
@@ -138,11 +140,13 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
     return None if config.positions == "relative" else nn.Embedding(config.max_positions, config.embedding_width)
 
 
-def embed_at(word: nn.Embedding, position: nn.Embedding | None, ids: Tensor, positions: Tensor, tied: bool) -> Tensor:
-    """Embeddings (N, E) of ids, and of absolute positions where the model has them, int64 (N,) each.
+def embed_at(
+    word: nn.Embedding, position: nn.Embedding | None, packed: PackedTokens[Tensor], sparse_lookup_grad: bool
+) -> Tensor:
+    """Embeddings (N, E) of tokens, and of their absolute positions where the model has them.
 
     Args:
-        tied: as in `embed`.
+        sparse_lookup_grad: as in `embed`.
     """
-    x = embed(word, ids, tied)
-    return x if position is None else x + position(positions)
+    x = embed(word, packed.input_ids, sparse_lookup_grad)
+    return x if position is None else x + position(packed.positions)

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.cpu.few_queries import attend_from_few
-from multihop.pretrain.models.cpu.rectangles import Places, Rectangle, places_of
+from multihop.pretrain.models.cpu.rectangles import Rectangle, RowPositions, row_positions
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.variable_length import attend_by_lengths
 
 _PADDED = 1 / 8
-"""How much shorter than the longest sequence of its bucket a sequence may be,"""
+"""How much shorter than the longest sequence of its bucket a sequence may be, as a share of that one."""
 _SLACK = 4
-"""but for so many tokens: a bucket more costs more than a few columns of scores."""
+"""Tokens by which it may always be shorter: one more bucket costs more than a few columns of scores."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Pairs:
         ]
 
     @cached_property
-    def places(self) -> tuple[Places, Places]:
+    def row_positions(self) -> tuple[RowPositions, RowPositions]:
         """The positions of the queries and of the keys in all buckets."""
         queries, keys = ([bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets])
-        return places_of(queries, self.queries.tokens), places_of(keys, self.keys.tokens)
+        return row_positions(queries, self.queries.tokens), row_positions(keys, self.keys.tokens)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]
 
 
 def _rectangle(side: Sequences, lengths: list[int], pairs: list[int]) -> Rectangle:
-    """Those sequences of one side."""
+    """Gather the chosen sequences of one side."""
     device, chosen = side.cu_seqlens.device, [lengths[pair] for pair in pairs]
     each, columns = torch.tensor(chosen, device=device)[:, None], torch.arange(max(chosen), device=device)
     starts = side.cu_seqlens[torch.tensor(pairs, device=device)][:, None]
@@ -99,7 +99,7 @@ def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: 
         sequences = len(pairs.queries.cu_seqlens) - 1
         q, k, v = (part.view(sequences, -1, part.shape[1]) for part in (query, key, value))
         return attend(q, k, v, None).reshape(len(query), -1)
-    of_queries, of_keys = pairs.places
+    of_queries, of_keys = pairs.row_positions
     queries, keys, values = of_queries.spread(query), of_keys.spread(key), of_keys.spread(value)
     done = [
         attend(q, k, v, bucket.keys.real).flatten(0, 1)
@@ -133,7 +133,7 @@ def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale
 
 @dataclass(frozen=True)
 class PaddedSource:
-    """What belongs to S sources while targets grow: kept once a source, whatever the number of its hypotheses."""
+    """The tensors of S sources while targets grow, stored once per source whatever the number of its hypotheses."""
 
     parts: tuple[Tensor, ...]
     """(S, …) each, padded to the longest source: keys and values of cross-attention, for instance."""
@@ -141,18 +141,18 @@ class PaddedSource:
     """bool (S, T), false at the padding; None without padding."""
 
     def select(self, sources: Tensor) -> Self:
-        """Only some sources, int64 (S',)."""
+        """The chosen sources, int64 (S',), in this order."""
         real = None if self.real is None else self.real.index_select(0, sources)
         return type(self)(tuple(part.index_select(0, sources) for part in self.parts), real)
 
     def keep(self, sources: Tensor) -> Self:
-        """The same without a gradient, in the memory of this one, which is lost."""
+        """Overwrite this one in place with the same tensors without a gradient."""
         real = None if self.real is None else keep_rows(self.real, sources)
         return type(self)(tuple(keep_rows(part, sources) for part in self.parts), real)
 
 
 def keep_rows(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that change places are copied."""
+    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that move are copied."""
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
     if len(moved):
         x.index_copy_(dim, moved, x.index_select(dim, rows[moved]))
@@ -182,16 +182,16 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """x and the result: (Nt, H); source: (Ns, H)."""
         query, key, value = (
-            project(given).view(len(given), self.heads, -1)
-            for project, given in ((self.query, x), (self.key, source), (self.value, source))
+            project(side).view(len(side), self.heads, -1)
+            for project, side in ((self.query, x), (self.key, source), (self.value, source))
         )
         return self.output(attend_across(query, key, value, pairs).flatten(1))
 
     def map_of(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """The mean over the heads of the attention weights of one pair: (Nt, Ns); see `EncoderDecoder.attends_by`."""
         query, key = (
-            project(given).view(len(given), self.heads, -1).transpose(0, 1)
-            for project, given in ((self.query, x), (self.key, source))
+            project(side).view(len(side), self.heads, -1).transpose(0, 1)
+            for project, side in ((self.query, x), (self.key, source))
         )
         return (query @ key.transpose(1, 2) * query.shape[2] ** -0.5).softmax(-1).mean(0)
 

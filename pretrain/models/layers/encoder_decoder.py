@@ -1,4 +1,4 @@
-"""What the families that translate are to the rest of the code: an encoder and a decoder over packed pairs."""
+"""The interface of the families that translate: an encoder and a decoder over packed pairs."""
 
 from abc import ABC, abstractmethod
 
@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class DecoderState(ABC):
@@ -21,7 +22,7 @@ class DecoderState(ABC):
 
     @abstractmethod
     def keep(self, sentences: Tensor) -> None:
-        """Only these sentences stay, int64 (S',), in this order: finished ones leave the batch."""
+        """Keep only these sentences, int64 (S',), in this order: finished ones leave the batch."""
 
 
 class EncoderDecoder(Model):
@@ -45,52 +46,26 @@ class EncoderDecoder(Model):
         return nn.ModuleList([*self.encoder, *self.decoder])
 
     def forward(
-        self,
-        source_ids: Tensor,
-        source_positions: Tensor,
-        source_cu_seqlens: Tensor,
-        source_max_seqlen: int,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        next_ids: Tensor,
-        label_smoothing: float,
+        self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], labels: Tensor, label_smoothing: float
     ) -> dict[str, Tensor]:
-        """ "translation": sum of the cross-entropies in nats of predicting next_ids; fp32 ().
+        """ "translation": sum of the cross-entropies in nats of predicting the labels; fp32 ().
 
         Args:
-            source_ids: int64 (Ns,), each source's tokens and an end token.
-            source_positions: int64 (Ns,), each token's position in its source, from 0.
-            source_cu_seqlens: int64 (S + 1,), cumulative lengths of the sources, from 0 to Ns.
-            source_max_seqlen: the length of the longest source.
-            input_ids: int64 (Nt,), a start token and each target's tokens.
-            positions, cu_seqlens, max_seqlen: the same of the targets.
-            next_ids: int64 (Nt,), the token after each: each target's tokens and an end token.
+            source: each source's tokens and an end token, Ns in all.
+            target: a start token and each target's tokens, Nt in all.
+            labels: int64 (Nt,), the token after each: each target's tokens and an end token.
             label_smoothing: as in `fused_linear_cross_entropy`; in evaluation mode 0.
         """
-        hidden = self.teacher_forced(
-            source_ids,
-            source_positions,
-            source_cu_seqlens,
-            source_max_seqlen,
-            input_ids,
-            positions,
-            cu_seqlens,
-            max_seqlen,
-            tied=True,
-        )
+        hidden = self.teacher_forced(source, target, sparse_lookup_grad=True)
         smoothing = label_smoothing if self.training else 0.0
-        return {
-            "translation": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, next_ids, smoothing)
-        }
+        return {"translation": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, labels, smoothing)}
 
     @property
     def attends_by(self) -> nn.Module | None:
-        """Through which the decoder attends to the source, the last one of several; None: it does not.
+        """The module through which the decoder attends to the source, the last one of several; None: it does not.
 
-        Its `map_of` takes what its `forward` is called with on one pair, and returns how much each of the target's
-        tokens there attends to each of the source's: (T, Ts), rows that sum to 1.
+        Its `map_of` takes the arguments of its `forward` for one pair, and returns how much each token of the target
+        attends to each token of the source: (T, Ts), rows that sum to 1.
         """
         raise NotImplementedError
 
@@ -99,41 +74,29 @@ class EncoderDecoder(Model):
         return F.linear(hidden, self.word.weight, self.word_bias)
 
     def teacher_forced(
-        self,
-        source_ids: Tensor,
-        source_positions: Tensor,
-        source_cu_seqlens: Tensor,
-        source_max_seqlen: int,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        tied: bool = False,
+        self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], sparse_lookup_grad: bool = False
     ) -> Tensor:
-        """The decoder's output (Nt, H) at each token of given targets, to which `lm_head` applies.
+        """The decoder's output (Nt, H) at each token of known targets, to which `lm_head` applies.
 
         Args:
-            as `forward`, and
-            tied: whether the word embedding also gets a gradient from the output projection.
+            source, target: as in `forward`.
+            sparse_lookup_grad: as in `Model.encode`.
         """
         raise NotImplementedError
 
-    def read(
-        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
-    ) -> Tensor:
+    def read(self, source: PackedTokens[Tensor]) -> Tensor:
         """The encoder's states of some sources, for `begin`: (Ns, H), or wider if a family passes on more than these.
 
         Args:
-            as `forward`.
+            source: as in `forward`.
         """
         raise NotImplementedError
 
-    def begin(self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int) -> DecoderState:
+    def begin(self, states: Tensor, source: PackedTokens[Tensor], beams: int) -> DecoderState:
         """The state of S * beams hypotheses without a token.
 
         Args:
-            source: what `read` returned.
-            source_cu_seqlens, source_max_seqlen: as in `read`.
+            states: what `read` returned for the source.
             beams: hypotheses of each sentence.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What every family's model is to the rest of the code."""
+"""The interface that every family's model has."""
 
 from typing import ClassVar
 
@@ -6,6 +6,7 @@ from torch import Generator, Tensor, nn
 
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
+from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class Model(nn.Module):
@@ -20,7 +21,7 @@ class Model(nn.Module):
     word: nn.Embedding
     layers: nn.ModuleList
     recurrent: ClassVar[bool] = False
-    """Whether a layer reads its weights once a time step: how often depends on the batch."""
+    """Whether a layer reads its weights once per time step, so that how often depends on the batch."""
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Set the initial values of a matrix or embedding, by its name, as the family was published.
@@ -31,48 +32,29 @@ class Model(nn.Module):
 
     def encode(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        segments: Tensor | None = None,
-        tied: bool = False,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H) of the tokens at `token_indices`. Attention stays within each sequence.
 
         Args:
-            input_ids: int64 (N,).
-            positions: int64 (N,), each token's position in its sequence, from 0.
-            cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N.
-            max_seqlen: the length of the longest sequence.
-            segments: int64 (N,), 0 or 1, where the family has segments; None: all 0.
-            tied: whether the word embedding also gets a gradient from the output projection.
+            packed: with token types only where the family has them.
+            sparse_lookup_grad: the word embedding also gets a gradient from the output projection; see `embed`.
             token_indices: int64 (M,), the tokens whose states are wanted, in this order; None: all.
             cache: causal families only: has the keys and values of the tokens before these, and keeps those of these.
         """
         raise NotImplementedError
 
-    def hidden_states(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        segments: Tensor | None = None,
-    ) -> list[Tensor]:
+    def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, as transformers' `hidden_states` counts them: 0 is the output of
-        the embeddings, i that of layer i, and the last one what `encode` returns, a final norm included.
-
-        Args:
-            as `encode`.
-        """
+        the embeddings, i that of layer i, and the last one what `encode` returns, a final norm included."""
         states: list[Tensor] = []
         # A layer that is applied several times, as ALBERT's, is recorded each time.
         hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0])) for layer in self.layers]
         try:
-            last = self.encode(input_ids, positions, cu_seqlens, max_seqlen, segments)
+            last = self.encode(packed)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -15,7 +15,7 @@ _WIDTHS = range(8, 257, 8)
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where packed sequences begin and end."""
+    """The bounds of packed sequences."""
 
     cu_seqlens: Tensor
     """int64 (S + 1,): cumulative sequence lengths, from 0 to N."""

@@ -11,6 +11,7 @@ from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.roberta.config import RobertaConfig
+from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-5
 
@@ -42,20 +43,16 @@ class Roberta(Model):
 
     def encode(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        segments: Tensor | None = None,
-        tied: bool = False,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
-        assert segments is None, "RoBERTa has no segments"
+        assert packed.token_type_ids is None, "RoBERTa has no token types"
         assert cache is None, "RoBERTa is not causal"
-        sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids))
-        x = embed_at(self.word, self.position, input_ids, positions, tied)
+        sequences = Sequences.of(packed)
+        x = embed_at(self.word, self.position, packed, sparse_lookup_grad)
         x = self.dropout(self.embedding_norm(x))
         return apply_layers(self.layers, x, sequences, token_indices)
 
@@ -67,22 +64,13 @@ class Roberta(Model):
         """Logits (M, V) of hidden states (M, H)."""
         return F.linear(self.lm_head_transform(hidden), self.word.weight, self.word_bias)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_at: Tensor,
-        masked_ids: Tensor,
-    ) -> dict[str, Tensor]:
+    def forward(self, packed: PackedTokens[Tensor], masked_positions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Sum of the cross-entropies in nats at the masked positions.
 
         Args:
-            input_ids, positions, cu_seqlens, max_seqlen: as in `encode`.
-            masked_at: int64 (M,), which of the N tokens to predict.
-            masked_ids: int64 (M,), the original tokens there.
+            masked_positions: int64 (M,), which of the N tokens to predict.
+            labels: int64 (M,), the original tokens there.
         """
-        hidden = self.encode(input_ids, positions, cu_seqlens, max_seqlen, tied=True, token_indices=masked_at)
+        hidden = self.encode(packed, sparse_lookup_grad=True, token_indices=masked_positions)
         masked = self.lm_head_transform(hidden)
-        return {"mlm": fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, masked_ids)}
+        return {"mlm": fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, labels)}

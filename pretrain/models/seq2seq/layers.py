@@ -39,19 +39,19 @@ class Direction(nn.Module):
 
     @property
     def weights(self) -> Weights:
-        """Of inputs and states, and their biases."""
+        """The weights of inputs and states, and their biases."""
         return self.input_weight, self.state_weight, self.input_bias, self.state_bias
 
-    def given(self, x: Tensor) -> Tensor:
+    def input_gates(self, x: Tensor) -> Tensor:
         """What inputs (n, I') that are the first I' of the I add to the gates, biases included: (n, G * W)."""
         bias = self.input_bias + self.state_bias if self.cell == "lstm" else self.input_bias
         return F.linear(x, self.input_weight[:, : x.shape[1]], bias)
 
-    def step(self, given: Tensor, state: State) -> State:
-        """One step from `given`, to which all inputs have added."""
+    def step(self, gates: Tensor, state: State) -> State:
+        """One step from `gates`, to which all inputs have added."""
         if self.cell == "lstm":
-            return lstm_step(torch.addmm(given, state[0], self.state_weight.T), state[1])
-        return gru_step(given, F.linear(state[0], self.state_weight, self.state_bias), state[0])
+            return lstm_step(torch.addmm(gates, state[0], self.state_weight.T), state[1])
+        return gru_step(gates, F.linear(state[0], self.state_weight, self.state_bias), state[0])
 
 
 def _recur(directions: list[Direction], x: Tensor, steps: Steps, states: list[State]) -> tuple[Tensor, list[State]]:
@@ -87,10 +87,10 @@ class EncoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Memory:
-    """What the decoder knows before a step, of n hypotheses."""
+    """The decoder's state before a step, for n hypotheses."""
 
     states: list[State]
-    """Of each layer, (n, H) each."""
+    """The state of each layer, (n, H) per part."""
     fed: Tensor | None
     """(n, H): with input feeding, the attentional state of the step before."""
 
@@ -152,10 +152,10 @@ class Decoder(nn.Module):
         memory = Memory(states, self._nothing_fed(x, len(steps.rows)))
         outs, contexts = [], []
         weight = self._fed_weight
-        for given in self._cells[0].given(x).split(list(steps.sizes)):
-            if len(given) < len(memory.states[0][0]):
-                memory, padded = _first(memory, padded, len(given))
-            out, context, memory = self._step(given, weight, memory, padded)
+        for gates in self._cells[0].input_gates(x).split(list(steps.sizes)):
+            if len(gates) < len(memory.states[0][0]):
+                memory, padded = _first(memory, padded, len(gates))
+            out, context, memory = self._step(gates, weight, memory, padded)
             outs.append(out)
             contexts.append(context)
         if self.additive:
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
 
     @property
     def _fed_weight(self) -> Tensor:
-        """(G * W, H): of what the first layer is given beside the token; of no columns where it is given nothing."""
+        """(G * W, H): the input weights of the context beside the token; no columns where there is none."""
         first = self._cells[0]
         return first.input_weight[:, first.width :]
 
@@ -184,11 +184,11 @@ class Decoder(nn.Module):
     def step(self, x: Tensor, memory: Memory, source: PaddedSource) -> tuple[Tensor, Memory]:
         """One token of each hypothesis: x and the result (S * beams, H)."""
         x = self.dropout(x)
-        out, context, memory = self._step(self._cells[0].given(x), self._fed_weight, memory, source)
+        out, context, memory = self._step(self._cells[0].input_gates(x), self._fed_weight, memory, source)
         return (self.dropout(self._maxout(out, x, context)) if self.additive else out), memory
 
     def _step(
-        self, given: Tensor, weight: Tensor, memory: Memory, source: PaddedSource
+        self, gates: Tensor, weight: Tensor, memory: Memory, source: PaddedSource
     ) -> tuple[Tensor, Tensor, Memory]:
         """The output (n, H), or for additive attention the last layer's state before the step, with the context, from
         which it will follow; the context (n, H); and what is known after the step."""
@@ -196,12 +196,12 @@ class Decoder(nn.Module):
         context = self._context(query, source) if self.additive else query
         fed = context if self.additive else memory.fed
         if fed is not None:
-            given = torch.addmm(given, fed, weight.T)
+            gates = torch.addmm(gates, fed, weight.T)
         states: list[State] = []
         for cell, state in zip(self._cells, memory.states, strict=True):
             if states:
-                given = cell.given(self.dropout(states[-1][0]))
-            states.append(cell.step(given, state))
+                gates = cell.input_gates(self.dropout(states[-1][0]))
+            states.append(cell.step(gates, state))
         x = states[-1][0]
         if self.additive:
             return query, context, Memory(states, None)
@@ -231,7 +231,7 @@ class Decoder(nn.Module):
 
 
 def _first(memory: Memory, source: PaddedSource, count: int) -> tuple[Memory, PaddedSource]:
-    """Only the first `count` sequences."""
+    """The rows of the first `count` sequences."""
     states = [tuple(part[:count] for part in state) for state in memory.states]
     parts = tuple(part[:count] for part in source.parts)
     kept = replace(source, parts=parts, real=None if source.real is None else source.real[:count])

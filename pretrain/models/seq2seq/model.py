@@ -17,6 +17,7 @@ from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.seq2seq.layers import Decoder, EncoderLayer, Memory
 from multihop.pretrain.models.seq2seq.recurrence import STATES, State
 from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
+from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class Seq2Seq(EncoderDecoder):
@@ -50,11 +51,14 @@ class Seq2Seq(EncoderDecoder):
         """The decoder's attention; see `EncoderDecoder.attends_by`."""
         return self._decoder.attention
 
-    def _read(self, ids: Tensor, sequences: Sequences, tied: bool = False) -> tuple[Tensor, list[State]]:
+    def _read(
+        self, source: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool = False
+    ) -> tuple[Tensor, list[State]]:
         """States (Ns, H), packed as the sources are; the last state of each layer, (S, H) each."""
         steps = steps_of(sequences)
         table = self.word if self.source_word is None else self.source_word
-        x = embed(table, ids.index_select(0, steps.order), tied and self.source_word is None)
+        ids = source.input_ids.index_select(0, steps.order)
+        x = embed(table, ids, sparse_lookup_grad and self.source_word is None)
         states = []
         for layer in self.encoder:
             x, last = layer(self.dropout(x), steps)
@@ -62,49 +66,38 @@ class Seq2Seq(EncoderDecoder):
         return x.index_select(0, steps.back), states
 
     def teacher_forced(
-        self,
-        source_ids: Tensor,
-        source_positions: Tensor,
-        source_cu_seqlens: Tensor,
-        source_max_seqlen: int,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        tied: bool = False,
+        self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], sparse_lookup_grad: bool = False
     ) -> Tensor:
         """The decoder's output (Nt, H); see `EncoderDecoder.teacher_forced`."""
-        sources = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
-        targets = Sequences(cu_seqlens, max_seqlen, len(input_ids))
-        source, states = self._read(source_ids, sources, tied)
+        sources, targets = Sequences.of(source), Sequences.of(target)
+        read, states = self._read(source, sources, sparse_lookup_grad)
         steps: Steps = steps_of(targets)
-        x = embed(self.word, input_ids.index_select(0, steps.order), tied)
-        hidden: Tensor = self.decoder[0](x, steps, states, source, targets, sources)
+        x = embed(self.word, target.input_ids.index_select(0, steps.order), sparse_lookup_grad)
+        hidden: Tensor = self.decoder[0](x, steps, states, read, targets, sources)
         return hidden
 
-    def read(
-        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
-    ) -> Tensor:
+    def read(self, source: PackedTokens[Tensor]) -> Tensor:
         """The encoder's states, and beside those of each source's first token the last state of all layers: (Ns, H + L
         * H) of a GRU, (Ns, H + 2 * L * H) of an LSTM; see `EncoderDecoder.read`."""
-        source, states = self._read(source_ids, Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids)))
+        read, states = self._read(source, Sequences.of(source))
         last = cat([part for state in states for part in state], 1)
-        beside = source.new_zeros(len(source), last.shape[1])
-        return cat([source, beside.index_copy(0, source_cu_seqlens[:-1], last)], 1)
+        beside = read.new_zeros(len(read), last.shape[1])
+        return cat([read, beside.index_copy(0, source.cu_seqlens[:-1], last)], 1)
 
-    def begin(self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int) -> "RecurrentState":
+    def begin(self, states: Tensor, source: PackedTokens[Tensor], beams: int) -> "RecurrentState":
         """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
         hidden, parts = self.config.hidden, STATES[self.config.cell]
-        sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
-        last = source[:, hidden:].index_select(0, source_cu_seqlens[:-1]).repeat_interleave(beams, 0).split(hidden, 1)
-        states = [tuple(last[at : at + parts]) for at in range(0, len(last), parts)]
-        decoder = self._decoder
-        return RecurrentState(decoder.begin(states), decoder.keep(source[:, :hidden].contiguous(), sequences), beams)
+        last = states[:, hidden:].index_select(0, source.cu_seqlens[:-1]).repeat_interleave(beams, 0).split(hidden, 1)
+        initial = [tuple(last[at : at + parts]) for at in range(0, len(last), parts)]
+        decoder, read = self._decoder, states[:, :hidden].contiguous()
+        return RecurrentState(decoder.begin(initial), decoder.keep(read, Sequences.of(source)), beams)
 
     def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
         assert isinstance(state, RecurrentState)
-        out, state.memory = self._decoder.step(embed(self.word, tokens, tied=False), state.memory, state.source)
+        out, state.memory = self._decoder.step(
+            embed(self.word, tokens, sparse_lookup_grad=False), state.memory, state.source
+        )
         return out
 
 

@@ -16,7 +16,7 @@ GATES = {"lstm": 4, "gru": 3}
 STATES = {"lstm": 2, "gru": 1}
 """Tensors of a state: h and c, or h."""
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
+"""The weights of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
 State = tuple[Tensor, ...]
 """(S, W) each: h and c of an LSTM, h of a GRU."""
 
@@ -30,7 +30,7 @@ def recur(cell: Cell, x: Tensor, steps: Steps, state: State, weights: Weights, b
         backwards: from the last token of each sequence to the first.
 
     Returns:
-        (N, W), the output h at each place; each sequence's last state.
+        (N, W), the output h at each position; each sequence's last state.
     """
     if cell == "lstm":
         out, *last = _Lstm.apply(x, *state, *weights, steps, backwards)
@@ -61,10 +61,10 @@ def lstm_step(gates: Tensor, cell: Tensor) -> State:
     return o.sigmoid() * cell.tanh(), cell
 
 
-def gru_step(given: Tensor, own: Tensor, h: Tensor) -> State:
+def gru_step(inputs: Tensor, hidden: Tensor, h: Tensor) -> State:
     """One step (Cho et al. 2014): the parts of the gates from the input and from the state, (n, 3 * W); h (n, W)."""
-    r, z = (given[:, : 2 * h.shape[1]] + own[:, : 2 * h.shape[1]]).sigmoid().chunk(2, 1)
-    new = torch.addcmul(given[:, 2 * h.shape[1] :], r, own[:, 2 * h.shape[1] :]).tanh()
+    r, z = (inputs[:, : 2 * h.shape[1]] + hidden[:, : 2 * h.shape[1]]).sigmoid().chunk(2, 1)
+    new = torch.addcmul(inputs[:, 2 * h.shape[1] :], r, hidden[:, 2 * h.shape[1] :]).tanh()
     return (torch.lerp(new, h, z),)
 
 
@@ -146,30 +146,30 @@ class _Gru(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         width = h.shape[1]
         gates = torch.addmm(input_bias, x, input_weight.T, out=x.new_empty(len(x), 3 * width))
-        own = x.new_empty(len(x), 3 * width)
+        hidden = x.new_empty(len(x), 3 * width)
         out, last = x.new_empty(len(x), width), h.clone()
         for at in steps.slices[::-1] if backwards else steps.slices:
             count, now = at.stop - at.start, gates[at]
-            mine = torch.addmm(state_bias, last[:count], state_weight.T, out=own[at])
-            now[:, : 2 * width].add_(mine[:, : 2 * width]).sigmoid_()
+            step_gates = torch.addmm(state_bias, last[:count], state_weight.T, out=hidden[at])
+            now[:, : 2 * width].add_(step_gates[:, : 2 * width]).sigmoid_()
             r, z, n = now.chunk(3, 1)
-            n.addcmul_(r, mine[:, 2 * width :]).tanh_()
+            n.addcmul_(r, step_gates[:, 2 * width :]).tanh_()
             last[:count] = torch.lerp(n, last[:count], z, out=out[at])
-        ctx.save_for_backward(x, h, input_weight, state_weight, gates, own[:, 2 * width :].contiguous(), out)
+        ctx.save_for_backward(x, h, input_weight, state_weight, gates, hidden[:, 2 * width :].contiguous(), out)
         ctx.steps, ctx.backwards = steps, backwards
         return out, last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, h, input_weight, state_weight, gates, own, out = ctx.saved_tensors
+        x, h, input_weight, state_weight, gates, hidden, out = ctx.saved_tensors
         steps, width = ctx.steps, h.shape[1]
         before = steps.after if ctx.backwards else steps.before
         r, z, n = gates.chunk(3, 1)
         states = torch.cat([h, out]).index_select(0, before)
         of_n = (1 - z) * (1 - n * n)
         of_z = (states - n) * (z * (1 - z))
-        of_r = own * (r * (1 - r))
-        grad_gates, grad_own = torch.empty_like(gates), torch.empty_like(gates)
+        of_r = hidden * (r * (1 - r))
+        grad_gates, grad_hidden = torch.empty_like(gates), torch.empty_like(gates)
         grad_h = gradients[1].clone()
         for at in steps.slices if ctx.backwards else steps.slices[::-1]:
             each = grad_h[: at.stop - at.start].add_(gradients[0][at])
@@ -177,10 +177,10 @@ class _Gru(torch.autograd.Function):
             torch.mul(each, of_n[at], out=grad_n)
             torch.mul(each, of_z[at], out=grad_z)
             torch.mul(grad_n, of_r[at], out=grad_r)
-            mine = grad_own[at]
-            mine[:, : 2 * width] = grad_gates[at][:, : 2 * width]
-            torch.mul(grad_n, r[at], out=mine[:, 2 * width :])
-            each.mul_(z[at]).addmm_(mine, state_weight)
+            grad_step = grad_hidden[at]
+            grad_step[:, : 2 * width] = grad_gates[at][:, : 2 * width]
+            torch.mul(grad_n, r[at], out=grad_step[:, 2 * width :])
+            each.mul_(z[at]).addmm_(grad_step, state_weight)
         grad_x = grad_gates @ input_weight if ctx.needs_input_grad[0] else None
-        weights = grad_gates.T @ x, grad_own.T @ states, grad_gates.sum(0), grad_own.sum(0)
+        weights = grad_gates.T @ x, grad_hidden.T @ states, grad_gates.sum(0), grad_hidden.sum(0)
         return grad_x, grad_h, *weights, None, None

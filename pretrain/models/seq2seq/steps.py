@@ -15,19 +15,19 @@ class Steps:
     """S sequences, the longest first, step by step: at step t the first sizes[t] of them still have a token."""
 
     order: Tensor
-    """int64 (N,): which token of the packed sequences is at each place here."""
+    """int64 (N,): the token of the packed sequences at each position of this order."""
     back: Tensor
-    """int64 (N,): the place here of each token."""
+    """int64 (N,): the position of each token in this order."""
     longest_first: Tensor
-    """int64 (S,): which sequence is at each row here."""
+    """int64 (S,): the sequence at each row of this order."""
     rows: Tensor
-    """int64 (S,): the row here of each sequence."""
+    """int64 (S,): the row of each sequence in this order."""
     sizes: tuple[int, ...]
     """(T,): not growing; their sum is N."""
 
     @cached_property
     def slices(self) -> list[slice]:
-        """The places of each step."""
+        """The positions of each step."""
         bounds = [0]
         for size in self.sizes:
             bounds.append(bounds[-1] + size)
@@ -35,7 +35,7 @@ class Steps:
 
     @cached_property
     def before(self) -> Tensor:
-        """int64 (N,): where the state before each place is, in the S initial states followed by those of all places."""
+        """int64 (N,): the row of the state before each position, in the S initial states followed by all others."""
         return self._neighbour([None, *self.slices])
 
     @cached_property
@@ -44,14 +44,14 @@ class Steps:
         return self._neighbour([*self.slices[1:], None])
 
     def _neighbour(self, others: list[slice | None]) -> Tensor:
-        sequences, found = len(self.rows), []
+        sequences, rows_before = len(self.rows), []
         for size, other in zip(self.sizes, others, strict=False):
             rows = torch.arange(size)
             if other is not None:
                 there = other.stop - other.start
                 rows[:there] = rows[:there] + (sequences + other.start)
-            found.append(rows)
-        return torch.cat(found).to(self.order.device)
+            rows_before.append(rows)
+        return torch.cat(rows_before).to(self.order.device)
 
 
 def steps_of(sequences: Sequences) -> Steps:

@@ -1,4 +1,4 @@
-"""Keys and values of hypotheses that begin alike and change places, kept without copies."""
+"""Keys and values of hypotheses that begin alike and are reordered, stored without copies."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ _TOKENS_AT_FIRST = 32
 
 
 class BeamCache:
-    """Of the tokens of S sentences with K hypotheses each.
+    """Keys and values of the tokens of S sentences with K hypotheses each.
 
     A token stays in the column of its sentence in which it was computed, and a mask says which columns are the tokens
-    of a hypothesis. So a hypothesis that takes the place of another costs a row of the mask, and a beginning that
+    of a hypothesis. So a hypothesis that replaces another costs a row of the mask, and a beginning that
     several share is kept, and read, once. Where there is no room for a step, columns that nobody sees any more go.
     """
 
@@ -49,11 +49,11 @@ class BeamCache:
         return attended.transpose(1, 2).reshape(len(self._seen) * self._beams, -1)
 
     def reorder(self, hypotheses: Tensor) -> None:
-        """As `DecoderState.reorder`."""
+        """See `DecoderState.reorder`."""
         self._seen = self._seen.flatten(0, 1).index_select(0, hypotheses).view(self._seen.shape)
 
     def keep(self, sentences: Tensor) -> None:
-        """As `DecoderState.keep`."""
+        """See `DecoderState.keep`."""
         self._kept = keep_rows(self._kept, sentences, dim=2)
         self._seen = keep_rows(self._seen, sentences)
 

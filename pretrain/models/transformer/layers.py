@@ -17,7 +17,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class _Layer(nn.Module):
-    """Where norm and dropout are around a sublayer."""
+    """A residual connection with its norm and dropout."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -68,10 +68,12 @@ class DecoderLayer(_Layer):
 
     def advance(self, x: Tensor, cache: BeamCache, layer: int, source: PaddedSource) -> Tensor:
         """One token of each hypothesis, whose earlier ones are in the cache: x and the result (S * beams, H)."""
-        own = self.attention
+        attention = self.attention
 
         def attend(y: Tensor) -> Tensor:
-            attended: Tensor = own.output(cache.attend(layer, own.query(y), own.key(y), own.value(y)))
+            attended: Tensor = attention.output(
+                cache.attend(layer, attention.query(y), attention.key(y), attention.value(y))
+            )
             return attended
 
         return self._through(x, attend, lambda y: self.cross_attention.advance(y, source))

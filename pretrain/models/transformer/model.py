@@ -13,6 +13,7 @@ from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.transformer.beam_cache import BeamCache
 from multihop.pretrain.models.transformer.config import TransformerConfig
 from multihop.pretrain.models.transformer.layers import EPS, DecoderLayer, EncoderLayer
+from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class Transformer(EncoderDecoder):
@@ -51,69 +52,60 @@ class Transformer(EncoderDecoder):
         assert isinstance(last, DecoderLayer)
         return last.cross_attention
 
-    def read(
-        self, source_ids: Tensor, source_positions: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int
-    ) -> Tensor:
+    def read(self, source: PackedTokens[Tensor]) -> Tensor:
         """The encoder's states (Ns, H); see `EncoderDecoder.read`."""
-        return self._read(
-            source_ids, source_positions, Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
-        )
+        return self._read(source, Sequences.of(source))
 
-    def _read(self, ids: Tensor, positions: Tensor, sequences: Sequences, tied: bool = False) -> Tensor:
+    def _read(self, source: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool = False) -> Tensor:
         table = self.word if self.source_word is None else self.source_word
-        x = self._embed(table, self.source_position, ids, positions, tied and self.source_word is None)
+        sparse = sparse_lookup_grad and self.source_word is None
+        x = self._embed(table, self.source_position, source.input_ids, source.positions, sparse)
         for layer in self.encoder:
             x = layer(x, sequences)
         states: Tensor = self.encoder_norm(x)
         return states
 
     def _embed(
-        self, table: nn.Embedding, learned: nn.Embedding | None, ids: Tensor, positions: Tensor, tied: bool
+        self,
+        table: nn.Embedding,
+        learned: nn.Embedding | None,
+        ids: Tensor,
+        positions: Tensor,
+        sparse_lookup_grad: bool = False,
     ) -> Tensor:
         """Section 3.4: embeddings times sqrt(H), and positions added."""
-        x = embed(table, ids, tied) * math.sqrt(self.config.hidden)
+        x = embed(table, ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
         if learned is not None:
             return self.dropout(x + learned(positions))
-        places = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
-        return self.dropout(x + places.index_select(0, positions))
+        table_of_waves = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
+        return self.dropout(x + table_of_waves.index_select(0, positions))
 
     def teacher_forced(
-        self,
-        source_ids: Tensor,
-        source_positions: Tensor,
-        source_cu_seqlens: Tensor,
-        source_max_seqlen: int,
-        input_ids: Tensor,
-        positions: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        tied: bool = False,
+        self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], sparse_lookup_grad: bool = False
     ) -> Tensor:
         """The decoder's output (Nt, H); see `EncoderDecoder.teacher_forced`."""
-        keys = Sequences(source_cu_seqlens, source_max_seqlen, len(source_ids))
-        pairs = Pairs(Sequences(cu_seqlens, max_seqlen, len(input_ids)), keys)
-        source = self._read(source_ids, source_positions, keys, tied)
-        x = self._embed(self.word, self.position, input_ids, positions, tied)
+        keys = Sequences.of(source)
+        pairs = Pairs(Sequences.of(target), keys)
+        read = self._read(source, keys, sparse_lookup_grad)
+        x = self._embed(self.word, self.position, target.input_ids, target.positions, sparse_lookup_grad)
         for layer in self.decoder:
-            x = layer(x, source, pairs)
+            x = layer(x, read, pairs)
         states: Tensor = self.decoder_norm(x)
         return states
 
-    def begin(
-        self, source: Tensor, source_cu_seqlens: Tensor, source_max_seqlen: int, beams: int
-    ) -> "TransformerState":
+    def begin(self, states: Tensor, source: PackedTokens[Tensor], beams: int) -> "TransformerState":
         """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
-        sequences = Sequences(source_cu_seqlens, source_max_seqlen, len(source))
-        cache = BeamCache(self.config, len(source_cu_seqlens) - 1, beams, source.device, source.dtype)
+        sequences = Sequences.of(source)
+        cache = BeamCache(self.config, len(source.cu_seqlens) - 1, beams, states.device, states.dtype)
         layers = [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
-        return TransformerState(cache, [layer.cross_attention.keep(source, sequences) for layer in layers])
+        return TransformerState(cache, [layer.cross_attention.keep(states, sequences) for layer in layers])
 
     def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
         assert isinstance(state, TransformerState)
         state.cache.advance()
         positions = tokens.new_full(tokens.shape, state.cache.length - 1)
-        x = self._embed(self.word, self.position, tokens, positions, tied=False)
+        x = self._embed(self.word, self.position, tokens, positions)
         for number, (layer, source) in enumerate(zip(self.decoder, state.sources, strict=True)):
             assert isinstance(layer, DecoderLayer)
             x = layer.advance(x, state.cache, number, source)

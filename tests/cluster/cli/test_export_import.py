@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_texts import packed
 from safetensors.torch import load_file
 from tiny_runs import CAUSAL, MASKED, SIZES, make_run
 from typer.testing import CliRunner, Result
@@ -16,7 +17,6 @@ from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
-from multihop.pretrain.objectives.batch import layout
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -38,16 +38,14 @@ def run(tmp_path: Path, bert_data: Path) -> Path:
     return make_run(tmp_path / "run", bert_data, "bert")
 
 
-def our_logits(checkpoint: str, config: ModelConfig, ids: list[int], segments: list[int]) -> torch.Tensor:
+def our_logits(checkpoint: str, config: ModelConfig, ids: list[int], token_type_ids: list[int]) -> torch.Tensor:
     weights = load_weights(checkpoint)
     model: Any = build_model(config, len(weights["word.weight"]))
     model.load_state_dict(weights)
     model.eval()
-    arrays = {key: torch.as_tensor(each) for key, each in layout([len(ids)]).items() if key != "max_seqlen"}
-    if config.family in ("bert", "albert"):
-        arrays["segments"] = torch.tensor(segments)
+    types = torch.tensor(token_type_ids) if config.family in ("bert", "albert") else None
     with torch.no_grad():
-        return model.lm_head(model.encode(input_ids=torch.tensor(ids), max_seqlen=len(ids), **arrays))
+        return model.lm_head(model.encode(packed(torch.tensor(ids), [len(ids)], types)))
 
 
 @pytest.mark.parametrize("family", [*MASKED, *CAUSAL])

@@ -115,7 +115,7 @@ def test_samples_are_those_that_a_rank_trains_on(prepared: tuple[Path, Path], tm
             sequence
             for batch in maker.step(7).micro_batches
             if batch.tokens
-            for sequence in np.split(batch.inputs["input_ids"], batch.inputs["cu_seqlens"][1:-1])  # type: ignore[index]
+            for sequence in np.split(batch.inputs["packed"].input_ids, batch.inputs["packed"].cu_seqlens[1:-1])  # type: ignore[union-attr]
         ]
         samples = inspected(prepared, "--step", "7", "--world-size", "3", "--rank", str(rank))["samples"]
         assert [sample["rank"] for sample in samples] == [rank] * len(samples)

@@ -227,11 +227,12 @@ def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert:
 
 
 def test_an_objective_needs_its_tokens(bert: Path, gpt2: Path) -> None:
-    check_objective(bert, True, "mlm+nsp")
-    check_objective(gpt2, True, "clm")
-    for path, objective in ((bert, "clm"), (gpt2, "mlm")):
+    masked, causal = {"cls", "sep", "mask"}, {"end"}
+    check_objective(bert, True, "mlm+nsp", masked)
+    check_objective(gpt2, True, "clm", causal)
+    for path, objective, needed in ((bert, "clm", causal), (gpt2, "mlm", masked)):
         with pytest.raises(UserError, match=f"but objective.name={objective} needs others"):
-            check_objective(path, True, objective)
+            check_objective(path, True, objective, needed)
 
 
 @pytest.mark.parametrize(

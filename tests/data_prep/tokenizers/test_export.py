@@ -44,7 +44,7 @@ class Pair:
     kind: str
 
 
-def export(folder: Path, texts: Sequence[str], kind: str, tokens: str, vocab_size: int, has_segments: bool) -> Pair:
+def export(folder: Path, texts: Sequence[str], kind: str, tokens: str, vocab_size: int, has_token_types: bool) -> Pair:
     from transformers import AutoTokenizer
 
     config = TokenizerConfig.model_validate({"kind": kind, "special_tokens": tokens, "vocab_size": vocab_size})
@@ -53,7 +53,7 @@ def export(folder: Path, texts: Sequence[str], kind: str, tokens: str, vocab_siz
     info = tokenizer.describe(content, "")
     out = folder / "exported"
     out.mkdir()
-    export_tokenizer(folder / "tokenizer.model", info, has_segments, 64, out)
+    export_tokenizer(folder / "tokenizer.model", info, has_token_types, 64, out)
     (out / "config.json").write_text(json.dumps({"model_type": "bert" if tokens == "bert" else "gpt2"}))
     return Pair(SentencePieceProcessor(model_proto=content), AutoTokenizer.from_pretrained(out), info.special_ids, kind)
 
@@ -171,7 +171,7 @@ def test_special_tokens_around_texts(pair_of: Callable[[str, str], Pair], tmp_pa
 
 
 def test_without_segments_there_are_no_token_types(document: Callable[[int], str], tmp_path: Path) -> None:
-    pair = export(tmp_path, [document(n) for n in range(100)], "unigram", "bert", 100, has_segments=False)
+    pair = export(tmp_path, [document(n) for n in range(100)], "unigram", "bert", 100, has_token_types=False)
     both = pair.theirs("lo mi", "ta")
     assert set(both) == {"input_ids", "attention_mask"}
     assert both["input_ids"] == [2, *pair.ours.encode("lo mi"), 3, *pair.ours.encode("ta"), 3]
@@ -205,7 +205,7 @@ def test_real_speeches(kind: str, tmp_path: Path) -> None:
     parts = [part for split in sources.group_into_splits(files[::8]) for part in split]
     texts = [text for part in parts for text in read_range(part) if not isinstance(text, BadDocument)]
     assert sum(map(len, texts)) > 500_000
-    pair = export(tmp_path, texts[:10], kind, "bert", 4000, has_segments=True)
+    pair = export(tmp_path, texts[:10], kind, "bert", 4000, has_token_types=True)
     for line in chain.from_iterable(text.splitlines() for text in texts):
         check(pair, line)
 

@@ -1,6 +1,7 @@
 """What the model is fed: special tokens, cuts, first tokens of words, and the order of batches."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -53,9 +54,9 @@ def test_each_family_reads_a_pair_as_it_was_published(bert_data: Path, gpt2_data
             separators = [special["sep"]] * between[family]
             expected = [special["cls"], *first, *separators, *second, special["sep"]]
         assert _ids(encoded) == expected
-        segments = encoded.collate([0])["segments"]
-        assert not isinstance(segments, int)
-        assert segments.tolist() == [0] * (len(expected) - len(second) - 1) + [1] * (len(second) + 1)
+        inputs: Any = encoded.collate([0])
+        first_type, second_type = [0] * (len(expected) - len(second) - 1), [1] * (len(second) + 1)
+        assert inputs["packed"].token_type_ids.tolist() == first_type + second_type
 
 
 @given(first=st.integers(0, 30), second=st.integers(0, 30), seq_len=st.integers(8, 40))

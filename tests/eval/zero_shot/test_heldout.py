@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from packed_texts import packed
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
@@ -31,8 +32,7 @@ def test_it_is_the_mean_over_all_tokens_given_those_before_them(gpt2: ModelConfi
         tokens = torch.tensor([[end, *data.heldout.tokens(number).tolist()]])
         with torch.no_grad():
             length = tokens.shape[1] - 1
-            bounds = torch.tensor([0, length])
-            hidden = model.encode(tokens[0, :-1], torch.arange(length), bounds, length)
+            hidden = model.encode(packed(tokens[0, :-1], [length]))
             log_probabilities = model.lm_head(hidden).double().log_softmax(-1)
         total -= float(log_probabilities.gather(1, tokens[0, 1:, None]).sum())
         predicted += tokens.shape[1] - 1

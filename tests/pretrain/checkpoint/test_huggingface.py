@@ -12,7 +12,6 @@ from huggingface import (
     CLASSES,
     VOCABULARY,
     config_of,
-    encoder_inputs,
     largest_error,
     model_with,
     our_answers,
@@ -24,15 +23,14 @@ from huggingface import (
     theirs_of,
 )
 from kinds_of_families import TEXT_FAMILIES
+from packed_texts import packed
 
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
-from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, build_model_on_meta
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface
-from multihop.pretrain.objectives.batch import layout
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -138,7 +136,7 @@ def test_the_states_between_the_layers_are_theirs(family: str, tmp_path: Path) -
     ours, theirs, pad = both("export", config, tmp_path)
     text = some_text(family, [64, 3, 20], pad)
     with torch.no_grad():
-        here = ours.hidden_states(**encoder_inputs(text))
+        here = ours.hidden_states(text.inputs["packed"])
         there = theirs(**text.padded, output_hidden_states=True).hidden_states
     assert len(here) == len(there) == config.layers + 1
     for one, other in zip(here, there, strict=True):
@@ -171,7 +169,7 @@ def test_classes_without_some_heads_are_read(family: str, name: str, absent: set
     with torch.no_grad():
         body = getattr(theirs, theirs.base_model_prefix, theirs)
         hidden = body(**text.padded).last_hidden_state[text.real]
-        assert largest_error(ours.encode(**encoder_inputs(text)), hidden) < BOUND
+        assert largest_error(ours.encode(text.inputs["packed"]), hidden) < BOUND
 
 
 def test_the_one_segment_of_roberta_is_not_lost(tmp_path: Path) -> None:
@@ -182,8 +180,8 @@ def test_the_one_segment_of_roberta_is_not_lost(tmp_path: Path) -> None:
     model, _, weights = import_model(tmp_path)
     assert model == config
     text = some_text("roberta", [8, 3], 5)
-    text.inputs["input_ids"].clamp_(min=6)
-    text.padded["input_ids"][text.real] = text.inputs["input_ids"]
+    text.inputs["packed"].input_ids.clamp_(min=6)
+    text.padded["input_ids"][text.real] = text.inputs["packed"].input_ids
     with torch.no_grad():
         here = our_answers(model_with(config, weights), text)["words"]
         assert largest_error(here, theirs(**text.padded).logits[text.real]) < BOUND
@@ -215,9 +213,8 @@ def test_a_published_encoder_embeds_sentences_as_there() -> None:
     assert not surplus
     assert all(name.startswith(("transform", "word_bias", "next_sentence")) for name in missing)
     lengths = real.sum(1)
-    inputs = on_device(layout(lengths.numpy()), torch.device("cpu"))
     with torch.no_grad():
-        hidden = model.encode(batch["input_ids"][real], **inputs)
+        hidden = model.encode(packed(batch["input_ids"][real], lengths.tolist()))
         states = theirs(**batch).last_hidden_state
     ours = torch.stack([part.mean(0) for part in hidden.split(lengths.tolist())])
     expected = (states * real[..., None]).sum(1) / lengths[:, None]

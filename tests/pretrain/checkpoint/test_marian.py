@@ -12,7 +12,7 @@ import pytest
 import sentencepiece as spm
 import torch
 from huggingface import largest_error, roughen, save
-from pairs import given_to_decoder, given_to_read, padded, pairs_of
+from pairs import padded, pairs_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -68,12 +68,12 @@ def answers(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
     pairs["label_smoothing"] = 0.0
     real, asked = (torch.arange(max(each)) < torch.tensor(each)[:, None] for each in (SOURCES, TARGETS))
     found = theirs(
-        input_ids=padded(pairs["source_ids"], SOURCES),
+        input_ids=padded(pairs["source"].input_ids, SOURCES),
         attention_mask=real.long(),
-        decoder_input_ids=padded(pairs["input_ids"], TARGETS),
-        labels=padded(pairs["next_ids"], TARGETS, -100),
+        decoder_input_ids=padded(pairs["target"].input_ids, TARGETS),
+        labels=padded(pairs["labels"], TARGETS, -100),
     )
-    logits = ours.lm_head(ours.teacher_forced(**given_to_decoder(pairs)))
+    logits = ours.lm_head(ours.teacher_forced(pairs["source"], pairs["target"]))
     assert logits.std() > 0.1
     loss = ours(**pairs)["translation"] / sum(TARGETS)
     for model, each in ((ours, loss), (theirs, found.loss)):
@@ -138,13 +138,12 @@ def test_greedy_translations_are_theirs(tmp_path: Path) -> None:
     pairs = pairs_of(SOURCES, [1] * len(SOURCES), VOCABULARY)
     real = torch.arange(max(SOURCES)) < torch.tensor(SOURCES)[:, None]
     ways = {"num_beams": 1, "do_sample": False, "max_length": 21}
-    expected = theirs.generate(padded(pairs["source_ids"], SOURCES), attention_mask=real.long(), **ways)
+    expected = theirs.generate(padded(pairs["source"].input_ids, SOURCES), attention_mask=real.long(), **ways)
     ours.eval()
     tokens, ids = torch.zeros(len(SOURCES), dtype=torch.int64), []
     done = torch.zeros(len(SOURCES), dtype=torch.bool)
     with torch.no_grad():
-        lengths = {name: pairs[name] for name in ("source_cu_seqlens", "source_max_seqlen")}
-        state = ours.begin(ours.read(**given_to_read(pairs)), **lengths, beams=1)
+        state = ours.begin(ours.read(pairs["source"]), pairs["source"], beams=1)
         for _ in range(expected.shape[1] - 1):
             tokens = ours.lm_head(ours.advance(state, tokens)).argmax(1).masked_fill(done, 0)
             done |= tokens == 1
@@ -220,12 +219,12 @@ def test_the_loss_with_smoothed_labels_is_theirs(tmp_path: Path) -> None:
     ours: Any = build_model(config_of(), VOCABULARY)
     roughen(ours)
     pairs = pairs_of(SOURCES, TARGETS, VOCABULARY)
-    logits = ours.lm_head(ours.teacher_forced(**given_to_decoder(pairs)))
+    logits = ours.lm_head(ours.teacher_forced(pairs["source"], pairs["target"]))
     smoother = transformers.trainer_pt_utils.LabelSmoother(epsilon=0.1)
-    expected = smoother({"logits": logits}, pairs["next_ids"])
+    expected = smoother({"logits": logits}, pairs["labels"])
     found = ours.train()(**pairs)["translation"] / sum(TARGETS)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found, F.cross_entropy(logits, pairs["next_ids"], label_smoothing=0.1))
+    torch.testing.assert_close(found, F.cross_entropy(logits, pairs["labels"], label_smoothing=0.1))
 
 
 WORDS = ["a", "ship", "sails", "over", "the", "calm", "sea", "at", "night", "and", "nobody", "knows", "its", "captain"]

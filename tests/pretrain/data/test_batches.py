@@ -10,6 +10,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_processes_that_make_batches_ahead_change_nothing(
 
     seen = [list(resumed(lambda rank=rank: maker(rank), [0, 4], 8, data_workers)) for rank in range(2)]  # type: ignore[misc]
     assert [together(list(ranks)) for ranks in zip(*seen, strict=True)] == expected
-    first = seen[0][0].micro_batches[0].inputs["input_ids"]
+    first = seen[0][0].micro_batches[0].inputs["packed"].input_ids  # type: ignore[union-attr]
     assert type(first) is np.ndarray and first.dtype == np.int64 and first.flags.writeable
 
 
@@ -204,7 +205,8 @@ def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[
     for step in range(config.phases[0].steps):
         chosen, made = maker.order.samples_of_step(step), maker.step(step)
         for sample, epoch, batch in zip(chosen.samples, chosen.epochs, made.micro_batches, strict=True):
-            digest = b"".join(batch.inputs[name].tobytes() for name in ("input_ids", "masked_at"))  # type: ignore[union-attr]
+            inputs: Any = batch.inputs
+            digest = inputs["packed"].input_ids.tobytes() + inputs["masked_positions"].tobytes()
             found.setdefault(int(epoch), {})[int(sample)] = hashlib.sha256(digest).hexdigest()
     return found
 

@@ -10,8 +10,8 @@ import pytest
 
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.data.index import build_index, index_path, open_index
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 
 def header_of(shape: tuple[int, ...]) -> bytes:

@@ -62,11 +62,12 @@ def pairs_of(step: RankBatch) -> list[tuple[bytes, bytes, bytes]]:
         if not batch.counts["translation"]:
             continue
         inputs: Any = batch.inputs
-        sources = np.split(inputs["source_ids"], inputs["source_cu_seqlens"][1:-1])
-        targets = [np.split(inputs[name], inputs["cu_seqlens"][1:-1]) for name in ("input_ids", "next_ids")]
+        source, target = inputs["source"], inputs["target"]
+        sources = np.split(source.input_ids, source.cu_seqlens[1:-1])
+        targets = [np.split(each, target.cu_seqlens[1:-1]) for each in (target.input_ids, inputs["labels"])]
         found += [tuple(part.tobytes() for part in each) for each in zip(sources, *targets, strict=True)]
-        assert inputs["source_max_seqlen"] == max(map(len, sources)) and inputs["label_smoothing"] == 0.1
-        assert batch.tokens == len(inputs["source_ids"]) + len(inputs["next_ids"])
+        assert source.max_seqlen == max(map(len, sources)) and inputs["label_smoothing"] == 0.1
+        assert batch.tokens == len(source.input_ids) + len(inputs["labels"])
     return found
 
 
@@ -112,7 +113,7 @@ def test_every_way_to_run_gives_the_same_pairs(
             for batch in share.micro_batches:
                 inputs: Any = batch.inputs
                 if micro is not None and by_tokens and batch.counts["translation"]:
-                    assert max(len(inputs["source_ids"]), len(inputs["next_ids"])) <= micro
+                    assert max(len(inputs["source"].input_ids), len(inputs["labels"])) <= micro
     assert [maker.order.samples_before(step + 1) for maker in together] == [used] * ranks
     held = [one for maker in together for one in pairs_of(maker.heldout())]
     assert held == pairs_of(alone.heldout()) and len(held) == min(11, len(open_dataset(mixed).heldout))
@@ -138,7 +139,7 @@ def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tu
     rows = maker.order.indexes[0][0].rows
     for step in range(20):
         inputs: Any = maker.step(step).micro_batches[0].inputs
-        assert max(len(inputs["source_ids"]), len(inputs["next_ids"])) <= 300
+        assert max(len(inputs["source"].input_ids), len(inputs["labels"])) <= 300
     assert (np.diff(rows[:, 1:].max(1)) >= 0).all()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from full_size_jobs import go_on
-from rank_jobs import batch_of, some_batches
+from rank_jobs import some_batches
 from rank_pool import RankPool
 from reference import lamb, norm
 from torch import Tensor
@@ -105,8 +105,7 @@ def plain(start: tuple[Path, State]) -> Step:
         for name, weight in named.items():
             weight.view(-1).copy_(before.weight[name])
     phase, optimizer = CONFIG.phases[0], CONFIG.optimizer
-    pairs = some_batches(CONFIG.seed, BEFORE, phase.global_batch_size, phase.seq_len, VOCABULARY)
-    batches = [batch_of(pair) for pair in pairs]
+    batches = some_batches(CONFIG.seed, BEFORE, phase.global_batch_size, phase.seq_len, VOCABULARY)
     loss = 0.0
     for batch in batches:
         sums = model(**on_device(batch.inputs, torch.device("cpu")))

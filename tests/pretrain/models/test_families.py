@@ -20,12 +20,13 @@ from worker_runs import STEPS, checkpoint, recipe
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.checkpoint.verify import load_weights
-from multihop.pretrain.config import ObjectiveConfig, TrainingConfig
+from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 ROOT = Path(__file__).parents[3]
 TRAINED_BY = [(name, objective) for name, family in TEXT_FAMILIES.items() for objective in family.objectives]
@@ -44,28 +45,28 @@ import torch
 
 from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
 config = TrainingConfig.model_validate({"model": {"preset": "mine-medium", "layers": 1}, "phases": [{"steps": 1}]})
 assert config.objective.name == "clm"
 model = build_model(config.model.model_copy(update={"hidden": 16, "heads": 2}), 50)
 init_weights(model, 1)
-where = {name: torch.as_tensor(value) for name, value in layout([5, 3]).items()}
-where["max_seqlen"] = 5
 ids = torch.arange(8)
-first = model(ids, **where, next_ids=ids + 1)["clm"]
+packed = packed_on_device(pack(ids.numpy(), cumulative_lengths([5, 3])), torch.device("cpu"))
+first = model(packed, labels=ids + 1)["clm"]
 first.backward()
 with torch.no_grad():
     for parameter in model.parameters():
         parameter -= 0.01 * parameter.grad
-assert model(ids, **where, next_ids=ids + 1)["clm"] < first
+assert model(packed, labels=ids + 1)["clm"] < first
 weights = dict(model.named_parameters())
 theirs = dict(to_huggingface(model.config, 0, weights))
 assert from_huggingface(model.config, 0, theirs).keys() == weights.keys()
 assert config_json(config.model, 50, {"end": 0})["model_type"] == "mine"
-assert config.model.train_flops(50, where["cu_seqlens"].diff().numpy(), 8) > 0
+assert config.model.train_flops(50, packed.cu_seqlens.diff().numpy(), 8) > 0
 """
 
 

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES
+from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, init_weights, make_param_init
 from multihop.pretrain.models.cpu.dropout import Dropout, keep_mask, kept_share
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import PackedTokens
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
 CPU = torch.device("cpu")
@@ -42,10 +42,6 @@ def rough(family: str) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return model
-
-
-def where(lengths: list[int]) -> dict[str, Any]:
-    return on_device(layout(lengths), CPU)
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
@@ -79,7 +75,7 @@ def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> N
     fill = make_param_init(model, 1, unigram)
     for name, parameter in model.named_parameters():
         fill(name, parameter)
-    hidden = model.encode(torch.arange(40), **where([40]))
+    hidden = model.encode(packed(torch.arange(40), [40]))
     predicted = model.lm_head(hidden).log_softmax(-1)
     assert (predicted - torch.from_numpy(unigram)).abs().max() < 0.5
     zeros = parse_model_config({**described, "output_bias": "zeros"})
@@ -99,9 +95,9 @@ def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: lis
     generator = torch.Generator().manual_seed(sum(lengths))
     texts = [torch.randint(0, 100, (length,), generator=generator) for length in lengths]
     with torch.no_grad():
-        together = model.encode(torch.cat([texts[i] for i in order]), **where([lengths[i] for i in order]))
+        together = model.encode(packed(torch.cat([texts[i] for i in order]), [lengths[i] for i in order]))
         for text, place in zip(together.split([lengths[i] for i in order]), order, strict=True):
-            alone = model.encode(texts[place], **where([lengths[place]]))
+            alone = model.encode(packed(texts[place], [lengths[place]]))
             assert text.isfinite().all()
             torch.testing.assert_close(text, alone, rtol=1e-4, atol=2e-5)
 
@@ -113,8 +109,8 @@ def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[i
     model, total = rough(family).double(), sum(lengths)
     asked = torch.tensor(data.draw(st.lists(st.integers(0, total - 1), max_size=9), label="asked"), dtype=torch.int64)
     ids = torch.randint(0, 100, (total,), generator=torch.Generator().manual_seed(total))
-    together = model.encode(ids, **where(lengths)).index_select(0, asked)
-    alone = model.encode(ids, **where(lengths), token_indices=asked)
+    together = model.encode(packed(ids, lengths)).index_select(0, asked)
+    alone = model.encode(packed(ids, lengths), token_indices=asked)
     torch.testing.assert_close(alone, together)
     weights = [parameter for name, parameter in model.named_parameters() if name.startswith(("word.", "layers."))]
     expected, found = (torch.autograd.grad((each**3).sum(), weights, allow_unused=True) for each in (together, alone))
@@ -131,18 +127,18 @@ def test_states_with_a_key_value_cache_are_those_without(family: str, lengths: l
     generator = torch.Generator().manual_seed(sum(lengths))
     texts = [torch.randint(0, 100, (length + more,), generator=generator) for length in lengths]
     with torch.no_grad():
-        whole = [model.encode(text, **where([len(text)])) for text in texts]
+        whole = [model.encode(packed(text, [len(text)])) for text in texts]
         cache = KeyValueCache(model.config, lengths, more, CPU, torch.float64)
         prompts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
         for text, states in zip(
-            model.encode(torch.cat(prompts), **where(lengths), cache=cache).split(lengths), whole, strict=True
+            model.encode(packed(torch.cat(prompts), lengths), cache=cache).split(lengths), whole, strict=True
         ):
             torch.testing.assert_close(text, states[: len(text)])
         for step in range(more):
             cache.advance()
             at = torch.tensor(lengths) + step
             ids = torch.stack([text[place] for text, place in zip(texts, at, strict=True)])
-            states = model.encode(ids, at, torch.arange(len(texts) + 1), 1, cache=cache)
+            states = model.encode(PackedTokens(ids, at, torch.arange(len(texts) + 1), 1), cache=cache)
             torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
@@ -151,7 +147,7 @@ def test_who_sees_what(family: str) -> None:
     model, ids = rough(family), torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()
     changed[10:] = (changed[10:] + 1) % 100
-    one, other = (model.encode(text, **where([20])) for text in (ids, changed))
+    one, other = (model.encode(packed(text, [20])) for text in (ids, changed))
     assert not torch.allclose(one[10:], other[10:])
     if family in ("gpt", "gpt2"):
         torch.testing.assert_close(one[:10], other[:10])
@@ -165,17 +161,17 @@ def test_the_losses_are_those_of_all_logits(family: str) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = sum(lengths)
     ids = torch.randint(5, 100, (tokens,), generator=generator)
-    segments = {"segments": torch.arange(tokens) % 2} if family in ("bert", "albert") else {}
-    hidden = model.encode(ids, **where(lengths), **segments)
+    text = packed(ids, lengths, torch.arange(tokens) % 2 if family in ("bert", "albert") else None)
+    hidden = model.encode(text)
     logits = model.lm_head(hidden)
     if family in ("gpt", "gpt2"):
         wanted = torch.randint(5, 100, (tokens,), generator=generator)
-        sums = model(ids, **where(lengths), next_ids=wanted)
+        sums = model(text, labels=wanted)
     else:
         at, wanted = torch.tensor([2, 16, 20, 40]), torch.tensor([7, 8, 9, 7])
         labels = torch.tensor([0, 1, 1, 0])
         pair = {"bert": {"is_random_next": labels}, "albert": {"is_swapped": labels}}.get(family, {})
-        sums = model(ids, **where(lengths), **segments, masked_at=at, masked_ids=wanted, **pair)
+        sums = model(text, masked_positions=at, labels=wanted, **pair)
         logits = logits[at]
         if pair:
             task, head = ("nsp", model.next_sentence) if family == "bert" else ("sop", model.sentence_order)
@@ -191,10 +187,7 @@ def test_the_losses_are_those_of_all_logits(family: str) -> None:
 def attention_inputs(lengths: list[int], dtype: torch.dtype, width: int = 8) -> tuple[list[Tensor], Sequences]:
     generator = torch.Generator().manual_seed(len(lengths))
     parts = [torch.randn(sum(lengths), 2, width, generator=generator, dtype=dtype) for _ in range(3)]
-    placed = where(lengths)
-    return [part.requires_grad_() for part in parts], Sequences(
-        placed["cu_seqlens"], placed["max_seqlen"], sum(lengths)
-    )
+    return [part.requires_grad_() for part in parts], sequences_of(lengths)
 
 
 def dense(parts: list[Tensor], lengths: list[int], causal: bool, masks: list[Tensor] | None, scale: float) -> Tensor:

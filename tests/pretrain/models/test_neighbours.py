@@ -5,16 +5,15 @@ from typing import Any
 import pytest
 import torch
 from kinds_of_families import TEXT_FAMILIES
+from packed_texts import packed
 from pydantic import ValidationError
 from torch import Tensor
 
 from multihop.pretrain.engine.capture import capture_activations
-from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, make_param_init
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.objectives.batch import layout
 
 BIDIRECTIONAL = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
 CPU = torch.device("cpu")
@@ -38,10 +37,9 @@ def mean_attention(model: Any, length: int) -> Tensor:
         seen.append(scores.softmax(-1).mean(0))
 
     ids = torch.randint(0, 500, (16 * length,), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids, **on_device(layout([length] * 16), CPU)}
-    targets = {"masked_at": torch.arange(3), "masked_ids": torch.arange(3)}
+    targets = {"masked_positions": torch.arange(3), "labels": torch.arange(3)}
     with torch.no_grad(), capture_activations(model, lambda hidden: None, see):
-        model(**inputs, **targets)
+        model(packed(ids, [length] * 16), **targets)
     return seen[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import given_to_decoder, pairs_of, translator
+from pairs import pairs_of, translator
 from torch import Tensor, nn
 
 from multihop.pretrain.models.layers.attention import Sequences
@@ -103,7 +103,7 @@ def test_a_step_is_that_of_torchs_cell(cell: Any) -> None:
     expected = theirs(x, state if cell == "lstm" else state[0])
     for known in (3, 5):  # how much of the input comes with `given`
         rest = x[:, known:] @ direction.input_weight[:, known:].T
-        found = direction.step(direction.given(x[:, :known]) + rest, state)
+        found = direction.step(direction.input_gates(x[:, :known]) + rest, state)
         for one, other in zip(found, expected if cell == "lstm" else [expected], strict=True):
             torch.testing.assert_close(one, other)
 
@@ -201,9 +201,9 @@ def test_the_decoder_is_the_papers(cell: str, attention: str, input_feeding: boo
     sources, targets = [5, 2], [3, 4]
     pairs = pairs_of(sources, targets)
     with torch.no_grad():
-        found = model.teacher_forced(**given_to_decoder(pairs)).split(targets)
-        states, last = model._read(pairs["source_ids"], sequences_of(sources))
-        x = model.word(pairs["input_ids"]).split(targets)
+        found = model.teacher_forced(pairs["source"], pairs["target"]).split(targets)
+        states, last = model._read(pairs["source"], sequences_of(sources))
+        x = model.word(pairs["target"].input_ids).split(targets)
         for number, source in enumerate(states.split(sources)):
             mine = [tuple(part[number] for part in state) for state in last]
             # The last states of the last layer are those of its outputs: forwards at the end, backwards at the start.
@@ -222,10 +222,10 @@ def test_the_encoder_is_torchs() -> None:
                     getattr(theirs, f"{kind}_l{number}{end}").copy_(ours)
         lengths = [6, 1, 4]
         pairs = pairs_of(lengths, [1, 1, 1])
-        texts = list(model.word(pairs["source_ids"]).split(lengths))
+        texts = list(model.word(pairs["source"].input_ids).split(lengths))
         expected, (h, c) = theirs(nn.utils.rnn.pack_sequence(texts, enforce_sorted=False))
         rows, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-        states, last = model._read(pairs["source_ids"], sequences_of(lengths))
+        states, last = model._read(pairs["source"], sequences_of(lengths))
     for number, part in enumerate(states.split(lengths)):
         torch.testing.assert_close(part, rows[number, : len(part)])
     for number, (ours_h, ours_c) in enumerate(last):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES
+from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
@@ -22,14 +24,13 @@ from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig, StackConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.models.layers.blocks import SelfAttention
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.packed_tokens import PackedTokens
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
 CPU = torch.device("cpu")
@@ -53,15 +54,6 @@ def rough(config: ModelConfig) -> Any:
             size = 1.0 if "distance" in name else 0.1
             parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
     return model.eval()
-
-
-def where(lengths: list[int]) -> dict[str, Any]:
-    return on_device(layout(lengths), CPU)
-
-
-def sequences_of(lengths: list[int]) -> Sequences:
-    placed = where(lengths)
-    return Sequences(placed["cu_seqlens"], placed["max_seqlen"], sum(lengths))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -183,16 +175,16 @@ def test_a_model_knows_distances_only(family: str) -> None:
     assert "position.weight" not in names
     of_distances = [names[name] for name in names if name.endswith("attention.distance.weight")]
     assert [tuple(each.shape) for each in of_distances] == [(4 if causal else 7, 8)] * len(model.layers)
-    ids, placed = torch.arange(20), where([20])
-    states = model.encode(ids, **placed)
-    assert torch.equal(model.encode(ids, **{**placed, "positions": placed["positions"] + 7}), states)
+    forwards, backwards = packed(torch.arange(20), [20]), packed(torch.arange(20).flip(0), [20])
+    states = model.encode(forwards)
+    assert torch.equal(model.encode(replace(forwards, positions=forwards.positions + 7)), states)
     # The order of the tokens matters through the distances alone.
     with torch.no_grad():
-        backwards = model.encode(ids.flip(0), **placed).flip(0)
+        turned = model.encode(backwards).flip(0)
         for each in of_distances:
             each.zero_()
-        without = model.encode(ids, **placed), model.encode(ids.flip(0), **placed).flip(0)
-    assert not torch.allclose(backwards, states, atol=1e-2)
+        without = model.encode(forwards), model.encode(backwards).flip(0)
+    assert not torch.allclose(turned, states, atol=1e-2)
     if not causal:  # a causal mask tells the order too
         torch.testing.assert_close(*without, rtol=1e-4, atol=1e-5)
 
@@ -208,9 +200,9 @@ def test_what_is_packed_beside_a_sequence_changes_nothing(
     generator = torch.Generator().manual_seed(sum(lengths))
     texts = [torch.randint(0, 100, (length,), generator=generator) for length in lengths]
     with torch.no_grad():
-        together = model.encode(torch.cat(texts), **where(lengths)).split(lengths)
+        together = model.encode(packed(torch.cat(texts), lengths)).split(lengths)
         for text, states in zip(texts, together, strict=True):
-            torch.testing.assert_close(states, model.encode(text, **where([len(text)])), rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(states, model.encode(packed(text, [len(text)])), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", [name for name, family in TEXT_FAMILIES.items() if family.causal])
@@ -223,17 +215,17 @@ def test_states_with_a_key_value_cache_are_those_without(
     generator = torch.Generator().manual_seed(sum(lengths))
     texts = [torch.randint(0, 100, (length + more,), generator=generator) for length in lengths]
     with torch.no_grad():
-        whole = [model.encode(text, **where([len(text)])) for text in texts]
+        whole = [model.encode(packed(text, [len(text)])) for text in texts]
         cache = KeyValueCache(model.config, lengths, more // 2, CPU, torch.float64)  # it grows
         prompts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
-        states = model.encode(torch.cat(prompts), **where(lengths), cache=cache).split(lengths)
+        states = model.encode(packed(torch.cat(prompts), lengths), cache=cache).split(lengths)
         for found, expected in zip(states, whole, strict=True):
             torch.testing.assert_close(found, expected[: len(found)])
         for step in range(more):
             cache.advance()
             at = torch.tensor(lengths) + step
             ids = torch.stack([text[place] for text, place in zip(texts, at, strict=True)])
-            states = model.encode(ids, at, torch.arange(len(texts) + 1), 1, cache=cache)
+            states = model.encode(PackedTokens(ids, at, torch.arange(len(texts) + 1), 1), cache=cache)
             torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
@@ -242,7 +234,7 @@ def test_the_products_with_the_distances_are_counted(family: str) -> None:
     config, lengths = config_of(family, layers=3), [20, 7]
     absolute = config.model_copy(update={"positions": "learned", "max_distance": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        rough(config).encode(torch.arange(27), **where(lengths))
+        rough(config).encode(packed(torch.arange(27), lengths))
     counted = sum(
         sum(counts.values())
         for name, counts in counter.get_flop_counts().items()

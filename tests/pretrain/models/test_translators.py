@@ -1,5 +1,6 @@
 """The families that translate: one interface, and the same answers whichever way they are asked."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,6 @@ from pairs import (
     SIZES,
     VARIANTS,
     VOCABULARY,
-    given_to_decoder,
-    given_to_read,
     padded,
     pairs_of,
     translator,
@@ -35,6 +34,7 @@ from multihop.pretrain.models.build import (
 from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.transformer import beam_cache
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.packed_tokens import pack_sequences
 from multihop.pretrain.run.throughput import step_flops
 
 SOURCES, TARGETS = [5, 9, 1, 17, 9], [8, 2, 3, 12, 7]
@@ -58,29 +58,25 @@ def test_what_stands_beside_a_pair_changes_nothing(
     order = data.draw(st.permutations(range(len(lengths))), label="order")
     alone = [pairs_of([source], [target], seed=number) for number, (source, target) in enumerate(lengths)]
     together = pairs_of([lengths[i][0] for i in order], [lengths[i][1] for i in order])
-    for name in ("source_ids", "input_ids"):
-        together[name] = torch.cat([alone[i][name] for i in order])
+    for side in ("source", "target"):
+        ids = torch.cat([alone[i][side].input_ids for i in order])
+        together[side] = replace(together[side], input_ids=ids)
     with torch.no_grad():
-        states = model.teacher_forced(**given_to_decoder(together))
+        states = model.teacher_forced(together["source"], together["target"])
         for number, part in zip(order, states.split([lengths[i][1] for i in order]), strict=True):
-            torch.testing.assert_close(part, model.teacher_forced(**given_to_decoder(alone[number])))
+            torch.testing.assert_close(part, model.teacher_forced(alone[number]["source"], alone[number]["target"]))
 
 
 @every_variant
 def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beam_cache, "_TOKENS_AT_FIRST", 2)  # the cache is tidied up, and grows
     model, pairs, beams = translator(variant), pairs_of(SOURCES, TARGETS), 3
-    texts = [pairs["input_ids"], *(pairs_of(SOURCES, TARGETS, seed=seed)["input_ids"] for seed in (1, 2))]
+    texts = [pairs_of(SOURCES, TARGETS, seed=seed)["target"] for seed in range(3)]
     longest = max(TARGETS)
     with torch.no_grad():
-        wanted = [
-            [part for part in model.teacher_forced(**given_to_decoder({**pairs, "input_ids": text})).split(TARGETS)]
-            for text in texts
-        ]
-        given_ids = torch.stack([padded(text, TARGETS) for text in texts], 1).flatten(0, 1)
-        source = model.read(**given_to_read(pairs))
-        lengths = {name: pairs[name] for name in ("source_cu_seqlens", "source_max_seqlen")}
-        state: Any = model.begin(source, **lengths, beams=beams)
+        wanted = [[part for part in model.teacher_forced(pairs["source"], text).split(TARGETS)] for text in texts]
+        given_ids = torch.stack([padded(text.input_ids, TARGETS) for text in texts], 1).flatten(0, 1)
+        state: Any = model.begin(model.read(pairs["source"]), pairs["source"], beams)
         kept, turned = torch.arange(len(SOURCES)), torch.arange(len(given_ids))
         for step in range(longest):
             out = model.advance(state, given_ids[turned, step])
@@ -104,10 +100,10 @@ def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], mon
 @every_variant
 def test_the_loss_is_that_of_all_logits_and_smoothed_in_training_alone(variant: dict[str, Any]) -> None:
     model, pairs = translator(variant), pairs_of(SOURCES, TARGETS)
-    logits = model.lm_head(model.teacher_forced(**given_to_decoder(pairs)))
+    logits = model.lm_head(model.teacher_forced(pairs["source"], pairs["target"]))
     for training, smoothing in ((False, 0.0), (True, 0.1)):
         loss = model.train(training)(**pairs)["translation"]
-        expected = F.cross_entropy(logits, pairs["next_ids"], reduction="sum", label_smoothing=smoothing)
+        expected = F.cross_entropy(logits, pairs["labels"], reduction="sum", label_smoothing=smoothing)
         torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
 
 
@@ -209,9 +205,12 @@ def test_the_operations_of_a_step_are_counted(variant: dict[str, Any]) -> None:
     sources, targets = [5] * 3, [8] * 3
     pairs = pairs_of(sources, targets)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model.lm_head(model.teacher_forced(**given_to_decoder(pairs)))
-    bounds = {name: pairs[name].numpy() for name in ("source_cu_seqlens", "cu_seqlens")}
-    batch = Batch(bounds, pairs["next_ids"].numpy(), {"translation": sum(targets)}, sum(sources) + sum(targets))
+        model.lm_head(model.teacher_forced(pairs["source"], pairs["target"]))
+    sides: dict[str, Any] = {
+        side: pack_sequences([[0] * length for length in lengths])
+        for side, lengths in (("source", sources), ("target", targets))
+    }
+    batch = Batch(sides, pairs["labels"].numpy(), {"translation": sum(targets)}, sum(sources) + sum(targets))
     counted = step_flops(model.config, VOCABULARY, batch) / 3
     if variant["family"] == "transformer":
         counted += SIZES["layers"] * 2 * 64 * 3 * 8**2

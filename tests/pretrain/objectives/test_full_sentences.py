@@ -12,8 +12,8 @@ from small_shards import FIRST, documents_of, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
 from multihop.data_prep.dataset.shards import Documents
-from multihop.pretrain.config import ObjectiveConfig
 from multihop.pretrain.objectives import full_sentences
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 Span = tuple[int, int, int]
 
@@ -81,8 +81,9 @@ def test_whole_sentences_up_to_the_length_and_every_token_once(
     keys = random_bits(4, np.arange(len(rows), dtype=np.uint64))
     batch = full_sentences.assemble(documents, rows, keys, seq_len, tokenizer, objective)
     inputs: Any = batch.inputs
-    ids = inputs["input_ids"].copy()
-    ids[inputs["masked_at"]] = batch.targets
+    packed = inputs["packed"]
+    ids = packed.input_ids.copy()
+    ids[inputs["masked_positions"]] = batch.targets
     texts = [[documents.tokens(i)[start:stop].tolist() for i, start, stop in parts] for parts in samples]
     if isolate:
         expected = [[2, *text, 3] for sample in texts for text in sample]
@@ -90,17 +91,18 @@ def test_whole_sentences_up_to_the_length_and_every_token_once(
     else:
         expected = [[2, *(token for text in sample for token in [*text, 3])] for sample in texts]
         assert max(map(len, expected)) <= seq_len
-    cu_seqlens = inputs["cu_seqlens"].tolist()
+    cu_seqlens = packed.cu_seqlens.tolist()
     assert [ids[start:stop].tolist() for start, stop in pairwise(cu_seqlens)] == expected
-    assert inputs["positions"].tolist() == [place for sequence in expected for place in range(len(sequence))]
+    assert packed.positions.tolist() == [place for sequence in expected for place in range(len(sequence))]
     assert batch.tokens == len(ids) and batch.counts == {"mlm": len(batch.targets)}
-    counts = np.diff(np.searchsorted(inputs["masked_at"], cu_seqlens))
+    counts = np.diff(np.searchsorted(inputs["masked_positions"], cu_seqlens))
     for count, sequence in zip(counts.tolist(), expected, strict=True):
         asked = min(max(1, round(0.15 * len(sequence))), sum(token >= FIRST for token in sequence))
         assert count == asked if masking == "tokens" else count <= asked
     # A sample's masks depend on no other sample of its batch.
     alone: Any = full_sentences.assemble(documents, rows[-1:], keys[-1:], seq_len, tokenizer, objective).inputs
-    assert (alone["input_ids"] == inputs["input_ids"][-len(alone["input_ids"]) :]).all()
+    last = alone["packed"].input_ids
+    assert (last == packed.input_ids[-len(last) :]).all()
 
 
 def test_isolated_documents_of_a_sample_are_masked_each_in_its_own_way(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_isolated_documents_of_a_sample_are_masked_each_in_its_own_way(tmp_path:
     assert len(rows) == 200
     keys = random_bits(4, np.arange(len(rows), dtype=np.uint64))
     inputs: Any = full_sentences.assemble(documents, rows, keys, 64, tokenizer, objective).inputs
-    places = (inputs["masked_at"] % 32).reshape(400, 5)
+    places = (inputs["masked_positions"] % 32).reshape(400, 5)
     assert len({tuple(row) for row in places.tolist()}) > 395
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from small_shards import BERT, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
-from multihop.pretrain.config import ObjectiveConfig
-from multihop.pretrain.objectives.batch import layout
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.packed_tokens import pack_sequences
 
 VOCAB = 100
 MASKINGS = ["tokens", "words", "spans", "ngrams"]
@@ -26,9 +26,8 @@ def masked(
     sequences: list[list[int]], keys: np.ndarray, starts: np.ndarray = STARTS, **rules: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sequences that are samples of their own, masked: as `mask` returns them."""
-    where: Any = layout([len(one) for one in sequences])
-    ids, objective = np.concatenate([*map(np.array, sequences)]), ObjectiveConfig(name="mlm", **rules)
-    return mask(ids, where["cu_seqlens"], where["positions"], keys, objective, tokenizer_of(starts))
+    text, objective = pack_sequences(sequences), ObjectiveConfig(name="mlm", **rules)
+    return mask(text.input_ids, text.cu_seqlens, text.positions, keys, objective, tokenizer_of(starts))
 
 
 def close(share: float, expected: float, trials: int) -> bool:

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from small_shards import FIRST, GPT2, documents_of, tokenizer_of
 from multihop.common.counter_rng import random_bits
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents, open_dataset
-from multihop.pretrain.config import ObjectiveConfig
+from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
+from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives import clm, pairs
+from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig, objectives_with
 
 NSP = ObjectiveConfig(name="mlm+nsp")
 SOP = ObjectiveConfig(name="mlm+sop")
@@ -137,15 +139,16 @@ def test_a_pair_becomes_cls_a_sep_b_sep(bert_data: Path, objective: ObjectiveCon
     rows = pairs.sample_rows(index, np.array([5, 17, 2]), 64)
     batch = pairs.assemble(data.train, rows, keys_of(1, 2, 3), 64, data.manifest.tokenizer, objective)
     inputs: Any = batch.inputs
-    ids = inputs["input_ids"].copy()
-    ids[inputs["masked_at"]] = batch.targets
-    cu_seqlens = inputs["cu_seqlens"].tolist()
+    packed = inputs["packed"]
+    ids = packed.input_ids.copy()
+    ids[inputs["masked_positions"]] = batch.targets
+    cu_seqlens = packed.cu_seqlens.tolist()
     for row, begin, stop in zip(rows, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
         (one, start_a, stop_a), (other, start_b, stop_b) = pairs.spans(data.train, row, 64, objective)
         a, b = data.train.tokens(one)[start_a:stop_a], data.train.tokens(other)[start_b:stop_b]
         assert ids[begin:stop].tolist() == [2, *a.tolist(), 3, *b.tolist(), 3]
-        assert inputs["segments"][begin:stop].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        assert inputs["positions"][begin:stop].tolist() == list(range(stop - begin))
+        assert packed.token_type_ids[begin:stop].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        assert packed.positions[begin:stop].tolist() == list(range(stop - begin))
     label, task = ("is_random_next", "nsp") if objective is NSP else ("is_swapped", "sop")
     assert (inputs[label] == rows[:, 6]).all()
     assert batch.counts == {"mlm": len(batch.targets), task: 3} and batch.tokens == len(ids)
@@ -172,12 +175,12 @@ def test_the_stream_is_cut_without_loss(gpt2_data: Path, seq_len: int, objective
     rows = clm.sample_rows(index, np.arange(count), seq_len)
     batch = clm.assemble(data.train, rows, keys_of(*range(count)), seq_len, data.manifest.tokenizer, objective)
     inputs: Any = batch.inputs
-    assert inputs["input_ids"].tolist() == stream[: count * seq_len]
-    assert inputs["next_ids"].tolist() == batch.targets.tolist() == stream[1 : count * seq_len + 1]
+    assert inputs["packed"].input_ids.tolist() == stream[: count * seq_len]
+    assert inputs["labels"].tolist() == batch.targets.tolist() == stream[1 : count * seq_len + 1]
     begins = set(range(0, count * seq_len, seq_len))
     if objective.isolate_documents:
         begins |= {i for i, token in enumerate(stream[: count * seq_len]) if token == end[0]}
-    assert inputs["cu_seqlens"].tolist() == [*sorted(begins), count * seq_len]
+    assert inputs["packed"].cu_seqlens.tolist() == [*sorted(begins), count * seq_len]
     assert batch.counts == {"clm": count * seq_len} and batch.tokens == count * seq_len
 
 
@@ -195,17 +198,27 @@ def test_samples_of_the_stream_by_their_documents(
     for sample in range(count):
         rows = clm.sample_rows(index, np.array([sample]), seq_len)
         inputs: Any = clm.assemble(documents, rows, keys_of(0), seq_len, tokenizer, objective).inputs
-        read = [*inputs["input_ids"].tolist(), int(inputs["next_ids"][-1])]
+        read = [*inputs["packed"].input_ids.tolist(), int(inputs["labels"][-1])]
         spans = clm.spans(documents, rows[0], seq_len, objective)
         tokens = [int(token) for i, start, stop in spans for token in documents.tokens(i)[start:stop]]
         assert [token for token in read if token != GPT2["end"]] == tokens
         if not isolate:
-            assert inputs["cu_seqlens"].tolist() == [0, seq_len]
+            assert inputs["packed"].cu_seqlens.tolist() == [0, seq_len]
             continue
-        for start, stop in zip(inputs["cu_seqlens"][:-1], inputs["cu_seqlens"][1:], strict=True):
-            sequence, targets = inputs["input_ids"][start:stop], inputs["next_ids"][start:stop]
+        for start, stop in zip(inputs["packed"].cu_seqlens[:-1], inputs["packed"].cu_seqlens[1:], strict=True):
+            sequence, targets = inputs["packed"].input_ids[start:stop], inputs["labels"][start:stop]
             asked = targets[targets != GPT2["end"]]
             seen = sequence[sequence != GPT2["end"]]
             assert len(set(document_of[np.concatenate([seen, asked]) - FIRST].tolist())) == 1
             assert (sequence[1:] != GPT2["end"]).all() and (targets[:-1] != GPT2["end"]).all()
-            assert inputs["positions"][start:stop].tolist() == list(range(stop - start))
+            assert inputs["packed"].positions[start:stop].tolist() == list(range(stop - start))
+
+
+def test_every_objective_declares_its_needs() -> None:
+    names = get_args(ObjectiveConfig.model_fields["name"].annotation)
+    assert set(names) == OBJECTIVES.keys() == {name for family in FAMILIES.values() for name in family.objectives}
+    keys = ObjectiveConfig.model_fields.keys() - {"name"}
+    assert all(needs.keys <= keys for needs in OBJECTIVES.values())
+    assert all(objectives_with(key) for key in keys)
+    for name, needs in OBJECTIVES.items():
+        assert any(tokens.keys() == needs.special_tokens for tokens in SPECIAL_TOKENS.values()), name

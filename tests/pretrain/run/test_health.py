@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds_of_families import TEXT_FAMILIES
+from packed_texts import packed, sequences_of
 from rank_jobs import evaluate_rough_model
 from rank_pool import RankPool
 from torch import Tensor
@@ -24,7 +26,6 @@ from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.models.build import build_model, make_param_init
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.objectives.batch import layout
 from multihop.pretrain.run.health import attention_entropies, effective_rank, mean_cosine
 
 Pool = Callable[[int], RankPool]
@@ -90,8 +91,7 @@ def test_the_effective_rank_of_what_is_not_finite_is_not_a_number() -> None:
 def test_attention_entropies_are_those_of_each_query(
     seed: int, lengths: list[int], causal: bool, distances: bool, sharp: float
 ) -> None:
-    given_layout = on_device(layout(lengths), CPU)
-    sequences = Sequences(given_layout["cu_seqlens"], given_layout["max_seqlen"], sum(lengths))
+    sequences = sequences_of(lengths)
     query, key = sharp * drawn(seed, sum(lengths), 2, 4), drawn(seed + 1, sum(lengths), 2, 4)
     embeddings = drawn(seed + 2, 3 if causal else 5, 4) if distances else None
     relative = None if embeddings is None else query @ embeddings.T
@@ -126,9 +126,9 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
         fill(name, parameter)
     model.eval()
     ids, lengths = torch.arange(24) % 50, [9, 15]
-    inputs = {"input_ids": ids, **on_device(layout(lengths), CPU)}
-    masked = {"masked_at": torch.tensor([3, 17]), "masked_ids": torch.tensor([1, 2])}
-    targets = {"next_ids": ids} if TEXT_FAMILIES[family].causal else masked
+    text = packed(ids, lengths)
+    masked = {"masked_positions": torch.tensor([3, 17]), "labels": torch.tensor([1, 2])}
+    targets = {"labels": ids} if TEXT_FAMILIES[family].causal else masked
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
@@ -137,11 +137,11 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
         shapes.append((tuple(query.shape), tuple(key.shape), sequences.cu_seqlens.tolist(), causal))
 
     with torch.no_grad():
-        before = model(**inputs, **targets)
+        before = model(text, **targets)
         with capture_activations(model, states.append, see_attention):
-            during = model(**inputs, **targets)
-        after = model(**inputs, **targets)
-        assert torch.equal(states[0], model.encode(**inputs)) and len(states) == 1
+            during = model(text, **targets)
+        after = model(text, **targets)
+        assert torch.equal(states[0], model.encode(text)) and len(states) == 1
     assert shapes == [((24, 2, 8), (24, 2, 8), [0, 9, 24], TEXT_FAMILIES[family].causal)] * 3
     assert before.keys() == during.keys() == after.keys()
     for name, value in before.items():
@@ -195,16 +195,15 @@ def test_it_is_what_the_plain_model_computes_on_the_first_held_out_samples(
     assert part.samples == -(-samples // 16) > 1
     states, entropies = [], []
     for batch in part.micro_batches:
-        inputs = on_device(batch.inputs, CPU)
-        names = ("input_ids", "positions", "cu_seqlens", "max_seqlen", "segments")
+        text = on_device(batch.inputs, CPU)["packed"]
         with torch.no_grad():
-            hidden = model.hidden_states(**{name: inputs[name] for name in names})
+            hidden = model.hidden_states(text)
         states.append(hidden[-1].double())
         for layer, x in zip(model.layers, hidden, strict=False):
             query, key = (
                 project(x).detach().view(len(x), 2, 8) for project in (layer.attention.query, layer.attention.key)
             )
-            for start, stop in zip(inputs["cu_seqlens"][:-1].tolist(), inputs["cu_seqlens"][1:].tolist(), strict=True):
+            for start, stop in pairwise(text.cu_seqlens.tolist()):
                 slow = slow_entropies(query[start:stop], key[start:stop], causal=False)
                 entropies.append(slow[:, looked_at(stop - start)].flatten())
     each = torch.cat(states)

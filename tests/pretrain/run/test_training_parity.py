@@ -155,21 +155,21 @@ def theirs(
 def padded(batch: Batch, pad: int) -> dict[str, Tensor]:
     """A batch as transformers takes it, labels included, so that its own loss is computed."""
     inputs = on_device(batch.inputs, CPU)
-    lengths = inputs["cu_seqlens"].diff()
-    real = torch.arange(inputs["max_seqlen"]) < lengths[:, None]
+    packed = inputs["packed"]
+    real = torch.arange(packed.max_seqlen) < packed.cu_seqlens.diff()[:, None]
 
     def rows(flat: Tensor, filling: int) -> Tensor:
         return torch.full(real.shape, filling).masked_scatter(real, flat)
 
-    if "next_ids" in inputs:  # labels are the pieces themselves, and each predicts the one behind it
-        pieces = torch.cat([rows(inputs["input_ids"], 0), rows(inputs["next_ids"], 0)[:, -1:]], 1)
+    if "masked_positions" not in inputs:  # labels are the tokens themselves, and each predicts the one behind it
+        tokens = torch.cat([rows(packed.input_ids, 0), rows(inputs["labels"], 0)[:, -1:]], 1)
         assert bool(real.all())
-        return {"input_ids": pieces, "labels": pieces}
-    labels = torch.full_like(inputs["input_ids"], -100)
-    labels[inputs["masked_at"]] = inputs["masked_ids"]
-    out = {"input_ids": rows(inputs["input_ids"], pad), "attention_mask": real.long(), "labels": rows(labels, -100)}
-    if "segments" in inputs:
-        out["token_type_ids"] = rows(inputs["segments"], 0)
+        return {"input_ids": tokens, "labels": tokens}
+    labels = torch.full_like(packed.input_ids, -100)
+    labels[inputs["masked_positions"]] = inputs["labels"]
+    out = {"input_ids": rows(packed.input_ids, pad), "attention_mask": real.long(), "labels": rows(labels, -100)}
+    if packed.token_type_ids is not None:
+        out["token_type_ids"] = rows(packed.token_type_ids, 0)
     if "is_random_next" in inputs:
         out["next_sentence_label"] = inputs["is_random_next"]
     if "is_swapped" in inputs:

@@ -1,0 +1,89 @@
+"""The recipe's `objective` section, and what each objective needs of the rest of a recipe.
+
+Nothing in this file imports NumPy or torch: a recipe is validated with it.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from multihop.common.config import COMPATIBILITY, MEMORY, ORDER, UPDATES, Section
+from multihop.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class ObjectiveNeeds:
+    """What an objective needs of a recipe, and which keys it reads."""
+
+    special_tokens: Set[str]
+    """The names of the special tokens that a tokenizer for it has."""
+    keys: Set[str]
+    """The keys of `ObjectiveConfig` that have an effect, beside `name`."""
+    translates: bool = False
+    """Whether its sources are pairs of texts, and steps may be counted in tokens."""
+    reads_all_shards: str | None = None
+    """Why it cannot take its samples from some shards at a time (`data.shuffle_window_shards`); None: it can."""
+
+
+_MASKED = frozenset({"pad", "unk", "cls", "sep", "mask"})
+_MASKING = frozenset({"mask_rate", "max_predictions", "masking", "static_masks"})
+
+OBJECTIVES = {
+    "mlm+nsp": ObjectiveNeeds(_MASKED, _MASKING, reads_all_shards="draws second segments from all documents"),
+    "mlm+sop": ObjectiveNeeds(_MASKED, _MASKING),
+    "mlm": ObjectiveNeeds(_MASKED, _MASKING | {"isolate_documents"}),
+    "clm": ObjectiveNeeds(frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "translation": ObjectiveNeeds(
+        frozenset({"pad", "end", "unk"}),
+        frozenset({"label_smoothing"}),
+        translates=True,
+        reads_all_shards="sorts all pairs",
+    ),
+}
+"""By the value of `objective.name`."""
+
+
+def objectives_with(key: str) -> list[str]:
+    """The names of the objectives that read a key of `ObjectiveConfig`."""
+    return [name for name, needs in OBJECTIVES.items() if key in needs.keys]
+
+
+class ObjectiveConfig(Section):
+    """What the model learns to predict."""
+
+    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
+        "mlm+nsp"
+    )
+    """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
+    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
+    model.family."""
+    mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
+    """Share of a sequence's tokens that are predicted under mlm."""
+    max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
+    """Maximum of predicted tokens per sequence; null: as many as mask_rate gives."""
+    masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER | MEMORY] = "tokens"
+    """The unit of masking: tokens (Devlin et al. 2018), whole words, spans of words of geometric length (Joshi et al.
+    2020), or n-grams of up to three words (Lan et al. 2020)."""
+    static_masks: Annotated[int | None, ORDER] = Field(default=None, ge=1)
+    """Number of different masks per sample, which the epochs use in turn (10 in the original BERT); null: a new mask in
+    each epoch."""
+    isolate_documents: Annotated[bool, ORDER | MEMORY] = False
+    """mlm, clm: tokens attend to tokens of the same document only. Short documents still share a sample."""
+    label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
+    """translation: this much of the target distribution is spread evenly over the vocabulary (Szegedy et al. 2016,
+    section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "ObjectiveConfig":
+        if self.isolate_documents and "isolate_documents" not in self.needs.keys:
+            raise UserError(
+                f"isolate_documents has no effect with name={self.name}, whose samples are pairs; remove it"
+            )
+        return self
+
+    @property
+    def needs(self) -> ObjectiveNeeds:
+        """What this objective needs of the rest of the recipe."""
+        return OBJECTIVES[self.name]

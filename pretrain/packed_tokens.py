@@ -1,0 +1,52 @@
+"""Packed sequences of any lengths, without padding: what objectives lay out and models read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = TypeVar("Array")
+
+
+@dataclass(frozen=True)
+class PackedTokens(Generic[Array]):
+    """N tokens of S sequences in one flat array: NumPy's as an objective lays them out, a tensor as a model reads them.
+
+    Attention stays within a sequence.
+    """
+
+    input_ids: Array
+    """int64 (N,)."""
+    positions: Array
+    """int64 (N,): each token's position in its sequence, from 0."""
+    cu_seqlens: Array
+    """int64 (S + 1,): cumulative sequence lengths, from 0 to N."""
+    max_seqlen: int
+    """The length of the longest sequence."""
+    token_type_ids: Array | None = None
+    """int64 (N,): 0 or 1, BERT's segments; None: all 0."""
+
+
+def cumulative_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 (S + 1,): the `cu_seqlens` of S sequences."""
+    return np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
+
+
+def positions_in(cu_seqlens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 (N,): each token's position in its sequence."""
+    return np.arange(cu_seqlens[-1], dtype=np.int64) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+
+
+def pack(
+    input_ids: NDArray[np.int64], cu_seqlens: NDArray[np.int64], token_type_ids: NDArray[np.int64] | None = None
+) -> PackedTokens[NDArray[np.int64]]:
+    """Sequences that lie one after another in `input_ids`."""
+    return PackedTokens(input_ids, positions_in(cu_seqlens), cu_seqlens, int(np.diff(cu_seqlens).max()), token_type_ids)
+
+
+def pack_sequences(sequences: Sequence[Sequence[int] | NDArray[np.integer]]) -> PackedTokens[NDArray[np.int64]]:
+    """The tokens of some sequences, packed."""
+    input_ids = np.concatenate([np.asarray(each, np.int64) for each in sequences])
+    return pack(input_ids, cumulative_lengths([len(each) for each in sequences]))
