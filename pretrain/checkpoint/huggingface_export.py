@@ -34,10 +34,10 @@ def export_model(
     Only one tensor at a time is in memory.
 
     Args:
-        source_vocab_size: where source and target have vocabularies of their own, the source's size.
+        source_vocab_size: The size of the source's vocabulary if source and target have separate ones.
 
     Raises:
-        UserError: the checkpoint is damaged, is of another model, or has no counterpart in transformers.
+        UserError: The checkpoint is damaged, is of another model, or has no counterpart in transformers.
     """
     config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)

@@ -20,9 +20,9 @@ from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_he
 
 _THREADS = 8
 _OPEN_FILES = 256
-"""Kept open at once. A process may have 1,024 by default, a checkpoint has as many files as ranks wrote it."""
+"""Maximum of open files. A process may have 1,024 by default, and a checkpoint has a file for each rank."""
 UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
-"""The disk cannot read it, or it is not a regular file. An unreachable network must not pass for a damaged file."""
+"""Errors of a file that the disk cannot read, or that is not a regular file. An unreachable network is none of them."""
 _OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
 """Opens the file with this index in the manifest."""
 
@@ -30,7 +30,7 @@ _OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
 @dataclass
 class _OpenFile:
     lock: Lock = field(default_factory=Lock)
-    """Held while the file is opened: other threads need other files meanwhile."""
+    """Locked while the file is opened: other threads need other files meanwhile."""
     source: RandomAccessFile | None = None
     users: int = 0
 
@@ -50,24 +50,24 @@ class CheckpointReader:
         """Opens nothing yet.
 
         Args:
-            manifest: the one at `location`, if it has been read.
+            manifest: The manifest at `location`, if it has been read.
         """
         self.manifest = manifest or read_checkpoint_manifest(location)
         self.bytes_read = 0
-        """From the ranks' files so far."""
+        """Bytes read from the ranks' files so far."""
         self.files_opened = 0
-        """How many of the ranks' files were opened so far."""
+        """Number of the ranks' files opened so far."""
         self._location, self._folder = location, open_folder(location)
         self._lock = Lock()
         self._open: dict[int, _OpenFile] = {}
-        """By index in the manifest; the one used last is last."""
+        """Open files by their index in the manifest; the most recently used is last."""
         self._locate: Locate
 
     def __enter__(self) -> "CheckpointReader":
-        """Find out where the slices are.
+        """Find the slices.
 
         Raises:
-            UserError: format versions 2 and 3: as `_read_headers`.
+            UserError: A file of a checkpoint of format version 2 or 3 is missing or damaged.
         """
         layout = layout_of(self.manifest)
         if layout is not None:
@@ -87,7 +87,7 @@ class CheckpointReader:
         """Elements `start` to `start + numel` of a parameter or moment, as float32 (numel,); only those are read.
 
         Raises:
-            UserError: the checkpoint does not hold all of them, or a file is missing or damaged.
+            UserError: The checkpoint does not hold all of them, or a file is missing or damaged.
         """
         pieces = self._locate(kind, name, start, numel)
         if (held := sum(piece.elements for piece in pieces)) != numel:
@@ -105,7 +105,7 @@ class CheckpointReader:
         return torch.from_numpy(out)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole, by name."""
+        """Yield the name and the whole tensor of every parameter."""
 
         def whole(parameter: tuple[str, list[int]]) -> tuple[str, Tensor]:
             name, shape = parameter
@@ -116,29 +116,29 @@ class CheckpointReader:
 
     @contextmanager
     def _file(self, index: int) -> Iterator[RandomAccessFile]:
-        """A file of the checkpoint, which is opened if it is not, and stays open while it is one of the last used."""
+        """A file of the checkpoint, which is opened if needed, and stays open while it is among the last used."""
         with self._lock:
             file = self._open.pop(index, None) or _OpenFile()
             self._open[index] = file
             file.users += 1
         try:
             with file.lock:
-                file.source = file.source or self._opened(index)
+                file.source = file.source or self._open_file(index)
             yield file.source
         finally:
             with self._lock:
                 file.users -= 1
-                closing = self._superfluous()
+                closing = self._pop_excess()
             for each in closing:
                 each.close()
 
-    def _superfluous(self) -> list[_OpenFile]:
-        """Takes out the files that were not used for longest, if there are too many; the lock is held."""
+    def _pop_excess(self) -> list[_OpenFile]:
+        """Remove and return the least recently used files if too many are open. The caller holds the lock."""
         excess = len(self._open) - _OPEN_FILES
         idle = [index for index, file in self._open.items() if not file.users] if excess > 0 else []
         return [self._open.pop(index) for index in idle[: max(excess, 0)]]
 
-    def _opened(self, index: int) -> RandomAccessFile:
+    def _open_file(self, index: int) -> RandomAccessFile:
         entry = self.manifest.files[index]
         try:
             file = self._folder.open(entry.file)

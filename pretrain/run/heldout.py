@@ -13,7 +13,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
 
 _LANGUAGE_MODELS = ("mlm", "clm", "translation")
-"""An objective predicts tokens in one of these ways."""
+"""The names of losses of predicted tokens; each objective has one of them."""
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
@@ -37,13 +37,13 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
     Raises:
         UserError: The held-out samples have no token to predict. Raised on all ranks.
     """
-    mine = batches.heldout()
+    share = batches.heldout()
     manifest = batches.data.manifest
-    targets = np.concatenate([batch.targets for batch in mine.micro_batches])
+    targets = np.concatenate([batch.targets for batch in share.micro_batches])
     unigram_sum = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
     references = {"unigram": unigram_sum, "targets": float(len(targets))}
-    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, heartbeat)), **references})
-    counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
+    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(share.micro_batches, heartbeat)), **references})
+    counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
     if not sums["targets"]:
         raise UserError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")

@@ -1,4 +1,4 @@
-"""What the training loop calls: its hooks, and those of them that watch for hangs, stop requests and trace requests.
+"""The hooks of the training loop, and three of them: the watchdog, stop requests and profiler traces.
 
 A stop is requested by SIGTERM or SIGINT to any rank, or by a file `stop` or `restart` in the run directory. A profiler
 trace of some steps is requested while a run is training: `echo 3 > RUN_DIR/trace`.
@@ -31,12 +31,12 @@ class Hooks:
     """The functions by which the training loop reports and asks."""
 
     emit: Callable[[Row], None]
-    """Takes a row of metrics; called on every rank."""
+    """Writes a row of metrics; called on every rank."""
     save: Callable[[TrainState], None]
     """Saves a checkpoint; called on every rank."""
     note_skipped: Callable[[int, Row], None]
-    """Takes the number and the losses of a step that was skipped because it was not finite or had no token to predict.
-    Called on every rank."""
+    """Records the number and the losses of a step that was skipped because it was not finite or had no token to
+    predict; called on every rank."""
     heartbeat: Callable[[], None]
     """Resets the watchdog."""
     stop_requested: Callable[[], bool]

@@ -29,7 +29,7 @@ log = logging.getLogger("multihop")
 
 
 def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
-    """Takes rows of metrics.jsonl; each is also printed to `console`."""
+    """A function that appends rows to metrics.jsonl and prints them to `console`."""
 
     def emit(row: Row) -> None:
         line = json.dumps({**row, "time": time.time()})
@@ -42,16 +42,16 @@ def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
 
 
 def sync_metrics(metrics: IO[str]) -> None:
-    """A checkpoint must not outlive the rows of the steps before it."""
+    """Sync metrics.jsonl, so that no checkpoint outlives the rows of the steps before it."""
     os.fsync(metrics.fileno())
 
 
 def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], None]:
-    """Takes skipped steps: skipped.jsonl lists each one's samples, losses and gradient norm."""
+    """A function that appends skipped steps to skipped.jsonl, with their samples, losses and gradient norms."""
 
     def note(step: int, losses: Row) -> None:
-        chosen = batches.order.samples_of_step(step)
-        row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
+        ids = batches.order.samples_of_step(step)
+        row = {"step": step, "phase": ids.phase, "samples": ids.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
         loss, norm = losses["loss"], losses["grad_norm"]
         if loss == norm == 0.0:
@@ -64,7 +64,7 @@ def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], No
 
 
 class StartTimes:
-    """Where the time before the first step goes: seconds by part, in order.
+    """The time before the first step: seconds by part, in order.
 
     After a restart: detect_s (from the last row of metrics until the failure was noticed) and queue_s (until nodes were
     free). On a cluster: schedule_s (until Ray had placed the ranks) and import_s. Then the parts that `lap` ends.

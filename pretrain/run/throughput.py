@@ -1,5 +1,5 @@
-"""How fast a run trains and what it takes: tokens and FLOPs per second, and rank 0's use of its machine, under names
-that MLflow shows as system metrics."""
+"""Throughput of a run: tokens and FLOPs per second, and rank 0's use of its machine, under names that MLflow shows as
+system metrics."""
 
 import resource
 import sys

@@ -42,24 +42,25 @@ from multihop.pretrain.run.records import StartTimes, metrics_writer, skipped_wr
 from multihop.pretrain.run.start_engine import Start, start_engine
 
 _LOCK_TIMEOUT_S = 90.0
-"""The ranks of a driver that was killed may take a moment to exit."""
+"""Seconds to wait for the lock: the ranks of a driver that was killed may take a moment to exit."""
 
 log = logging.getLogger("multihop")
 
 
 @dataclass(frozen=True)
 class _Resume:
-    """What rank 0 found in the run directory; ranks other than 0 know the first three."""
+    """The checkpoint to resume from, and the ids of the run and of this start; other ranks than 0 know the first three
+    fields."""
 
     step: int
-    """Of the checkpoint to resume from; -1: none."""
+    """Step of the checkpoint to resume from; -1: none."""
     attempt: str
     """This start's random id."""
     run: str
     """The first eight digits of the run's id."""
     run_id: str
     rejected: list[str]
-    """Why newer checkpoints are not resumed from."""
+    """Sentences about newer checkpoints that are not usable."""
 
 
 def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] = sys.stdout) -> int:
@@ -135,14 +136,14 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
         if HOME not in os.environ:
-            # Of a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
+            # For a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
-    found, rejected = newest_good_shared(checkpoints, ranks)
-    if found:
-        check_steps_left(run_dir, config, found.step)
+    saved, rejected = newest_good_shared(checkpoints, ranks)
+    if saved:
+        check_steps_left(run_dir, config, saved.step)
     if ranks.rank == 0:
-        swept = sweep(checkpoints, found.step if found else None, f"{run_id[:8]}-{attempt:08x}")
+        swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{attempt:08x}")
         for sentence in rejected + swept:
             log.warning(sentence)
         if SUPERVISED not in os.environ:  # the driver has built them otherwise
@@ -150,11 +151,11 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
             build_word_vectors(run_dir / "index", data, config.model)
     attempt = ranks.broadcast(attempt)
     run = ranks.broadcast(int(run_id[:8] or "0", 16))
-    return _Resume(found.step if found else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
+    return _Resume(saved.step if saved else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
 
 
 def _journal(run_dir: Path) -> JournalWriter:
-    """Takes rank 0's rows to the run's home, those of a save before its commit."""
+    """The writer that uploads rank 0's rows to the run's home; rows before a save are uploaded before its commit."""
     truncate_torn_line(run_dir / "metrics.jsonl")
     return JournalWriter(open_folder(f"{os.environ[HOME]}/{JOURNAL}"), int(os.environ[START]), run_dir, ROWS)
 
@@ -210,7 +211,7 @@ def _saver(
 
 
 def _lock(run_dir: Path) -> FileLock:
-    """Held by rank 0 while it writes to `run_dir`."""
+    """Acquire the lock that rank 0 holds while it writes to `run_dir`."""
     lock = FileLock(run_dir / "worker.lock", timeout=_LOCK_TIMEOUT_S)
     try:
         lock.acquire()
@@ -222,4 +223,4 @@ def _lock(run_dir: Path) -> FileLock:
 
 
 def _ignore(*_: object) -> None:
-    """Only rank 0 writes."""
+    """The hook of ranks that do not write."""

@@ -65,7 +65,7 @@ def _log_to(path: Path) -> IO[str]:
 
 
 def _would_recur(error: BaseException) -> bool:
-    """Whether a restart would fail in the same way: non-finite steps, or a full disk."""
+    """Whether a restart would fail in the same way, because of non-finite steps or a full disk."""
     if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
         return True
     return error.__cause__ is not None and _would_recur(error.__cause__)
