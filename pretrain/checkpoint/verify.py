@@ -1,6 +1,6 @@
 """Verification of checkpoints by hash, and the newest good checkpoint of a run.
 
-For a single process; `choose` has the same for the ranks of a run, which share the work.
+For a single process; `verify_shared` has the same for the ranks of a run, which share the work.
 """
 
 import hashlib

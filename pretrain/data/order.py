@@ -71,19 +71,17 @@ class SampleOrder:
         Raises:
             UserError: The phases have no such step.
         """
-        seed, weights = self.config.seed, source_weights(self.config)
-        chosen = samples_of_step(
-            seed, self.fingerprint, self.config.phases, self.sizes, step, weights, self.shard_windows
-        )
-        batches = self._token_batches[chosen.phase]
+        phase, positions = positions_of_step(self.config.phases, step)
+        chosen = self.stream(phase).samples_at(positions)
+        batches = self._token_batches[phase]
         if not batches:
             return chosen
         source, epoch = int(chosen.sources[0]), int(chosen.epochs[0])
         batch = int(chosen.samples[0]) - sum(map(len, batches[:source]))
-        key = ("token batch", seed, self.fingerprint, chosen.phase, source, epoch)
-        first = sum(index.size for index in self.indexes[chosen.phase][:source])
+        key = ("token batch", self.config.seed, self.fingerprint, phase, source, epoch)
+        first = sum(index.size for index in self.indexes[phase][:source])
         pairs = first + batches[source].pairs(batch, *key)
-        return GlobalBatchIds(chosen.phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
+        return GlobalBatchIds(phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
 
     def samples_before(self, step: int) -> int:
         """The number of samples that the first `step` steps consume, skipped steps included.
@@ -99,8 +97,14 @@ class SampleOrder:
             step -= steps
         return used
 
+    def stream(self, phase: int) -> "PhaseStream":
+        """The stream of phase number `phase`: of samples, or of batches of pairs with `global_batch_tokens`."""
+        windows = None if self.shard_windows is None else self.shard_windows[phase]
+        weights = source_weights(self.config)
+        return PhaseStream(self.config.seed, self.fingerprint, phase, self._sizes[phase], weights, windows)
+
     @cached_property
-    def sizes(self) -> list[list[int]]:
+    def _sizes(self) -> list[list[int]]:
         """The number of samples, or of batches of pairs, in each of a phase's indexes, for each phase."""
         return [
             [len(part) for part in batches] or [index.size for index in indexes]
@@ -136,94 +140,14 @@ class SampleOrder:
     def _pairs_before(self, phase: int, steps: int) -> int:
         """The number of pairs in the first `steps` steps of a phase with `global_batch_tokens`: whole epochs, whose
         number of pairs is known, and the batches that were used of the last epoch of each source."""
-        seed, weights = self.config.seed, source_weights(self.config)
-        used, pairs = positions_in_sources(seed, self.fingerprint, phase, steps, weights), 0
+        stream, pairs = self.stream(phase), 0
+        used = stream.positions_in_sources(steps).tolist()
         for source, batches in enumerate(self._token_batches[phase]):
-            epochs, rest = divmod(int(used[source]), len(batches))
-            key = key_of(*source_key(seed, self.fingerprint, phase, source, weights), epochs)
+            epochs, rest = divmod(used[source], len(batches))
+            key = key_of(*stream.epoch_key(source, epochs))
             of_last_epoch = permute(np.arange(rest, dtype=np.uint64), len(batches), key).astype(np.int64)
             pairs += epochs * self.indexes[phase][source].size + int(batches.sizes(of_last_epoch).sum())
         return pairs
-
-
-def samples_of_step(
-    seed: int,
-    fingerprint: str,
-    phases: Sequence[PhaseConfig],
-    index_sizes: Sequence[Sequence[int]],
-    step: int,
-    weights: Sequence[float] | None = None,
-    windows: Sequence[Sequence[ShardWindows]] | None = None,
-) -> GlobalBatchIds:
-    """The samples of the 0-based step `step`.
-
-    Args:
-        fingerprint: the data's.
-        index_sizes: samples in each phase's indexes: one number per phase without weights, else one per source.
-        weights: the sources' weights; they need not sum to 1.
-        windows: the windows of each phase's indexes, if samples are shuffled by windows of shards.
-
-    Raises:
-        UserError: The phases have no such step.
-    """
-    phase, positions = positions_of_step(phases, step)
-    of_phase = None if windows is None else windows[phase]
-    return samples_at(seed, fingerprint, phase, index_sizes[phase], positions, weights, of_phase)
-
-
-def positions_of_step(phases: Sequence[PhaseConfig], step: int) -> tuple[int, Int64]:
-    """The phase of a step, and its positions in the phase's stream.
-
-    Raises:
-        UserError: The phases have no such step.
-    """
-    phase, step_in_phase = locate(phases, step)
-    first = samples_in_phase(phases[phase], step_in_phase)
-    return phase, np.arange(first, first + batch_size_of(phases[phase], step_in_phase), dtype=np.int64)
-
-
-def samples_at(
-    seed: int,
-    fingerprint: str,
-    phase: int,
-    sizes: Sequence[int],
-    positions: Int64,
-    weights: Sequence[float] | None = None,
-    windows: Sequence[ShardWindows] | None = None,
-) -> GlobalBatchIds:
-    """The samples at some positions, ascending, of the stream of phase number `phase`.
-
-    Args:
-        sizes: samples in the phase's indexes: one number without weights, else one per source.
-    """
-    starts = [0, *itertools.accumulate(sizes)]
-    sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
-    for part in _epoch_parts(seed, fingerprint, phase, sizes, positions, weights):
-        if windows is None:
-            size = sizes[part.source]
-            shuffled = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
-        else:
-            shuffled = windows[part.source].samples(part.within, *part.key)
-        sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + shuffled, part.epoch
-    return GlobalBatchIds(phase, sources, samples, epochs)
-
-
-def source_key(
-    seed: int, fingerprint: str, phase: int, source: int, weights: Sequence[float] | None
-) -> tuple[int | str, ...]:
-    """The key of the orders of a source's index, to which the number of an epoch is appended."""
-    return (
-        ("order", seed, fingerprint, phase) if weights is None else ("source order", seed, fingerprint, phase, source)
-    )
-
-
-def positions_in_sources(
-    seed: int, fingerprint: str, phase: int, position: int, weights: Sequence[float] | None
-) -> Int64:
-    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the phase's."""
-    if weights is None:
-        return np.array([position], np.int64)
-    return next_positions(position, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
 
 
 @dataclass(frozen=True)
@@ -240,30 +164,83 @@ class EpochPart:
     """The key of this epoch's order."""
 
 
-def split_by_epoch(
-    source: int, at: Int64, positions: Int64, size: int, key: tuple[int | str, ...]
-) -> Iterator[EpochPart]:
-    """Split positions, ascending, of the stream of a source with `size` samples; `key` is the source's."""
-    epochs, within = np.divmod(positions, size)
-    turns = np.flatnonzero(np.diff(epochs)) + 1
-    for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
-        if start < stop:
-            epoch = int(epochs[start])
-            yield EpochPart(source, epoch, at[start:stop], within[start:stop], (*key, epoch))
+@dataclass(frozen=True)
+class PhaseStream:
+    """The endless stream of samples of one phase."""
+
+    seed: int
+    fingerprint: str
+    """The data's fingerprint."""
+    phase: int
+    """The phase's number."""
+    sizes: Sequence[int]
+    """Samples in the phase's indexes: one number without weights, else one per source."""
+    weights: Sequence[float] | None = None
+    """The sources' weights; they need not sum to 1."""
+    windows: Sequence[ShardWindows] | None = None
+    """The windows of the phase's indexes; None: samples are not shuffled by windows of shards."""
+
+    def samples_at(self, positions: Int64) -> GlobalBatchIds:
+        """The samples at some positions, ascending, of the stream."""
+        starts = [0, *itertools.accumulate(self.sizes)]
+        sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
+        for part in self._parts(positions):
+            if self.windows is None:
+                size = self.sizes[part.source]
+                shuffled = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
+            else:
+                shuffled = self.windows[part.source].samples(part.within, *part.key)
+            sources[part.at], samples[part.at] = part.source, starts[part.source] + shuffled
+            epochs[part.at] = part.epoch
+        return GlobalBatchIds(self.phase, sources, samples, epochs)
+
+    def positions_in_sources(self, position: int) -> Int64:
+        """int64 (sources,): the position in each source's stream that is drawn next at a position of this stream."""
+        if self.weights is None:
+            return np.array([position], np.int64)
+        return next_positions(position, quotas(tuple(self.weights)), *self._mixture_key)
+
+    def split_by_epoch(self, source: int, at: Int64, positions: Int64) -> Iterator[EpochPart]:
+        """Split positions, ascending, of a source's stream; `at` are their indexes in the array that they are from."""
+        epochs, within = np.divmod(positions, self.sizes[source])
+        turns = np.flatnonzero(np.diff(epochs)) + 1
+        for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
+            if start < stop:
+                epoch = int(epochs[start])
+                key = self.epoch_key(source, epoch)
+                yield EpochPart(source, epoch, at[start:stop], within[start:stop], key)
+
+    def epoch_key(self, source: int, epoch: int) -> tuple[int | str, ...]:
+        """The key of the order of an epoch of a source."""
+        if self.weights is None:
+            return ("order", self.seed, self.fingerprint, self.phase, epoch)
+        return ("source order", self.seed, self.fingerprint, self.phase, source, epoch)
+
+    @property
+    def _mixture_key(self) -> tuple[int | str, ...]:
+        return ("mixture", self.seed, self.fingerprint, self.phase)
+
+    def _parts(self, positions: Int64) -> Iterator[EpochPart]:
+        assert len(self.sizes) == (1 if self.weights is None else len(self.weights)), (self.sizes, self.weights)
+        every = np.arange(len(positions))
+        if self.weights is None:
+            yield from self.split_by_epoch(0, every, positions)
+            return
+        sources, positions = draw(positions, quotas(tuple(self.weights)), *self._mixture_key)
+        for source in np.unique(sources).tolist():
+            drawn = every[sources == source]
+            yield from self.split_by_epoch(source, drawn, positions[drawn])
 
 
-def _epoch_parts(
-    seed: int, fingerprint: str, phase: int, sizes: Sequence[int], positions: Int64, weights: Sequence[float] | None
-) -> Iterator[EpochPart]:
-    assert len(sizes) == (1 if weights is None else len(weights)), (sizes, weights)
-    every = np.arange(len(positions))
-    sources = np.zeros_like(positions)
-    if weights is not None:
-        sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
-    for source in np.unique(sources).tolist():
-        drawn = every[sources == source]
-        key = source_key(seed, fingerprint, phase, source, weights)
-        yield from split_by_epoch(source, drawn, positions[drawn], sizes[source], key)
+def positions_of_step(phases: Sequence[PhaseConfig], step: int) -> tuple[int, Int64]:
+    """The phase of a step, and its positions in the phase's stream.
+
+    Raises:
+        UserError: The phases have no such step.
+    """
+    phase, step_in_phase = locate(phases, step)
+    first = samples_in_phase(phases[phase], step_in_phase)
+    return phase, np.arange(first, first + batch_size_of(phases[phase], step_in_phase), dtype=np.int64)
 
 
 @lru_cache(maxsize=8)

@@ -15,17 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from multihop.common.files import read_json_object, write_atomically
-from multihop.pretrain.data.index import source_weights
-from multihop.pretrain.data.order import (
-    Int64,
-    SampleOrder,
-    positions_in_sources,
-    positions_of_step,
-    source_key,
-    split_by_epoch,
-)
+from multihop.pretrain.data.order import PhaseStream, SampleOrder, positions_of_step
 from multihop.pretrain.data.phases import locate
-from multihop.pretrain.data.shard_windows import ShardWindows
 
 WANTED = "shards-wanted.json"
 _POLL_S = 0.05
@@ -67,9 +58,7 @@ class ShardRequests:
 
     def __init__(self, run_dir: Path, order: SampleOrder, files: Sequence[str]) -> None:
         """`files` has the name of each training shard's file."""
-        assert order.shard_windows is not None
         self._run_dir, self._order, self._files = run_dir, order, files
-        self._windows = order.shard_windows
         self._last: list[int] = []
         """The shards that were needed at the last request."""
 
@@ -97,17 +86,8 @@ class ShardRequests:
 
     def _shards_at(self, step: int) -> tuple[set[int], set[int]]:
         """The shards that a step's windows read, and those that the windows after these read."""
-        config = self._order.config
-        phase, positions = positions_of_step(config.phases, step)
-        of_indexes = _windows_at(
-            config.seed,
-            self._order.fingerprint,
-            phase,
-            self._order.sizes[phase],
-            positions,
-            source_weights(config),
-            self._windows[phase],
-        )
+        phase, positions = positions_of_step(self._order.config.phases, step)
+        of_indexes = _windows_at(self._order.stream(phase), int(positions[0]), int(positions[-1]) + 1)
         now, then = (
             set[int]().union(
                 *(index.read(shards) for index, shards in zip(self._order.index_shards[phase], each, strict=True))
@@ -117,33 +97,20 @@ class ShardRequests:
         return now, then
 
 
-def _windows_at(
-    seed: int,
-    fingerprint: str,
-    phase: int,
-    sizes: Sequence[int],
-    positions: Int64,
-    weights: Sequence[float] | None,
-    windows: Sequence[ShardWindows],
-) -> tuple[list[set[int]], list[set[int]]]:
-    """For each of a phase's indexes, the shards of its windows at positions of the phase's stream, and of its next
-    windows.
-
-    The arguments are those of `samples_at`, the positions consecutive ones. An index that none of them draws from is in
-    a window all the same.
-    """
+def _windows_at(stream: PhaseStream, first: int, stop: int) -> tuple[list[set[int]], list[set[int]]]:
+    """For each of a phase's indexes, the shards of its windows at positions `first` to `stop` of the phase's stream,
+    and of its next windows. An index that none of these positions draws from is in a window all the same."""
+    assert stream.windows is not None
     now: list[set[int]] = []
     then: list[set[int]] = []
-    bounds = int(positions[0]), int(positions[-1]) + 1
-    begins, ends = (positions_in_sources(seed, fingerprint, phase, bound, weights).tolist() for bound in bounds)
+    begins, ends = (stream.positions_in_sources(position).tolist() for position in (first, stop))
     for source, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        key, size, of_index = source_key(seed, fingerprint, phase, source, weights), sizes[source], windows[source]
-        in_source, window_end = np.arange(begin, max(begin + 1, end)), 0
+        windows, positions, window_end = stream.windows[source], np.arange(begin, max(begin + 1, end)), 0
         now.append(set())
-        for part in split_by_epoch(source, in_source, in_source, size, key):
-            shards, within = of_index.shards(part.within, *part.key)
+        for part in stream.split_by_epoch(source, positions, positions):
+            shards, within = windows.shards(part.within, *part.key)
             now[-1] |= shards
-            window_end = part.epoch * size + within
-        (part,) = split_by_epoch(source, np.array([0]), np.array([window_end]), size, key)
-        then.append(of_index.shards(part.within, *part.key)[0])
+            window_end = part.epoch * stream.sizes[source] + within
+        (part,) = stream.split_by_epoch(source, np.array([0]), np.array([window_end]))
+        then.append(windows.shards(part.within, *part.key)[0])
     return now, then

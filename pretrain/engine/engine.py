@@ -170,7 +170,7 @@ class Engine:
             for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Other numbers for a row of metrics."""
         return {} if self._scaler is None else {"loss_scale": float(self._scaler.cur_scale)}
 

@@ -145,7 +145,7 @@ def _losses(engine: Engine, sums: dict[str, Tensor], share: _Share) -> dict[str,
 
 
 def _metrics(engine: Engine, lr: float, result: StepResult) -> Row:
-    return {"lr": lr, "grad_norm": result.grad_norm, **engine.numbers()}
+    return {"lr": lr, "grad_norm": result.grad_norm, **engine.metrics()}
 
 
 def _progress_row(batches: BatchBuilder, progress: TrainState) -> Row:

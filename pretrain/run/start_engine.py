@@ -14,11 +14,11 @@ from torch import Tensor
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
-from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.verify_shared import newest_good_shared, verify_shared
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine

@@ -19,10 +19,10 @@ from multihop.common.files import open_append, truncate_torn_line
 from multihop.common.journal import JournalWriter
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
-from multihop.pretrain.checkpoint.choose import newest_good_shared
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState
 from multihop.pretrain.checkpoint.owner import claim_checkpoints
 from multihop.pretrain.checkpoint.retention import sweep
+from multihop.pretrain.checkpoint.verify_shared import newest_good_shared
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder

@@ -171,7 +171,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
     state, updates, counters = before.state()
     values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.wanted(with_state=True))
     after.restore(values, updates, counters)
-    scales = before.numbers()["loss_scale"], after.numbers()["loss_scale"]
+    scales = before.metrics()["loss_scale"], after.metrics()["loss_scale"]
     for engine in engines:
         engine.destroy()
     return scales

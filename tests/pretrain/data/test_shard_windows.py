@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_shards import prepare_many_shards
 from pydantic import ValidationError
+from sample_order import samples_of_step
 
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
@@ -21,7 +22,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.loader import stream
-from multihop.pretrain.data.order import MIXTURE_BLOCK, draw, next_positions, quotas, samples_of_step
+from multihop.pretrain.data.order import MIXTURE_BLOCK, draw, next_positions, quotas
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.shard_requests import forget, request, requested
 from multihop.pretrain.data.shard_windows import ShardWindows
@@ -177,7 +178,8 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
 
 def _without(config: TrainingConfig, maker: BatchBuilder, step: int) -> Any:
     fingerprint = maker.data.manifest.fingerprint
-    return samples_of_step(config.seed, fingerprint, config.phases, maker.order.sizes, step).samples
+    sizes = [maker.order.stream(phase).sizes for phase in range(len(PHASES))]
+    return samples_of_step(config.seed, fingerprint, config.phases, sizes, step).samples
 
 
 def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
