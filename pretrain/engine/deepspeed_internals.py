@@ -110,7 +110,7 @@ def initialize(
     # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
     elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
     filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
-    # A buffer of its own for each bucket saves nothing but traffic between ranks.
+    # A separate buffer for each bucket saves nothing but traffic between ranks.
     filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
     if model.recurrent:  # all ranks must gather alike, and a layer would gather its weights once a time step
         for layer in model.layers:
@@ -131,6 +131,7 @@ def initialize(
             dist_init_required=False,
         )
     if stage == 0:
+        _check_attributes(engine, ["enable_backward_allreduce"])
         if ranks.world_size == 1:
             engine.enable_backward_allreduce = False  # it would copy all gradients for nothing
         return engine, None
