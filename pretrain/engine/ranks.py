@@ -88,11 +88,11 @@ def join(run_dir: Path | None = None) -> Ranks:
         torch.cuda.set_device(device)
     if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
-    endpoint, invitation = resolve_endpoint(run_dir, rank), None
+    endpoint, endpoint_file = resolve_endpoint(run_dir, rank), None
     if rank == 0:
         endpoint = Listener(endpoint).endpoint
         if run_dir is not None and world_size > 1:
-            invitation = publish_endpoint(run_dir, endpoint)
+            endpoint_file = publish_endpoint(run_dir, endpoint)
     store = Store(endpoint, dist.default_pg_timeout)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     host_group = dist.new_group(backend="gloo") if on_gpu else None
@@ -102,8 +102,8 @@ def join(run_dir: Path | None = None) -> Ranks:
     except BaseException:
         ranks.shutdown()  # a thread of gloo that outlives the interpreter would abort the process and hide the reason
         raise
-    if invitation is not None:
-        invitation.unlink(missing_ok=True)
+    if endpoint_file is not None:
+        endpoint_file.unlink(missing_ok=True)
     return ranks
 
 

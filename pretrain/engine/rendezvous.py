@@ -61,7 +61,7 @@ def resolve_endpoint(run_dir: Path | None, rank: int) -> Endpoint:
     if rank == 0:
         return Endpoint(_master_address(), 0, secrets.token_bytes(32))
     assert run_dir is not None
-    return _read_invitation(_invitation(run_dir))
+    return _read_endpoint_file(_endpoint_file(run_dir))
 
 
 def on_one_host() -> bool:
@@ -71,7 +71,7 @@ def on_one_host() -> bool:
 
 def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     """Write the address and secret to a file that only its user may read; remove it when all ranks have joined."""
-    path = _invitation(run_dir)
+    path = _endpoint_file(run_dir)
     content = json.dumps({"host": endpoint.host, "port": endpoint.port, "secret": endpoint.secret.hex()})
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
@@ -80,13 +80,13 @@ def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     return path
 
 
-def _invitation(run_dir: Path) -> Path:
+def _endpoint_file(run_dir: Path) -> Path:
     """The name contains numbers that the ranks of one start of torchrun share, and no others."""
     start = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return run_dir / f".rendezvous-{start}.json"
 
 
-def _read_invitation(path: Path) -> Endpoint:
+def _read_endpoint_file(path: Path) -> Endpoint:
     """The address at which rank 0 answers; the file of a killed start has a port at which no process answers."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
