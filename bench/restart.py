@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from multihop.common.files import canonical_json, sha256_json
-from multihop.pretrain.checkpoint.choose import shares
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import check_headers, file_checks
+from multihop.pretrain.checkpoint.verify_shared import shares
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.models.build import build_model_on_meta, uses_weight_decay
 from multihop.pretrain.models.families import parse_model_config

@@ -24,8 +24,7 @@ from multihop.cluster.runs.recipe import load_recipe
 from multihop.common.files import write_atomically
 from multihop.common.json_lines import Row, read_rows
 from multihop.pretrain.checkpoint.manifest import folder_of_step
-from multihop.pretrain.run.files import ROWS
-from multihop.pretrain.run.stop import STOP_FILE
+from multihop.pretrain.run.files import ROWS, STOP_FILE
 
 EVERY = 5
 """Steps between the checkpoints of the first run."""

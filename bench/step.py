@@ -192,7 +192,7 @@ def main() -> None:
 
     import torch
 
-    from multihop.pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.device import matmul_rate
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(arguments.threads)

@@ -92,7 +92,7 @@ def main() -> None:
 
     import torch
 
-    from multihop.pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.device import matmul_rate
 
     torch.set_num_threads(arguments.threads)
     rate = matmul_rate(torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)

@@ -1,4 +1,5 @@
-"""Counter-based random numbers: each is a hash of a key and a counter, so any of them can be computed at any time.
+"""Counter-based random numbers and permutations: each number is a hash of a key and a counter, and each image of a
+permutation a function of a key and a position, so any of them can be computed at any time.
 
 Used for the order of samples, masks, initial weights and dropout. These functions may never change: a run resumed with
 a newer version must draw the same numbers.
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
+_ROUNDS = 6
 
 
 def key_of(*parts: int | str) -> int:
@@ -33,3 +35,34 @@ def random_bits(key: int | UInt64, counters: UInt64) -> UInt64:
 def uniform(bits: UInt64) -> NDArray[np.float64]:
     """Return float64 in [0, 1) from the upper 53 of 64 random bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permute(positions: UInt64, size: int, key: int) -> UInt64:
+    """The images of `positions` under a keyed permutation of range(size): O(1) memory, any position at the same cost.
+
+    A balanced Feistel network (Luby and Rackoff 1988) permutes the next power of four; values outside range(size)
+    are permuted again until they are inside (cycle walking, Black and Rogaway 2002, section 3). For a small size
+    not all permutations are equally likely, because the halves have few bits: over 200,000 keys, the rarest permutation
+    of 6 values occurred 0.6 times and the most frequent 2.4 times as often as the average; of 4 values, 0.9 and 1.1
+    times. This stays, because the permutation of a key must never change.
+
+    Args:
+        positions: uint64, each below `size`.
+        size: from 1 to 2**62.
+        key: 64 bits.
+    """
+    assert 1 <= size <= 2**62, size
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    round_keys = [np.uint64(key_of(key, turn)) for turn in range(_ROUNDS)]
+
+    def feistel(values: UInt64) -> UInt64:
+        left, right = values >> half, values & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (mix(right ^ round_key) & mask)
+        return (left << half) | right
+
+    out = feistel(np.asarray(positions, np.uint64))
+    while (outside := out >= np.uint64(size)).any():
+        out[outside] = feistel(out[outside])
+    return out

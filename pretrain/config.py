@@ -13,7 +13,7 @@ from multihop.pretrain.objectives.config import ObjectiveConfig
 
 
 class RampSegment(Section):
-    """Steps at the start of a phase with a batch size of their own."""
+    """Steps at the start of a phase with another batch size."""
 
     steps: Annotated[int, ORDER] = Field(ge=1)
     global_batch_size: Annotated[int, ORDER] = Field(ge=1)
@@ -64,24 +64,24 @@ class PhaseConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_take_the_place_of_samples(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("global_batch_tokens") is not None:
+    def _tokens_replace_samples(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("global_batch_tokens") is not None:
             default = cls.model_fields["global_batch_size"].default
             others = {"global_batch_size": default, "batch_ramp": [], "lr_scaling": None}
             for name, unset in others.items():
-                if given.get(name, unset) != unset:
+                if values.get(name, unset) != unset:
                     raise UserError(
-                        f"global_batch_tokens={given['global_batch_tokens']} makes steps by tokens, and "
-                        f"{name}={given[name]} counts samples; remove one of them"
+                        f"global_batch_tokens={values['global_batch_tokens']} makes steps by tokens, and "
+                        f"{name}={values[name]} counts samples; remove one of them"
                     )
-        return given
+        return values
 
     @model_validator(mode="before")
     @classmethod
-    def _steps_take_the_place_of_the_share(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("warmup_steps") is not None:
-            return {"warmup_ratio": None, **given}
-        return given
+    def _warmup_steps_replace_ratio(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("warmup_steps") is not None:
+            return {"warmup_ratio": None, **values}
+        return values
 
     @model_validator(mode="after")
     def _stretches_fit(self) -> "PhaseConfig":
@@ -194,11 +194,11 @@ class EngineConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are saved, and which are kept."""
+    """When checkpoints are saved, and which ones are kept."""
 
     save_interval: Annotated[int, LOGGING] = Field(default=200, ge=1)
     keep: Annotated[int, LOGGING] = Field(default=3, ge=1)
-    """How many of the newest committed checkpoints are kept."""
+    """Number of newest committed checkpoints that are kept."""
     keep_every: Annotated[int | None, LOGGING] = Field(default=None, ge=1)
     """Checkpoints of steps that are multiples of this are kept for good."""
     location: Annotated[str | None, LOCATION] = None
@@ -206,7 +206,7 @@ class CheckpointConfig(Section):
 
     @field_validator("location")
     @classmethod
-    def _is_a_place(cls, location: str | None) -> str | None:
+    def _is_location(cls, location: str | None) -> str | None:
         if location is not None and re.match(r"\w+:", location) and not re.match(r"s3://[^/]", location):
             raise UserError(f"{location!r} cannot hold checkpoints; give a folder or s3://BUCKET/PREFIX")
         return location
@@ -229,14 +229,14 @@ class TrainingConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _objective_of_family(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("model"), dict):
-            return given
-        model, objective = given["model"], given.get("objective", {})
+    def _objective_of_family(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+            return values
+        model, objective = values["model"], values.get("objective", {})
         family = model.get("family", PRESETS.get(str(model.get("preset")), {}).get("family"))
         if not isinstance(objective, dict) or str(family) not in FAMILIES:
-            return given
-        return {**given, "objective": {"name": FAMILIES[family].default_objective, **objective}}
+            return values
+        return {**values, "objective": {"name": FAMILIES[family].default_objective, **objective}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrainingConfig":

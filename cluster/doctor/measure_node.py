@@ -109,7 +109,7 @@ def measure_compute(on_gpu: bool) -> dict[str, Any]:
 def _measure_device(device: Any) -> dict[str, Any]:
     import torch
 
-    from multihop.pretrain.engine.peak_flops import matmul_rate
+    from multihop.pretrain.engine.device import matmul_rate
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"flops": matmul_rate(device, dtype), "wrong": _wrong_products(device)}

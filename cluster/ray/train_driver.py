@@ -40,8 +40,7 @@ from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import RowFollower
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.environment import TIMES
-from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.stop import RESTART_FILE, STOP_FILE
+from multihop.pretrain.run.files import GAVE_UP, RESTART_FILE, STOP_FILE
 
 _POLL_S = 0.5
 _LONGEST_REASON = 160

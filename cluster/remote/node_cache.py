@@ -21,8 +21,7 @@ from multihop.common.cache import cache_folder, evict_until_fits, evictable_fold
 from multihop.common.files import make_folder, sha256_json, write_atomically
 from multihop.common.storage import open_folder
 from multihop.pretrain.data.shard_requests import forget, requested
-from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.stop import RESTART_FILE, STOP_FILE
+from multihop.pretrain.run.files import GAVE_UP, RESTART_FILE, STOP_FILE
 
 CONTROL = "control"
 """Folder of the remote run with requests to the ranks."""

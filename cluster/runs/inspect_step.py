@@ -132,12 +132,12 @@ def _index_folder(run_dir: Path) -> Iterator[Path]:
 
 def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
     """Return a rank's samples, decoded from the arrays that it trains on."""
-    made, chosen = maker.step(step), maker.choose(step)
+    made, chosen = maker.step(step), maker.order.samples_of_step(step)
     share = share_of_rank(made.batch_size, maker.rank, maker.world_size)
     phase = maker.config.phases[chosen.phase]
     rows = index_rows(
         maker.config.objective,
-        maker.train_indexes[chosen.phase],
+        maker.order.indexes[chosen.phase],
         chosen.sources[share],
         chosen.samples[share],
         phase.seq_len,

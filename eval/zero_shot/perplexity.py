@@ -18,7 +18,7 @@ from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.running_text import UNIT_WORDS, Text
 from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, predict, windows
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.run.reference_losses import unigram_loss
+from multihop.pretrain.run.heldout import unigram_loss
 
 _LARGEST_EXPONENT = 700
 

@@ -17,21 +17,21 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
     """The locations of the newest `count` committed checkpoints, oldest first.
 
     Raises:
-        UserError: there are fewer.
+        UserError: There are fewer.
     """
-    found: list[str] = []
+    locations: list[str] = []
     for step in reversed(list_steps(checkpoints)):
         location = folder_of_step(checkpoints, step)
         try:
             read_checkpoint_manifest(location)
         except ValueError:  # never committed, or damaged: `verify` would refuse it
             continue
-        found.append(location)
-        if len(found) == count:
-            return found[::-1]
+        locations.append(location)
+        if len(locations) == count:
+            return locations[::-1]
     raise UserError(
-        f"{checkpoints} has {len(found)} committed checkpoints, and --last {count} needs more; set checkpoint.keep to "
-        "as many as are averaged, and checkpoint.save_interval so that they are saved often enough"
+        f"{checkpoints} has {len(locations)} committed checkpoints, and --last {count} needs more; set checkpoint.keep "
+        "to as many as are averaged, and checkpoint.save_interval so that they are saved often enough"
     )
 
 
@@ -41,10 +41,10 @@ def average(locations: Sequence[str]) -> tuple[CheckpointManifest, dict[str, Ten
     Holds one model in memory.
 
     Args:
-        locations: of checkpoints of one model, at least one.
+        locations: The locations of one or more checkpoints of one model.
 
     Raises:
-        UserError: one is damaged, or has other parameters than the last one.
+        UserError: A checkpoint is damaged, or its parameters differ from those of the last one.
     """
     manifests = [verify(location) for location in locations]
     newest = manifests[-1]

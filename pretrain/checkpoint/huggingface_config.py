@@ -14,6 +14,7 @@ from multihop.pretrain.models.families import FAMILIES, parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
 
 CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 _MAX_SIZE, _MAX_LAYERS = 2**31, 10_000
 """The number of layers that share their weights cannot be checked against the files."""
 _SHARE = "share_encoder_decoder_embeddings"
@@ -22,7 +23,11 @@ _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a Hugging Face directory. Raises UserError where it is missing or not a JSON object."""
+    """The content of a JSON file of a Hugging Face directory.
+
+    Raises:
+        UserError: It is missing or not a JSON object.
+    """
     try:
         return read_json_object(path, advice="copy the model again")
     except FileNotFoundError:
@@ -30,10 +35,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_source_vocab_size(source: Path) -> int | None:
-    """The size of the source's vocabulary where a translating model has two, else None.
+    """The size of the source's vocabulary if a translating model has two vocabularies, else None.
 
     Raises:
-        UserError: it is no size.
+        UserError: It is not a size.
     """
     config = read_json(source / CONFIG)
     if not _has_two_vocabularies(config):
@@ -56,7 +61,8 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     """The model that a directory's config.json describes, its vocabulary's size (the target's) and its pad_token_id.
 
     Raises:
-        UserError: it describes a model of no family here, one whose equations differ from ours, or no model at all.
+        UserError: It describes a model of a family that multihop does not have, one whose equations differ, or no model
+            at all.
     """
     path = source / CONFIG
     config = read_json(path)
@@ -66,14 +72,14 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
         theirs = config.get(key, when_absent)
         if theirs != ours and not (isinstance(theirs, str) and _SAME_ACTIVATION.get(theirs) == ours):
             raise UserError(
-                f"{path} has {key}={reprlib.repr(theirs)}, and family {family} here needs {ours!r}; choose a model "
+                f"{path} has {key}={reprlib.repr(theirs)}, and family {family} needs {ours!r}; choose a model "
                 "that has it"
             )
     for key, other in names.repeated.items():
         if config.get(key) != config.get(other):
             raise UserError(
                 f"{path} has {key}={reprlib.repr(config.get(key))} and {other}={reprlib.repr(config.get(other))}, and "
-                f"family {family} here needs the same; choose a model that has it"
+                f"family {family} needs the same; choose a model that has it"
             )
     sizes: dict[str, Any] = {}
     for ours, theirs in names.sizes.items():
@@ -105,10 +111,10 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
 
 def _family_of(config: dict[str, Any], path: Path) -> str:
     known = {names_of(name).model_type: name for name, family in FAMILIES.items() if family.auto_class}
-    given = config.get("model_type")
-    if not isinstance(given, str) or given not in known:
-        raise UserError(f"{path} has model_type={reprlib.repr(given)}; known are {', '.join(known)}")
-    return known[given]
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in known:
+        raise UserError(f"{path} has model_type={reprlib.repr(model_type)}; known are {', '.join(known)}")
+    return known[model_type]
 
 
 def config_json(
@@ -117,11 +123,12 @@ def config_json(
     """The content of config.json.
 
     Args:
-        special_ids: pad, cls and sep of an encoder, end of a causal model, pad and end of a translating one.
-        source_vocab_size: where source and target have vocabularies of their own, the source's size.
+        special_ids: The ids of pad, cls and sep for an encoder, of end for a causal model, of pad and end for a
+            translating one.
+        source_vocab_size: The size of the source's vocabulary if source and target have separate ones.
 
     Raises:
-        UserError: the class of transformers cannot have these sizes, or a special token is not in `special_ids`.
+        UserError: The class of transformers cannot have these sizes, or a special token is not in `special_ids`.
     """
     names, family = names_of(model.family), FAMILIES[model.family]
     causal, translates = family.causal, family.translates
@@ -180,7 +187,7 @@ def config_json(
 
 
 def _translating_ids(special_ids: Mapping[str, int]) -> dict[str, int | None]:
-    """The decoder starts with the padding token, as in training."""
+    """The special ids in config.json of a translating model, whose decoder starts with the padding token."""
     pad, end = special_ids["pad"], special_ids["end"]
     return {
         "bos_token_id": None,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.files import atomic_replace, write_atomically
-from multihop.pretrain.checkpoint.huggingface_config import CONFIG, config_json, generation_json
-from multihop.pretrain.checkpoint.huggingface_files import WEIGHTS
+from multihop.pretrain.checkpoint.huggingface_config import CONFIG, WEIGHTS, config_json, generation_json
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import verify
 from multihop.pretrain.models.build import build_model_on_meta
@@ -35,10 +34,10 @@ def export_model(
     Only one tensor at a time is in memory.
 
     Args:
-        source_vocab_size: where source and target have vocabularies of their own, the source's size.
+        source_vocab_size: The size of the source's vocabulary if source and target have separate ones.
 
     Raises:
-        UserError: the checkpoint is damaged, is of another model, or has no counterpart in transformers.
+        UserError: The checkpoint is damaged, is of another model, or has no counterpart in transformers.
     """
     config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)

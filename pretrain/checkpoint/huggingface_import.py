@@ -1,6 +1,6 @@
-"""A Hugging Face model as ours: every tensor is checked against what config.json says before it is used.
+"""Import of a Hugging Face model: every tensor is checked against config.json before it is used.
 
-A model that computes something else than ours under the same names, such as another activation, is refused.
+A model that computes something else under the same names, for example with another activation, is refused.
 """
 
 import logging
@@ -11,34 +11,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.common.files import sha256_file, sha256_json
-from multihop.pretrain.checkpoint.huggingface_config import CONFIG, read_model_config, read_source_vocab_size
-from multihop.pretrain.checkpoint.huggingface_files import open_weights, weight_files
+from multihop.common.files import open_regular, sha256_file, sha256_json
+from multihop.pretrain.checkpoint.huggingface_config import (
+    CONFIG,
+    WEIGHTS,
+    read_json,
+    read_model_config,
+    read_source_vocab_size,
+)
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
 from multihop.pretrain.models.layers.huggingface_names import Names
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 8 * 2**20
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.masked_bias)")
 log = logging.getLogger("multihop")
 
-_Stored = tuple[Any, str, Path]
-"""The open file that has a tensor, the tensor's name in it, and its path."""
+_StoredTensor = tuple[Any, str, Path]
+"""The open file that has a tensor, the tensor's name in the file, and the file's path."""
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether a directory is a Hugging Face model rather than a run or a checkpoint of ours."""
+    """Whether a directory is a Hugging Face model rather than a run or a checkpoint of multihop's."""
     return (folder / CONFIG).exists()
 
 
 def content_hash(source: Path) -> str:
     """SHA-256 that identifies a directory's weights, as a checkpoint's content hash does."""
-    return sha256_json([sha256_file(path) for path in weight_files(source)])
+    return sha256_json([sha256_file(path) for path in _weight_files(source)])
 
 
 def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
@@ -50,31 +58,76 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
         read, some not contiguous.
 
     Raises:
-        UserError: the directory is not such a model, is damaged, or is a model that differs from ours.
+        UserError: The directory is not such a model, is damaged, or is a model that computes something else.
     """
     model, vocab_size, pad = read_model_config(source)
     source_vocab_size = read_source_vocab_size(source)
     names = names_of(model.family, source_vocab_size is not None)
-    files = {path: open_weights(path) for path in weight_files(source)}
+    files = {path: _open_weights(path) for path in _weight_files(source)}
     shapes = _expected(model, (vocab_size, source_vocab_size), pad, files, source)
-    found: dict[str, _Stored] = {}
+    stored_tensors: dict[str, _StoredTensor] = {}
     for path, file in files.items():
         for name in sorted(file.keys()):
             known = _full_name(name, names, shapes)
-            if known in found:
-                raise UserError(f"{path} has the tensor {name} of {found[known][2]} again; save the model again")
-            found[known] = (file, name, path)
-    _check_tensors(found, shapes, names)
-    weights = {name: file.get_tensor(stored) for name, (file, stored, _) in found.items()}
+            if known in stored_tensors:
+                raise UserError(
+                    f"{path} has the tensor {name} of {stored_tensors[known][2]} again; save the model again"
+                )
+            stored_tensors[known] = (file, name, path)
+    _check_tensors(stored_tensors, shapes, names)
+    weights = {name: file.get_tensor(stored) for name, (file, stored, _) in stored_tensors.items()}
     _check_sinusoids({name: weights.pop(name) for name in names.sinusoids if name in weights}, source)
     for copy, original in names.copies.items():
         if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
             raise UserError(
-                f"{source} has {copy} and {original} with different values, and family {model.family} here has one "
+                f"{source} has {copy} and {original} with different values, and family {model.family} has one "
                 "tensor for both; train it with tie_word_embeddings=true"
             )
     _check_complete(weights.keys(), shapes, names, source)
     return model, vocab_size, from_huggingface(model, pad, weights, source_vocab_size is not None)
+
+
+def _weight_files(source: Path) -> list[Path]:
+    """model.safetensors, or the files that model.safetensors.index.json names.
+
+    Raises:
+        UserError: There are none.
+    """
+    if (source / WEIGHTS).exists():
+        return [source / WEIGHTS]
+    if not (source / _INDEX).exists():
+        hint = "copy the model with it"
+        if (source / "pytorch_model.bin").exists() or (source / "pytorch_model.bin.index.json").exists():
+            hint = (
+                "pytorch_model.bin is a pickle, which could execute code: if you trust it, convert it with "
+                "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER_DIR)"
+            )
+        raise UserError(f"{source} has no {WEIGHTS}; {hint}")
+    parts = read_json(source / _INDEX).get("weight_map")
+    if not isinstance(parts, dict) or not all(
+        isinstance(part, str) and Path(part).name == part for part in parts.values()
+    ):
+        raise UserError(f"{source / _INDEX} does not map tensors to files of its directory; copy the model again")
+    return [source / part for part in sorted(set(parts.values()))]
+
+
+def _open_weights(path: Path) -> Any:
+    """The file, mapped and not read.
+
+    Raises:
+        UserError: It is missing, damaged or not a regular file.
+    """
+    try:
+        with open_regular(path) as file:  # safetensors would block on a pipe, and read a device for ever
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise SafetensorError(f"its header has {header_bytes:,} bytes")
+        return safe_open(path, "pt")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, and {_INDEX} names it; copy the model again") from None
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is not a complete safetensors file ({reason}); copy the model again") from None
 
 
 def _expected(
@@ -102,10 +155,10 @@ def _expected(
             )
     one_layer = model.model_copy(update={"layers": 1})
     with torch.device("meta"):
-        there = to_huggingface(
+        tensors = to_huggingface(
             one_layer, pad, build_model_on_meta(one_layer, vocab_size, source_vocab_size).state_dict()
         )
-        outline = {name: list(tensor.shape) for name, tensor in there}
+        outline = {name: list(tensor.shape) for name, tensor in tensors}
     known, shapes = {_without_old_names(name) for name, _ in stored}, {}
     for name, shape in outline.items():
         # Where all layers share one block, its prefix has no number, and is the same for all.
@@ -121,7 +174,7 @@ def _expected(
 
 
 def _without_old_names(name: str) -> str:
-    """The first releases called the parameters of a norm gamma and beta."""
+    """Rename gamma and beta, which the first releases called the parameters of a norm."""
     name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
     return re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
 
@@ -133,13 +186,13 @@ def _full_name(name: str, names: Names, shapes: dict[str, list[int]]) -> str:
     return with_prefix if with_prefix in shapes or with_prefix in names.ignored else name
 
 
-def _check_tensors(found: dict[str, _Stored], shapes: dict[str, list[int]], names: Names) -> None:
-    """Remove from `found` what is known to have no counterpart; refuse all else that is not expected."""
-    for name in list(found):
-        file, stored, path = found[name]
+def _check_tensors(stored_tensors: dict[str, _StoredTensor], shapes: dict[str, list[int]], names: Names) -> None:
+    """Remove from `stored_tensors` what is known to have no counterpart; refuse all else that is not expected."""
+    for name in list(stored_tensors):
+        file, stored, path = stored_tensors[name]
         if name in names.ignored or _BUFFERS.fullmatch(name):
             log.info("%s: %s has no counterpart here and is ignored", path, stored)
-            del found[name]
+            del stored_tensors[name]
             continue
         expected = shapes.get(names.copies.get(name, name))
         if name in names.sinusoids:
@@ -165,12 +218,12 @@ def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
         tolerance = 1e-6 if tensor.dtype in (torch.float32, torch.float64) else 1e-2
         if expected is None or not torch.allclose(tensor.float(), expected, rtol=0, atol=tolerance):
             raise UserError(
-                f"{source} has {name} with other values than sinusoids, which are fixed here; choose a model with them"
+                f"{source} has {name} with other values than sinusoids, which this family has; choose a model with them"
             )
 
 
 def _check_complete(present: Iterable[str], expected: Iterable[str], names: Names, source: Path) -> None:
-    """A head may be absent as a whole, but not in part."""
+    """Check that no tensor is missing. A head may be absent as a whole, but not in part."""
     head_of = {name: next((head for head in names.heads if name.startswith(head)), "") for name in expected}
     begun = {head_of[name] for name in present if name in head_of} | {""}
     missing = [name for name in head_of if name not in present and head_of[name] in begun]

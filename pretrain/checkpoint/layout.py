@@ -1,4 +1,4 @@
-"""Which file of a checkpoint holds which elements of a parameter, and at which byte.
+"""The layout of a checkpoint: which file holds which elements of a parameter, and at which byte.
 
 A rank owns a slice of a parameter, and ZeRO gives consecutive ranks equal slices of it. So the manifest holds stripes:
 `[first_file, files, elements]` means that each of `files` consecutive files holds `elements` elements. The stripes of a
@@ -23,11 +23,11 @@ from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 Slices = Sequence[tuple[int, int, int]]
-"""Of one file: (index of the parameter among the sorted names, first element, number of elements)."""
+"""The slices in one file: (index of the parameter among the sorted names, first element, number of elements)."""
 _START = re.compile(r"0|[1-9][0-9]{0,17}")
-_LARGEST_FILE = 2**47
-_MOST_FILES = 2**16
-"""With both, every byte of a checkpoint has a number below 2**63."""
+_MAX_FILE_BYTES = 2**47
+_MAX_FILES = 2**16
+"""With both limits, every byte of a checkpoint has a number below 2**63."""
 
 
 class Stripe(NamedTuple):
@@ -36,21 +36,22 @@ class Stripe(NamedTuple):
     first_file: Annotated[int, Field(strict=True, ge=0)]
     files: Annotated[int, Field(strict=True, ge=1)]
     elements: Annotated[int, Field(strict=True, ge=1)]
-    """Of each slice."""
+    """Elements of each slice."""
 
 
 class Piece(NamedTuple):
     """Consecutive elements in one file."""
 
     file: int
-    """Its index in the manifest."""
+    """Index of the file in the manifest."""
     offset: int
-    """Of the first byte."""
+    """Position of the first byte in the file."""
     elements: int
 
 
 Locate = Callable[[str, str, int, int], list[Piece]]
-"""(kind, parameter, start, elements) -> the pieces that hold them, in order; less where the checkpoint has less."""
+"""(kind, parameter, start, elements) -> the pieces that hold these elements, in order; fewer elements if the checkpoint
+has fewer."""
 
 
 class Layout:
@@ -66,17 +67,17 @@ class Layout:
         """Check that the stripes are those of the parameters and fit into the files.
 
         Args:
-            parameters: name -> shape.
-            kinds: what the files hold of each slice, sorted.
-            file_bytes: the size of each file.
+            parameters: Name -> shape.
+            kinds: The kinds of tensor that the files hold for each slice, sorted.
+            file_bytes: The size of each file.
 
         Raises:
-            UserError: they are not, in one sentence without the checkpoint's location.
+            UserError: They are not. The message does not name the checkpoint's location.
         """
         self._check(parameters, kinds, stripes, file_bytes)
         self._kinds, self._rows = list(kinds), dict[str, list[int]]()
         self._names: list[str] = []
-        """Of each stripe."""
+        """The parameter of each stripe."""
         starts: list[int] = []
         for name in sorted(stripes):
             self._rows[name] = list(range(len(starts), len(starts) + len(stripes[name])))
@@ -96,10 +97,10 @@ class Layout:
         self._positions = lru_cache(256)(self._positions_in)  # one for each file that is open
 
     def locate(self, kind: str, name: str, start: int, elements: int) -> list[Piece]:
-        """See `Locate`."""
+        """The pieces that hold `elements` elements of a parameter from `start` on, as `Locate` describes."""
         if kind not in self._kinds:
             return []
-        found = []
+        pieces = []
         for row in self._rows.get(name, ()):
             size, first, before = int(self._elements[row]), int(self._first[row]), int(self._start[row])
             begin, end = max(start - before, 0), start + elements - before  # in elements of this stripe
@@ -108,11 +109,11 @@ class Layout:
             for file in range(first + begin // size, min(first - (-end // size), int(self._stop[row]))):
                 skip = max(begin - (file - first) * size, 0)
                 count = min(end - (file - first) * size, size) - skip
-                found.append(self._piece(file, row, kind, skip, count))
-        return found
+                pieces.append(self._piece(file, row, kind, skip, count))
+        return pieces
 
     def tensors_of(self, file: int) -> dict[str, int]:
-        """Tensor name -> number of elements of everything in a file, in the file's order."""
+        """The name and number of elements of each tensor in a file, in the file's order."""
         tensors: dict[str, int] = {}
         for row in np.flatnonzero(self._in(file)).tolist():
             elements = int(self._elements[row])
@@ -121,16 +122,16 @@ class Layout:
         return tensors
 
     def _in(self, file: int) -> NDArray[np.bool_]:
-        """(stripes,): which of them have a slice in a file."""
+        """(stripes,): whether each stripe has a slice in a file."""
         return (self._first <= file) & (file < self._stop)
 
     def _piece(self, file: int, row: int, kind: str, skip: int, count: int) -> Piece:
         before = len(self._kinds) * int(self._positions(file)[row])
-        here = self._kinds.index(kind) * int(self._elements[row]) + skip
-        return Piece(file, int(self._data_start[file]) + ITEM_BYTES * (before + here), count)
+        within = self._kinds.index(kind) * int(self._elements[row]) + skip
+        return Piece(file, int(self._data_start[file]) + ITEM_BYTES * (before + within), count)
 
     def _positions_in(self, file: int) -> NDArray[np.int64]:
-        """(stripes,): how many elements of each kind are before a stripe's slice in a file."""
+        """(stripes,): the number of elements of each kind before a stripe's slice in a file."""
         held = np.where(self._in(file), self._elements, 0)
         positions: NDArray[np.int64] = held.cumsum() - held
         return positions
@@ -144,8 +145,8 @@ class Layout:
     ) -> None:
         if "weight" not in kinds or list(kinds) != sorted(set(kinds)) or any("/" in kind for kind in kinds):
             raise UserError("kinds is not a sorted list with weight in it")
-        if len(file_bytes) > _MOST_FILES or max(file_bytes, default=0) > _LARGEST_FILE:
-            raise UserError(f"it has more than {_MOST_FILES:,} files, or one of more than {_LARGEST_FILE:,} bytes")
+        if len(file_bytes) > _MAX_FILES or max(file_bytes, default=0) > _MAX_FILE_BYTES:
+            raise UserError(f"it has more than {_MAX_FILES:,} files, or one of more than {_MAX_FILE_BYTES:,} bytes")
         for name in sorted(parameters.keys() ^ stripes.keys()):
             raise UserError(f"{name[:200]} is not in both parameters and stripes")
         for name, shape in parameters.items():
@@ -160,7 +161,7 @@ def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices])
     """The stripes of all parameters, from the slices that each file holds.
 
     Raises:
-        UserError: the slices are not each element of each parameter once.
+        UserError: The slices are not each element of each parameter once.
     """
     names = sorted(parameters)
     file = np.repeat(np.arange(len(files)), [len(slices) for slices in files])
@@ -193,7 +194,7 @@ def in_order(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]
     """The kinds and slices of a file that holds tensors of these names and numbers of elements.
 
     Raises:
-        UserError: they do not hold the same slices of every kind.
+        UserError: They do not hold the same slices of every kind.
     """
     numbers = {name: number for number, name in enumerate(sorted(parameters))}
     of_kind: dict[str, list[tuple[int, int, int]]] = {}
@@ -215,15 +216,15 @@ def file_order(tensor: str) -> tuple[str, int, str]:
 
 
 def tensor_name(kind: str, name: str, start: int) -> str:
-    """KIND/NAME@START."""
+    """Return KIND/NAME@START."""
     return f"{kind}/{name}@{start}"
 
 
 def parse_tensor_name(tensor: str) -> tuple[str, str, int]:
-    """KIND/NAME@START in its three parts.
+    """Split KIND/NAME@START into its three parts.
 
     Raises:
-        UserError: it does not have them.
+        UserError: The name is not of this form.
     """
     kind, slash, rest = tensor.partition("/")
     name, at, start = rest.rpartition("@")

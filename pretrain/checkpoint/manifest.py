@@ -1,9 +1,10 @@
-"""A checkpoint's manifest.json: what was saved, by which run, where it is, and its hashes. It is the commit."""
+"""A checkpoint's manifest.json, which is the commit: what was saved, by which run, in which files, and their hashes."""
 
 import errno
 import math
 import re
 import reprlib
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,7 +16,7 @@ from multihop.pretrain.checkpoint.layout import Layout, Stripe
 from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 
 MANIFEST = "manifest.json"
-_MOST_BYTES = 4 * 2**20
+_MAX_BYTES = 4 * 2**20
 """A GPT-2 1.5B that 8,192 ranks wrote needs 1.3 MB, and its size grows by 150 bytes per rank."""
 _READABLE = (2, 3, 4)
 _FOLDER = re.compile(r"step-([0-9]{8,18})")
@@ -24,6 +25,20 @@ _FILE = r"^rank-[0-9]{4,9}(\.[0-9A-Za-z_-]+)?\.safetensors$"
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Shape = Annotated[list[Count], Field(max_length=8)]
+
+
+@dataclass
+class TrainState:
+    """How far a run has trained: what its loop needs to resume, besides the weights and moments."""
+
+    step: int = 0
+    """Optimizer steps done, which is also the 0-based number of the next one."""
+    tokens: int = 0
+    """Tokens trained on so far, over all ranks, without padding."""
+    skipped: int = 0
+    """Steps that were skipped because of a non-finite loss or gradient."""
+    skipped_in_a_row: int = 0
+    """The number of consecutive skipped steps at the end."""
 
 
 class _Part(BaseModel):
@@ -39,7 +54,7 @@ class CheckpointFile(_Part):
 
 
 class CheckpointManifest(_Part):
-    """What was saved, where it is, and its hashes."""
+    """The content of manifest.json."""
 
     format_version: Literal[4] = 4
     run: str | None = None
@@ -47,42 +62,43 @@ class CheckpointManifest(_Part):
     step: Count
     """Optimizer steps done."""
     tokens: Count
-    """Seen so far, over all ranks, without padding."""
+    """Tokens trained on so far, over all ranks, without padding."""
     updates: Count
-    """Of the optimizer's moments; skipped steps make none."""
+    """Updates of the optimizer's moments so far; a skipped step makes none."""
     skipped: Count = 0
     """Steps that were skipped so far because of a non-finite loss or gradient."""
     skipped_in_a_row: Count = 0
-    """How many of them are the most recent steps."""
+    """The number of consecutive skipped steps at the end."""
     counters: dict[str, _Finite] = {}
     """Scalars of the engine, such as the loss scale."""
     world_size: Annotated[Count, Field(ge=1)]
     zero_stage: Annotated[Count, Field(le=3)]
     parameters: dict[str, _Shape]
-    """Name -> shape."""
+    """Parameter -> shape."""
     files: list[CheckpointFile] = []
-    """One per rank, in their order."""
+    """One file per rank, in the order of ranks."""
     kinds: list[str] = []
-    """What the files hold of each slice, sorted: weight, and the optimizer's moments unless it was imported."""
+    """The kinds of tensor that the files hold for each slice, sorted: weight, and the optimizer's moments unless the
+    checkpoint was imported."""
     stripes: dict[str, list[Stripe]] | None = None
     """Parameter -> which files hold it (see `layout`); None in format versions 2 and 3, which do not say."""
     recipe: dict[str, Any] | None = None
     """The resolved training recipe; None if it is not known."""
     data_fingerprint: str
     tokenizer_sha256: str | None = None
-    """Of the tokenizer that the model was trained with; None if it is not known."""
+    """Hash of the tokenizer that the model was trained with; None if it is not known."""
     parent: str | None = None
     """Content hash of the checkpoint that the run's first weights came from."""
     mlflow_run_id: str | None = None
     sha256: str = ""
-    """Of this manifest's canonical JSON without this field."""
+    """Hash of this manifest's canonical JSON without this field."""
 
     def own_hash(self) -> str:
-        """What `sha256` must be."""
+        """The hash that `sha256` must have."""
         return sha256_json(self.model_dump(exclude={"sha256"}))
 
     def content_hash(self) -> str:
-        """Identifies these weights and moments, whatever else is in the manifest."""
+        """A hash that identifies these weights and moments, whatever else is in the manifest."""
         return sha256_json([entry.sha256 for entry in self.files])
 
 
@@ -92,7 +108,7 @@ def folder_of_step(checkpoints: str, step: int) -> str:
 
 
 def step_of_folder(name: str) -> int | None:
-    """The step of a checkpoint folder of this name; None: it is not the name of one."""
+    """The step of a checkpoint folder of this name; None: no checkpoint folder has such a name."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else None
 
@@ -104,22 +120,22 @@ def commit(location: str, manifest: CheckpointManifest) -> bool:
         Whether this manifest is the committed one; False: another was committed before, and is kept.
 
     Raises:
-        UserError: the manifest does not say where every element of every parameter is.
+        UserError: The manifest does not have every element of every parameter.
     """
     whole = manifest.model_copy(update={"sha256": manifest.own_hash()})
     layout_of(whole)
     data, folder = canonical_json(whole.model_dump()), open_folder(location)
-    if len(data) > _MOST_BYTES:
-        raise UserError(f"the manifest of {location} would have {len(data):,} bytes, the limit is {_MOST_BYTES:,}")
+    if len(data) > _MAX_BYTES:
+        raise UserError(f"the manifest of {location} would have {len(data):,} bytes, the limit is {_MAX_BYTES:,}")
     by = manifest.files[0].file.split(".")[1] if manifest.files else "none"
-    return folder.create(MANIFEST, data, by) or folder.read_bytes(MANIFEST, _MOST_BYTES) == data
+    return folder.create(MANIFEST, data, by) or folder.read_bytes(MANIFEST, _MAX_BYTES) == data
 
 
 def layout_of(manifest: CheckpointManifest) -> Layout | None:
-    """Where the slices are; None: only the files' headers say it, as in format versions 2 and 3.
+    """The layout of the slices; None: only the files' headers have it, as in format versions 2 and 3.
 
     Raises:
-        UserError: as `Layout`; not for a manifest that was read or committed.
+        UserError: Stripes and files do not fit the parameters; never for a manifest that was read or committed.
     """
     if manifest.stripes is None:
         return None
@@ -131,7 +147,7 @@ def read_checkpoint_manifest(location: str) -> CheckpointManifest:
     """The manifest of a committed checkpoint, converted to the newest format version.
 
     Raises:
-        UserError: there is none, it is damaged, its format version is unknown, or it is for another step than the
+        UserError: There is none, it is damaged, its format version is unknown, or it is for another step than the
             folder's name says.
     """
     manifest, name = read_any_manifest(location), location.rstrip("/").rsplit("/", 1)[-1]
@@ -144,10 +160,10 @@ def read_checkpoint_manifest(location: str) -> CheckpointManifest:
 
 
 def read_any_manifest(location: str) -> CheckpointManifest:
-    """`read_checkpoint_manifest` without a look at the folder's name."""
+    """Read a manifest as `read_checkpoint_manifest` does, without comparing its step with the folder's name."""
     path = f"{location}/{MANIFEST}"
     try:
-        data = open_folder(location).read_bytes(MANIFEST, _MOST_BYTES)
+        data = open_folder(location).read_bytes(MANIFEST, _MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{location} was never committed: it has no {MANIFEST}") from None
     except OSError as error:
@@ -155,7 +171,7 @@ def read_any_manifest(location: str) -> CheckpointManifest:
             raise
         raise UserError(f"{path} is damaged: it cannot be read ({error.strerror})") from None
     try:
-        content = json_object(data, "it", max_bytes=_MOST_BYTES)
+        content = json_object(data, "it", max_bytes=_MAX_BYTES)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if "format_version" not in content:
@@ -181,7 +197,7 @@ def read_any_manifest(location: str) -> CheckpointManifest:
 
 
 def _is_intact(content: dict[str, Any], data: bytes) -> bool:
-    """By its own hash. The spelling counts too: 1e-06 and 1E-06 are one number, but differ by a flipped bit."""
+    """Whether a manifest has its own hash. Its bytes count too: 1e-06 and 1E-06 are one number, but differ by a bit."""
     written_hash = content.pop("sha256", None)
     try:
         return written_hash == sha256_json(content) and data == canonical_json({**content, "sha256": written_hash})
@@ -202,10 +218,10 @@ def _check_files(manifest: CheckpointManifest, path: str) -> None:
     if len(set(named)) < len(named):
         raise UserError(f"{path} names a file twice; restore it from a copy")
     wanted = ITEM_BYTES * sum(math.prod(shape) for shape in manifest.parameters.values())
-    there = sum(entry.bytes for entry in manifest.files)
-    if wanted > there:
+    stored = sum(entry.bytes for entry in manifest.files)
+    if wanted > stored:
         raise UserError(
-            f"{path} has parameters of {wanted:,} bytes, and its files hold {there:,}; restore it from a copy"
+            f"{path} has parameters of {wanted:,} bytes, and its files hold {stored:,}; restore it from a copy"
         )
     try:
         layout_of(manifest)

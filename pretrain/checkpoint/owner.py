@@ -1,4 +1,4 @@
-"""Which run owns a location of checkpoints."""
+"""Ownership of a location of checkpoints: the run that may write there."""
 
 import os
 import re
@@ -15,9 +15,9 @@ from multihop.common.s3 import no_conditional_writes
 from multihop.common.storage import open_folder
 
 _IDENTITY = "identity"
-"""In a run's folder: the run's id."""
+"""File in a run's folder with the run's id."""
 _OWNER = "owner"
-"""Beside the checkpoints: which run they belong to."""
+"""File beside the checkpoints that names the run they belong to."""
 _RUN_ID = "^[0-9a-f]{32}$"
 
 
@@ -29,17 +29,17 @@ class Owner(BaseModel):
     run: str = Field(pattern=_RUN_ID)
     host: str
     run_dir: str
-    """Absolute, with links resolved."""
+    """The run's folder as an absolute path, with links resolved."""
     inode: int
-    """Of the identity file in the run's folder. A copy of the folder has another one; a folder that was moved, or that
-    another host sees on a shared file system, has the same."""
+    """Inode of the identity file in the run's folder. A copy of the folder has another inode; a folder that was moved,
+    or that another host sees on a shared file system, has the same."""
     since_format_2: bool = False
     """Whether the run owned the location when manifests did not have a run's id yet."""
 
     def is_same(self, other: "Owner") -> bool:
         """Whether both are the same run folder, and not a copy of it."""
-        here = (self.host, self.run_dir) == (other.host, other.run_dir)
-        return self.run == other.run and (here or self.inode == other.inode)
+        same_path = (self.host, self.run_dir) == (other.host, other.run_dir)
+        return self.run == other.run and (same_path or self.inode == other.inode)
 
 
 def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = None) -> str:
@@ -53,31 +53,31 @@ def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = Non
             node's copy.
 
     Raises:
-        UserError: it cannot be written to, or another run owns it.
+        UserError: The location cannot be written to, or another run owns it.
     """
-    mine = _owner_of(run_dir) if remote_run is None else _owner_of_remote_run(remote_run)
+    claimant = _owner_of(run_dir) if remote_run is None else _owner_of_remote_run(remote_run)
     try:
         folder = open_folder(location)
-        found = read_owner(location)
-        if found is None:
-            data = _json_of(mine)
-            if folder.create(_OWNER, data, mine.run[:8]):
-                if folder.create(_OWNER, data, mine.run[:8]):  # some stores accept the condition and ignore it
+        owner = read_owner(location)
+        if owner is None:
+            data = _json_of(claimant)
+            if folder.create(_OWNER, data, claimant.run[:8]):
+                if folder.create(_OWNER, data, claimant.run[:8]):  # some stores accept the condition and ignore it
                     raise UserError(no_conditional_writes(location))
-                return mine.run
-            found = read_owner(location)
-            assert found is not None, "somebody claimed it and removed the claim at once"
+                return claimant.run
+            owner = read_owner(location)
+            assert owner is not None, "a run claimed it and removed the claim at once"
         inside = folder.is_local and Path(location).resolve().is_relative_to(run_dir.resolve())
-        if found.run == mine.run and (inside or not found.run_dir or found.is_same(mine)):
-            mine = mine.model_copy(update={"since_format_2": found.since_format_2})
-            if mine != found:
-                folder.write_atomically(_OWNER, _json_of(mine))
-            return mine.run
+        if owner.run == claimant.run and (inside or not owner.run_dir or owner.is_same(claimant)):
+            claimant = claimant.model_copy(update={"since_format_2": owner.since_format_2})
+            if claimant != owner:
+                folder.write_atomically(_OWNER, _json_of(claimant))
+            return claimant.run
     except OSError as error:
         raise UserError(
             f"{location} cannot be written to ({error}); correct checkpoint.location or its permissions"
         ) from None
-    where = f", the one in {found.run_dir} on host {found.host}" if found.run_dir else ""
+    where = f", the one in {owner.run_dir} on host {owner.host}" if owner.run_dir else ""
     raise UserError(
         f"{location} holds the checkpoints of another run{where}; choose another name or checkpoint.location, or "
         f"remove its file {_OWNER} if that run no longer exists and this is the same run, moved or restored"
@@ -85,10 +85,10 @@ def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = Non
 
 
 def read_owner(location: str) -> Owner | None:
-    """The owner of a location; None: nobody claimed it.
+    """The owner of a location; None: no run has claimed it.
 
     Raises:
-        UserError: the file that says it is damaged.
+        UserError: The owner's file is damaged.
     """
     path = f"{location}/{_OWNER}"
     try:
@@ -105,7 +105,7 @@ def read_owner(location: str) -> Owner | None:
 
 
 def _owner_of(run_dir: Path) -> Owner:
-    """The run of a folder, which gets an id if it has none."""
+    """The run of a folder; assigns an id if it has none."""
     path = run_dir / _IDENTITY
     advice = "restore it from a copy; without it, this is another run than the one that owns checkpoint.location"
     if not path.exists():

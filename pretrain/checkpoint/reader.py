@@ -2,9 +2,9 @@
 
 import errno
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -14,22 +14,23 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.storage import RandomAccessFile, open_folder
-from multihop.pretrain.checkpoint.headers import read_headers
-from multihop.pretrain.checkpoint.layout import Locate
+from multihop.pretrain.checkpoint.layout import Locate, Piece, parse_tensor_name
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, layout_of, read_checkpoint_manifest
-from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
+from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
 
 _THREADS = 8
 _OPEN_FILES = 256
-"""Kept open at once. A process may have 1,024 by default, a checkpoint has as many files as ranks wrote it."""
+"""Maximum of open files. A process may have 1,024 by default, and a checkpoint has a file for each rank."""
 UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
-"""The disk cannot read it, or it is not a regular file. An unreachable network must not pass for a damaged file."""
+"""Errors of a file that the disk cannot read, or that is not a regular file. An unreachable network is none of them."""
+_OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
+"""Opens the file with this index in the manifest."""
 
 
 @dataclass
 class _OpenFile:
     lock: Lock = field(default_factory=Lock)
-    """Held while the file is opened: other threads need other files meanwhile."""
+    """Locked while the file is opened: other threads need other files meanwhile."""
     source: RandomAccessFile | None = None
     users: int = 0
 
@@ -49,31 +50,31 @@ class CheckpointReader:
         """Opens nothing yet.
 
         Args:
-            manifest: the one at `location`, if it has been read.
+            manifest: The manifest at `location`, if it has been read.
         """
         self.manifest = manifest or read_checkpoint_manifest(location)
         self.bytes_read = 0
-        """From the ranks' files so far."""
+        """Bytes read from the ranks' files so far."""
         self.files_opened = 0
-        """How many of the ranks' files were opened so far."""
+        """Number of the ranks' files opened so far."""
         self._location, self._folder = location, open_folder(location)
         self._lock = Lock()
         self._open: dict[int, _OpenFile] = {}
-        """By index in the manifest; the one used last is last."""
+        """Open files by their index in the manifest; the most recently used is last."""
         self._locate: Locate
 
     def __enter__(self) -> "CheckpointReader":
-        """Find out where the slices are.
+        """Find the slices.
 
         Raises:
-            UserError: format versions 2 and 3: as `read_headers`.
+            UserError: A file of a checkpoint of format version 2 or 3 is missing or damaged.
         """
         layout = layout_of(self.manifest)
         if layout is not None:
             self._locate = layout.locate
             return self
         try:
-            self._locate, self.bytes_read = read_headers(self._location, self.manifest, self._file)
+            self._locate, self.bytes_read = _read_headers(self._location, self.manifest, self._file)
         except BaseException:
             self._close_all()
             raise
@@ -86,7 +87,7 @@ class CheckpointReader:
         """Elements `start` to `start + numel` of a parameter or moment, as float32 (numel,); only those are read.
 
         Raises:
-            UserError: the checkpoint does not hold all of them, or a file is missing or damaged.
+            UserError: The checkpoint does not hold all of them, or a file is missing or damaged.
         """
         pieces = self._locate(kind, name, start, numel)
         if (held := sum(piece.elements for piece in pieces)) != numel:
@@ -104,7 +105,7 @@ class CheckpointReader:
         return torch.from_numpy(out)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole, by name."""
+        """Yield the name and the whole tensor of every parameter."""
 
         def whole(parameter: tuple[str, list[int]]) -> tuple[str, Tensor]:
             name, shape = parameter
@@ -115,29 +116,29 @@ class CheckpointReader:
 
     @contextmanager
     def _file(self, index: int) -> Iterator[RandomAccessFile]:
-        """A file of the checkpoint, which is opened if it is not, and stays open while it is one of the last used."""
+        """A file of the checkpoint, which is opened if needed, and stays open while it is among the last used."""
         with self._lock:
             file = self._open.pop(index, None) or _OpenFile()
             self._open[index] = file
             file.users += 1
         try:
             with file.lock:
-                file.source = file.source or self._opened(index)
+                file.source = file.source or self._open_file(index)
             yield file.source
         finally:
             with self._lock:
                 file.users -= 1
-                closing = self._superfluous()
+                closing = self._pop_excess()
             for each in closing:
                 each.close()
 
-    def _superfluous(self) -> list[_OpenFile]:
-        """Takes out the files that were not used for longest, if there are too many; the lock is held."""
+    def _pop_excess(self) -> list[_OpenFile]:
+        """Remove and return the least recently used files if too many are open. The caller holds the lock."""
         excess = len(self._open) - _OPEN_FILES
         idle = [index for index, file in self._open.items() if not file.users] if excess > 0 else []
         return [self._open.pop(index) for index in idle[: max(excess, 0)]]
 
-    def _opened(self, index: int) -> RandomAccessFile:
+    def _open_file(self, index: int) -> RandomAccessFile:
         entry = self.manifest.files[index]
         try:
             file = self._folder.open(entry.file)
@@ -163,3 +164,55 @@ class CheckpointReader:
             files, self._open = list(self._open.values()), {}
         for file in files:
             file.close()
+
+
+def _read_headers(location: str, manifest: CheckpointManifest, open_file: _OpenFileAt) -> tuple[Locate, int]:
+    """Find the slices of a checkpoint of format version 2 or 3, where only the headers of all files together say it.
+
+    Returns:
+        A function that finds the bytes of any slice, and the number of bytes that were read.
+
+    Raises:
+        UserError: A file is missing or damaged, or the slices are not each element of each parameter once.
+    """
+    parts: dict[tuple[str, str], list[tuple[int, Extent, int]]] = {}
+    bytes_read = 0
+    for index, entry in enumerate(manifest.files):
+        with open_file(index) as file:
+            try:
+                extents, header_bytes = read_header(file)
+                for tensor, extent in extents.items():
+                    kind, name, start = parse_tensor_name(tensor)
+                    parts.setdefault((kind, name), []).append((start, extent, index))
+            except ValueError as error:
+                raise UserError(f"{location}/{entry.file} cannot be read: {error}") from None
+        bytes_read += header_bytes
+    _check_slices(location, manifest, parts)
+
+    def locate(kind: str, name: str, start: int, elements: int) -> list[Piece]:
+        pieces, stop = [], start + elements
+        for first, extent, index in parts.get((kind, name), []):
+            begin, end = max(start, first), min(stop, first + extent.numel)
+            if begin < end:
+                pieces.append(Piece(index, extent.offset + (begin - first) * ITEM_BYTES, end - begin))
+        return pieces
+
+    return locate, bytes_read
+
+
+def _check_slices(
+    location: str, manifest: CheckpointManifest, parts: dict[tuple[str, str], list[tuple[int, Extent, int]]]
+) -> None:
+    numels = {name: math.prod(shape) for name, shape in manifest.parameters.items()}
+    for (kind, name), slices in parts.items():
+        slices.sort(key=lambda part: (part[0], part[1].numel))
+        stop = 0
+        for start, extent, _ in slices:
+            if start != stop:
+                raise UserError(f"{location} has {kind}/{name} up to element {stop}, and then from {start}")
+            stop += extent.numel
+        if stop != numels.get(name):
+            raise UserError(f"{location} holds {stop} elements of {kind}/{name}, the manifest says {numels.get(name)}")
+    for name in numels:
+        if ("weight", name) not in parts:
+            raise UserError(f"{location} holds nothing of weight/{name}, which the manifest names")

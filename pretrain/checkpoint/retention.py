@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and what is removed at a start and after a commit.
+"""Retention of checkpoints: what is removed at a start and after a commit.
 
 Only what the run wrote itself is removed or renamed: its id is in its manifests and in the names of its files. Links
 and other things that are not folders are never touched.
@@ -28,7 +28,7 @@ _UNNAMED = re.compile(
 
 
 def run_of(name: str | None) -> str | None:
-    """The part of a run's id, or of an attempt's name, that is in the names of its files."""
+    """The part of a run's id, or of an attempt's name, that the names of its files contain."""
     return name.partition("-")[0][:8] if name is not None else None
 
 
@@ -39,19 +39,19 @@ def sweep(checkpoints: str, resume_from: int | None, attempt: str) -> list[str]:
     than the one that committed them. Committed folders newer than `resume_from` did not verify: the run's own are
     renamed, because their steps will be saved again, and kept for inspection.
     """
-    said, is_own = [], _own(checkpoints, run_of(attempt))
+    log_lines, is_own = [], _own(checkpoints, run_of(attempt))
     for step, kind in _steps(checkpoints):
         folder = open_folder(folder_of_step(checkpoints, step))
         name = folder.location.rsplit("/", 1)[-1]
         if kind != "folder":
             in_the_way = resume_from is None or step > resume_from
-            said.append(
+            log_lines.append(
                 f"left {name} alone, which is a {kind} and not a folder"
                 + (f": no checkpoint of step {step} can be saved until it is moved away" if in_the_way else "")
             )
         elif folder.size(MANIFEST) is None:
             left = _remove(folder, is_own)
-            said.append(
+            log_lines.append(
                 f"left {name} alone, which contains files that this run did not write ({_some(left)})"
                 if left
                 else f"removed {name}, which was never committed"
@@ -61,13 +61,13 @@ def sweep(checkpoints: str, resume_from: int | None, attempt: str) -> list[str]:
         elif _is_own_checkpoint(folder, is_own):
             aside = f"{name}.damaged-{attempt.rpartition('-')[2]}"
             folder.move_to(open_folder(checkpoints).child(aside))
-            said.append(f"renamed {name}, which does not verify, to {aside}")
+            log_lines.append(f"renamed {name}, which does not verify, to {aside}")
         else:
-            said.append(
+            log_lines.append(
                 f"left {name} alone, which does not verify and was not written by this run: no checkpoint of step "
                 f"{step} can be saved until it is moved away"
             )
-    return said
+    return log_lines
 
 
 def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | None = None) -> list[str]:
@@ -76,7 +76,7 @@ def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | N
     The manifest is removed first, so that a checkpoint that is half removed is not committed any more.
 
     Args:
-        run: as `run_of` returns it; nothing of other runs is removed.
+        run: The run's id as `run_of` returns it; nothing of other runs is removed.
 
     Returns:
         A sentence for everything that was left alone.
@@ -119,10 +119,10 @@ def _own(checkpoints: str, run: str | None) -> _IsOwn:
 
 
 def _steps(checkpoints: str) -> list[tuple[int, Kind]]:
-    """Everything that has the name of a checkpoint's folder, oldest first, and what it is."""
+    """The step and kind of each entry that has the name of a checkpoint's folder, oldest first."""
     entries = open_folder(checkpoints).entries()
-    found = [(step_of_folder(name), kind) for name, kind in entries.items()]
-    return sorted((step, kind) for step, kind in found if step is not None)
+    steps = [(step_of_folder(name), kind) for name, kind in entries.items()]
+    return sorted((step, kind) for step, kind in steps if step is not None)
 
 
 def _is_committed(folder: Folder, is_own: _IsOwn) -> bool:
@@ -133,7 +133,7 @@ def _is_committed(folder: Folder, is_own: _IsOwn) -> bool:
 
 
 def _is_own_checkpoint(folder: Folder, is_own: _IsOwn) -> bool:
-    """By its manifest; if that is damaged, by the names of all files."""
+    """Whether the run wrote a checkpoint, by its manifest; if that is damaged, by the names of all files."""
     try:
         return is_own(read_any_manifest(folder.location))
     except ValueError:
@@ -142,7 +142,8 @@ def _is_own_checkpoint(folder: Folder, is_own: _IsOwn) -> bool:
 
 
 def _remove(folder: Folder, is_own: _IsOwn) -> list[str]:
-    """Remove the run's files from a folder without a manifest, and the folder if it is empty; returns what is left."""
+    """Remove the run's files from a folder without a manifest, and the folder if it is empty; returns the names of what
+    is left."""
     for name, kind in folder.entries().items():
         if kind == "file" and is_own(name):
             folder.remove(name)

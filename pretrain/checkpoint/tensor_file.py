@@ -17,23 +17,24 @@ from multihop.common.storage import RandomAccessFile
 
 ITEM_BYTES = 4
 _LENGTH = struct.Struct("<Q")
-_LONGEST_HEADER = 8 * 2**20
+_MAX_HEADER_BYTES = 8 * 2**20
 """Enough for a model with a thousand layers on one rank."""
-_BYTES_PER_LIST = 16
-"""Or per object: a tensor has three of them in sixty bytes. Empty ones would take many times their size in memory."""
+_MIN_BYTES_PER_LIST = 16
+"""Minimum of a header's bytes per list or object: a tensor has three of them in sixty bytes. Empty ones would take many
+times their size in memory."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a tensor lies in its file."""
+    """The bytes of a tensor in its file."""
 
     offset: int
-    """Of the first byte, from the file's beginning."""
+    """Position of the tensor's first byte in the file."""
     numel: int
 
 
 def header_of(lengths: dict[str, int]) -> bytes:
-    """What precedes the bytes of float32 tensors of these names and numbers of elements, in this order."""
+    """The header of a file with float32 tensors of these names and numbers of elements, in this order."""
     header, offset = {}, 0
     for name, numel in lengths.items():
         stop = offset + numel * ITEM_BYTES
@@ -41,15 +42,15 @@ def header_of(lengths: dict[str, int]) -> bytes:
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the tensors are aligned
-    assert len(text) <= _LONGEST_HEADER, "read_header would refuse it"
+    assert len(text) <= _MAX_HEADER_BYTES, "read_header would refuse it"
     return _LENGTH.pack(len(text)) + text
 
 
 def read_header(file: RandomAccessFile) -> tuple[dict[str, Extent], int]:
-    """The tensors of a file, and how many bytes were read to know them.
+    """The tensors of a file, and the number of bytes that were read to find them.
 
     Raises:
-        UserError: it is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
+        UserError: It is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
             overlap or leave gaps.
     """
     first = file.read_at(0, _LENGTH.size)
@@ -59,10 +60,10 @@ def read_header(file: RandomAccessFile) -> tuple[dict[str, Extent], int]:
     begin = _LENGTH.size + length
     if begin > file.size:
         raise UserError(f"its header is said to have {length} bytes, the whole file has {file.size}")
-    data = file.read_at(_LENGTH.size, min(length, _LONGEST_HEADER + 1))
-    if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_LIST + 1:
+    data = file.read_at(_LENGTH.size, min(length, _MAX_HEADER_BYTES + 1))
+    if data.count(b"[") + data.count(b"{") > len(data) // _MIN_BYTES_PER_LIST + 1:
         raise UserError("its header holds more lists than a table of tensors has")
-    header = json_object(data, "its header", max_bytes=_LONGEST_HEADER)
+    header = json_object(data, "its header", max_bytes=_MAX_HEADER_BYTES)
     header.pop("__metadata__", None)
     extents = {name: _extent(name, entry, begin) for name, entry in header.items()}
     stop = begin

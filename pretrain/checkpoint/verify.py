@@ -1,6 +1,6 @@
 """Verification of checkpoints by hash, and the newest good checkpoint of a run.
 
-For a single process; `choose` has the same for the ranks of a run, which share the work.
+For a single process; `verify_shared` has the same for the ranks of a run, which share the work.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def verify(location: str) -> CheckpointManifest:
     """The manifest, after every file was read and compared with its hash.
 
     Raises:
-        UserError: with the name of the first file that is missing or damaged.
+        UserError: A file is missing or damaged; the message names the first one.
     """
     manifest = read_checkpoint_manifest(location)
     for damage in damages(location, manifest):
@@ -45,19 +45,20 @@ def verify(location: str) -> CheckpointManifest:
 def damages(location: str, manifest: CheckpointManifest) -> list[str]:
     """A sentence for each missing or damaged file of a checkpoint; all files are read."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:  # hashing lets other threads run
-        found = list(threads.map(lambda check: check(), file_checks(location, manifest)))
-    damaged = [damage for damage in found if damage is not None]
+        results = list(threads.map(lambda check: check(), file_checks(location, manifest)))
+    damaged = [damage for damage in results if damage is not None]
     return damaged or [damage for damage in [check_headers(location, manifest)] if damage is not None]
 
 
 def file_checks(location: str, manifest: CheckpointManifest) -> list[Check]:
-    """A function for each file that reads and hashes all of it, and compares its header with the manifest."""
+    """A function for each file that hashes the whole file and compares its header with the manifest."""
     layout = layout_of(manifest)
     return [partial(_damage, location, entry, layout, index) for index, entry in enumerate(manifest.files)]
 
 
 def check_headers(location: str, manifest: CheckpointManifest) -> str | None:
-    """For format versions 2 and 3: whether the headers of all files together have the parameters' slices."""
+    """Check for format versions 2 and 3 that the headers of all files together have the parameters' slices; returns
+    what is damaged, or None."""
     if manifest.stripes is None:
         try:
             with CheckpointReader(location, manifest):
@@ -131,7 +132,7 @@ def load_weights(checkpoint: str) -> dict[str, Tensor]:
     """The fp32 weights of a committed checkpoint, whole, by parameter name; the checkpoint is verified first.
 
     Raises:
-        UserError: as `verify`.
+        UserError: A file is missing or damaged.
     """
     with CheckpointReader(checkpoint, verify(checkpoint)) as reader:
         return dict(reader.weights())

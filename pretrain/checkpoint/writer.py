@@ -10,13 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
 from multihop.common.s3 import error_reason
 from multihop.common.storage import Folder, open_folder
-from multihop.pretrain.checkpoint.layout import Slices, in_order, stripes_of
+from multihop.pretrain.checkpoint.layout import Slices, file_order, in_order, stripes_of
 from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointFile,
@@ -26,30 +28,75 @@ from multihop.pretrain.checkpoint.manifest import (
     read_checkpoint_manifest,
 )
 from multihop.pretrain.checkpoint.retention import remove_old, run_of
-from multihop.pretrain.checkpoint.snapshot import Snapshot
+from multihop.pretrain.checkpoint.tensor_file import header_of
 
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
+_FIRST_POLL_S, _MAX_POLL_S = 0.02, 1.0
 _BUCKET_POLLS = 5
-"""Each pause is longer by this factor in a bucket, where every look is a request."""
+"""Factor of the pauses between two polls of a bucket, where each poll is a request."""
 _PATIENCE_S = 1500.0
-"""How long a rank waits for the other ranks' parts, or for the commit, before the save counts as failed."""
+"""Seconds that a rank waits for the other ranks' parts, or for the commit, before the save counts as failed."""
 _CHUNK = 4 * 1024**2
 _READS_AT_ONCE = 16
-_LARGEST_PART = 64 * 2**20
+_MAX_PART_BYTES = 64 * 2**20
 
 log = logging.getLogger("multihop")
 
 
 class _Part(NamedTuple):
-    """What a rank wrote, as its .done file says."""
+    """The content of a rank's .done file: the file it wrote, and the slices in it."""
 
     entry: CheckpointFile
     kinds: list[str]
     slices: Slices
 
 
+class Snapshot:
+    """A buffer in host memory that a rank's slices are copied to, laid out as its file; every save reuses it.
+
+    Copying into new memory spends most of its time on the first touch of each page (five sixths where it was measured).
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, int] = {}
+        """Name -> number of elements, in the order in which they are written; without empty ones."""
+        self._header = header_of({})
+        self._flat = torch.empty(0)
+        self._views: dict[str, Tensor] = {}
+
+    def prepare(self, live: dict[str, Tensor]) -> None:
+        """Allocate the buffer for tensors of these names and sizes, and touch it; pinned if any is on a GPU.
+
+        Raises:
+            UserError: a name is not KIND/NAME@START.
+        """
+        lengths = {key: live[key].numel() for key in sorted(live, key=file_order) if live[key].numel()}
+        if lengths == self.tensors:
+            return
+        self._flat, self._views = torch.empty(0), {}  # the old one's memory first
+        pinned = any(tensor.is_cuda for tensor in live.values())
+        self._flat = torch.empty(sum(lengths.values()), dtype=torch.float32, pin_memory=pinned).zero_()
+        self._views = dict(zip(lengths, self._flat.split(list(lengths.values())), strict=True))
+        self._header = header_of(lengths)
+        self.tensors = lengths
+
+    @torch.no_grad()
+    def take(self, live: dict[str, Tensor]) -> None:
+        """Copy tensors of any dtype and device, as float32; they may change after the return."""
+        self.prepare(live)
+        for key, view in self._views.items():
+            view.copy_(live[key].view(-1), non_blocking=True)
+        if self._flat.is_pinned():
+            torch.cuda.synchronize()
+
+    def chunks(self, length: int) -> Iterator[memoryview]:
+        """The file's bytes in order, `length` at a time."""
+        for part in (memoryview(self._header), self._flat.numpy().view(np.uint8).data):
+            for start in range(0, len(part), length):
+                yield part[start : start + length]
+
+
 class CheckpointWriter:
-    """One rank's part in saving. At most one save is in progress on all ranks; its error is raised by the next call."""
+    """Saves one rank's part of checkpoints. At most one save is in progress; the next call raises its error."""
 
     def __init__(
         self,
@@ -66,14 +113,14 @@ class CheckpointWriter:
         Args:
             attempt: RUN-START, the first digits of the run's id and of this start's: the same on all ranks, and in
                 the names of all files, so that a rank of an earlier start that is still writing replaces nothing.
-            keep: how many of the newest checkpoints are kept.
-            keep_every: checkpoints of steps that are multiples of this are kept for good.
-            before_commit: called by rank 0's thread; an OSError of it is one of the save.
+            keep: The number of newest checkpoints that are kept.
+            keep_every: Checkpoints of steps that are multiples of this are kept for good.
+            before_commit: Called by rank 0's thread; the save fails if it raises an OSError.
         """
         self.last_pause_s = 0.0
-        """How long the last save() stopped training to copy the slices."""
+        """Seconds for which the last save() stopped training to copy the slices."""
         self.last_wait_s = 0.0
-        """How long it waited before that for the previous save."""
+        """Seconds for which the last save() waited for the previous one before that."""
         assert re.fullmatch(r"[0-9A-Za-z_-]+", attempt)
         self._checkpoints = checkpoints
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
@@ -81,7 +128,7 @@ class CheckpointWriter:
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_progress: Future[None] | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def prepare(self, live: dict[str, Tensor]) -> None:
         """Allocate the memory for copies of `live` now, so that the first save() does not have to."""
@@ -92,11 +139,11 @@ class CheckpointWriter:
 
         Args:
             live: "KIND/NAME@START" -> (numel,), of any dtype and on any device; may change after the return.
-            manifest: without files, kinds and stripes; the same on all ranks.
+            manifest: The manifest without files, kinds and stripes; the same on all ranks.
 
         Raises:
-            OSError: the previous save failed.
-            UserError: in the previous save the ranks' slices were not each element of each parameter once.
+            OSError: The previous save failed.
+            UserError: In the previous save the ranks' slices were not each element of each parameter once.
         """
         started = time.monotonic()
         self.wait()
@@ -109,8 +156,8 @@ class CheckpointWriter:
         """Wait until the save in progress is committed.
 
         Raises:
-            OSError: it failed; earlier checkpoints are unchanged.
-            UserError: as `save`.
+            OSError: It failed; earlier checkpoints are unchanged.
+            UserError: The ranks' slices were not each element of each parameter once.
         """
         if self._in_progress is None:
             return
@@ -123,12 +170,12 @@ class CheckpointWriter:
             self._write_part(open_folder(location), manifest)
         if self._rank == 0:
             for sentence in self._remove_old():
-                if sentence not in self._said:
+                if sentence not in self._logged:
                     log.warning(sentence)
-                    self._said.add(sentence)
+                    self._logged.add(sentence)
 
     def _remove_old(self) -> list[str]:
-        """What to tell of the removal. One that fails loses nothing, and is tried again after the next save."""
+        """Remove old checkpoints; returns sentences to log. A removal that fails is tried again after the next save."""
         try:
             return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt))
         except OSError as error:
@@ -143,7 +190,7 @@ class CheckpointWriter:
             raise FileExistsError("a link or a file has that name and is kept; move it away")
         if folder.size(MANIFEST) is not None:
             self._check_committed(folder, manifest)
-            return  # a start that took no step: a committed checkpoint is never overwritten
+            return  # this start took no step: a committed checkpoint is never overwritten
         kinds, slices = in_order(self._snapshot.tensors, manifest.parameters)
         entry = self._write_file(folder, f"{self._name(self._rank)}.safetensors")
         content = {"attempt": self._attempt, "kinds": kinds, "slices": slices, **entry.model_dump()}
@@ -157,7 +204,7 @@ class CheckpointWriter:
 
     def _commit(self, folder: Folder, manifest: CheckpointManifest) -> None:
         parts = self._gather_parts(folder)
-        if parts is None:  # ranks of this start that get here later write nothing
+        if parts is None:  # later ranks of this start write nothing
             self._check_committed(folder, manifest)
             return
         files = [part.entry for part in parts]
@@ -169,9 +216,9 @@ class CheckpointWriter:
             self._check_committed(folder, manifest)  # rank 0 of another start was faster
 
     def _gather_parts(self, folder: Folder) -> list[_Part] | None:
-        """What each rank wrote; None: another start has committed this checkpoint.
+        """Each rank's part; None: another start has committed this checkpoint.
 
-        A look at the folder is one listing, whatever the number of ranks, and each part is read once.
+        The folder is polled with one listing, whatever the number of ranks, and each part is read once.
         """
         waiting = {f"{self._name(rank)}.done": rank for rank in range(self._world_size)}
         parts: dict[int, _Part] = {}
@@ -188,7 +235,7 @@ class CheckpointWriter:
         return [parts[rank] for rank in range(self._world_size)]
 
     def _read_part(self, folder: Folder, name: str) -> _Part:
-        content = json.loads(folder.read_bytes(name, _LARGEST_PART))
+        content = json.loads(folder.read_bytes(name, _MAX_PART_BYTES))
         assert content.pop("attempt") == self._attempt, "the file's name says so"
         kinds, slices = content.pop("kinds"), content.pop("slices")
         return _Part(CheckpointFile.model_validate(content), kinds, slices)
@@ -203,7 +250,7 @@ class CheckpointWriter:
         if run_of(committed.run) != run_of(self._attempt) and any(
             getattr(committed, each) != getattr(manifest, each) for each in alike
         ):
-            raise FileExistsError("another run's checkpoint is there and is kept; move it away")
+            raise FileExistsError("another run's checkpoint has that name and is kept; move it away")
         self._check_present(folder, committed.files)
 
     def _check_present(self, folder: Folder, files: list[CheckpointFile]) -> None:
@@ -230,7 +277,7 @@ class CheckpointWriter:
 
 
 def _kinds_of(parts: list[_Part]) -> list[str]:
-    """Of the ranks that own anything, the same on all of them."""
+    """The kinds of tensor that the ranks saved: the same on all ranks that own slices."""
     kinds = {tuple(part.kinds) for part in parts if part.slices}
     if len(kinds) != 1:
         raise UserError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
@@ -238,10 +285,10 @@ def _kinds_of(parts: list[_Part]) -> list[str]:
 
 
 def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:
-    """Yields each time it is due to look at `folder` again, with growing pauses.
+    """Yield each time `folder` is to be polled, with growing pauses.
 
     Raises:
-        TimeoutError: `what` did not come.
+        TimeoutError: `what` did not appear in time.
     """
     deadline, pause = time.monotonic() + _PATIENCE_S, _FIRST_POLL_S
     while True:
@@ -249,7 +296,7 @@ def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what()} of {folder.location} did not come within {_PATIENCE_S:.0f} s")
         time.sleep(pause if folder.is_local else pause * _BUCKET_POLLS)
-        pause = min(1.5 * pause, _LONGEST_POLL_S)
+        pause = min(1.5 * pause, _MAX_POLL_S)
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from multihop.common.files import (
 
 
 def ensure_array(path: Path, make: Callable[[], NDArray[Any]], full: bool = False) -> None:
-    """Write what `make` returns to `path`, with a record of its hash, size and modification time; keep a whole file.
+    """Write what `make` returns to `path`, with a record of its hash, size and modification time; keep an intact file.
 
     A file whose size and modification time are those of its record is trusted without being read.
 
     Args:
-        full: hash it in any case.
+        full: Hash the file in any case.
     """
     if _is_whole(path, full):
         return
@@ -39,13 +39,13 @@ def ensure_array(path: Path, make: Callable[[], NDArray[Any]], full: bool = Fals
 
 
 def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:
-    """The array that `ensure_array` wrote, memory-mapped. Its hash is checked there.
+    """The array that `ensure_array` wrote, memory-mapped. Only `ensure_array` checks its hash.
 
     Args:
-        what: names it in the message.
+        what: The name of the file in the message.
 
     Raises:
-        UserError: it is missing or damaged, or of another dtype.
+        UserError: It is missing or damaged, or has another dtype.
     """
     try:
         open_regular(path).close()
@@ -63,15 +63,15 @@ def _record_of(path: Path) -> Path:
 
 
 def _write_record(path: Path, sha256: str) -> None:
-    found = os.stat(path)
-    record = {"sha256": sha256, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+    status = os.stat(path)
+    record = {"sha256": sha256, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
     write_atomically(_record_of(path), canonical_json(record))
 
 
 def _is_whole(path: Path, full: bool) -> bool:
     try:
-        record, found = read_json_object(_record_of(path)), os.stat(path)
-        if not full and (record.get("bytes"), record.get("mtime_ns")) == (found.st_size, found.st_mtime_ns):
+        record, status = read_json_object(_record_of(path)), os.stat(path)
+        if not full and (record.get("bytes"), record.get("mtime_ns")) == (status.st_size, status.st_mtime_ns):
             return True
         sha256 = sha256_file(path)
     except (OSError, ValueError):  # missing, damaged, or no regular file: it is written again

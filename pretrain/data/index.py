@@ -23,17 +23,17 @@ class SampleIndex:
     """The samples that a set of documents is cut into for one sequence length."""
 
     rows: NDArray[np.int64]
-    """From the objective's `build_index`; documents are numbered within the set."""
+    """The result of the objective's `build_index`; documents are numbered within the set."""
     first_document: int
-    """The number of the set's first document within its split."""
+    """Number of the set's first document within its split."""
     stop_document: int
-    """One more than that of its last one."""
+    """Number of the set's last document, plus 1."""
     size: int
-    """Samples."""
+    """Number of samples."""
 
 
 def source_weights(config: TrainingConfig) -> list[float] | None:
-    """The weights of the data's sources; None where they have none."""
+    """The weights of the data's sources; None if they have none."""
     sources = config.data.sources if config.data else []
     weights = [source.weight for source in sources if source.weight is not None]
     return weights or None
@@ -71,10 +71,10 @@ def build_index(
     """Write an index into `folder`; keep one that is whole.
 
     Args:
-        full: as `ensure_array`.
+        full: Hash an index that exists in any case, as `ensure_array` does.
 
     Raises:
-        UserError: the documents yield no sample.
+        UserError: The documents yield no sample.
     """
     _, documents = _documents(data, split, source)
     whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
@@ -107,19 +107,20 @@ def open_index(
     """The index that `build_index` wrote, memory-mapped.
 
     Raises:
-        UserError: it is missing or damaged. Its hash is checked by `build_index`.
+        UserError: It is missing or damaged. Its hash is checked by `build_index`.
     """
     path = index_path(folder, data, split, objective, seq_len, source)
     rows: NDArray[np.int64] = open_array(path, np.int64, "the sample index")
     first, stop = 0, len(data.train if split == "train" else data.heldout)
-    if source is not None:  # not asked of the documents, which may be in shards that are not there yet
+    if source is not None:  # not read from the documents, whose shards may not be fetched yet
         bounds = open_array(_bounds_path(folder, data), np.int64, "the bounds of the sources")
         first, stop = bounds[source : source + 2].tolist()
     return SampleIndex(rows, first, stop, objective_of(objective).sample_count(rows, seq_len))
 
 
 def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig, full: bool = False) -> None:
-    """Every index that a run needs: those of each phase, and the held-out one, which has the first phase's length."""
+    """Write every index that a run needs: those of each phase, and the held-out one, which has the first phase's
+    length."""
     for phase in config.phases:
         for source in sources_of(config):
             build_index(folder, data, "train", config.objective, phase.seq_len, source, full)
@@ -143,19 +144,19 @@ def index_rows(
     """int64 (B, columns): the rows of samples in the objective's terms, documents numbered within their split.
 
     Args:
-        indexes: of a phase, one per source.
-        sources: int64 (B,), which of them each sample is in.
+        indexes: A phase's indexes, one per source.
+        sources: int64 (B,), the index that each sample is in.
         samples: int64 (B,), positions in the concatenated indexes.
     """
     rules = objective_of(objective)
     starts = np.cumsum([0, *(index.size for index in indexes)])
     rows: NDArray[np.int64] | None = None
     for source in np.unique(sources).tolist() or [0]:  # a rank without samples gets 0 rows
-        mine, index = sources == source, indexes[source]
-        found = rules.sample_rows(index.rows, samples[mine] - starts[source], seq_len)
-        found[:, rules.DOCUMENT_COLUMNS] += index.first_document
-        rows = np.empty((len(samples), found.shape[1]), np.int64) if rows is None else rows
-        rows[mine] = found
+        in_source, index = sources == source, indexes[source]
+        of_source = rules.sample_rows(index.rows, samples[in_source] - starts[source], seq_len)
+        of_source[:, rules.DOCUMENT_COLUMNS] += index.first_document
+        rows = np.empty((len(samples), of_source.shape[1]), np.int64) if rows is None else rows
+        rows[in_source] = of_source
     assert rows is not None
     return rows
 
@@ -171,6 +172,6 @@ def _bounds_path(folder: Path, data: TokenDataset) -> Path:
 
 
 def _key(data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int, source: int | None) -> int:
-    own = () if source is None else (source,)
+    part = () if source is None else (source,)
     isolated = ("isolated",) if objective.name == "mlm" and objective.isolate_documents else ()  # clm's is the same
-    return key_of("index", data.manifest.fingerprint, split, objective.name, seq_len, *own, *isolated)
+    return key_of("index", data.manifest.fingerprint, split, objective.name, seq_len, *part, *isolated)

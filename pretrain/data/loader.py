@@ -24,15 +24,15 @@ so the processes are forked a moment later."""
 _START_TIMEOUT_S = 60.0
 
 
-def stream(maker: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iterator[RankBatch]:
+def stream(builder: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iterator[RankBatch]:
     """This rank's share of each of `steps` that the recipe does not skip, in order.
 
     Args:
         data_workers: processes that prefetch two shares each; 0: each share is made in this process when it is needed.
 
     Raises:
-        Exception: whatever `BatchBuilder.step` raises, of the same type, wherever it ran.
-        RuntimeError: a worker process was killed, or did not start.
+        Exception: Any that `BatchBuilder.step` raises, of the same type, in whichever process it ran.
+        RuntimeError: A worker process was killed, or did not start.
     """
     from torch import Generator
     from torch.utils.data import DataLoader
@@ -40,9 +40,9 @@ def stream(maker: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iter
     context = multiprocessing.get_context("fork") if data_workers else None
     started = multiprocessing.get_context("fork").Semaphore(0)
     loader: DataLoader[RankBatch] = DataLoader(
-        _Steps(maker),  # type: ignore[arg-type]
+        _Steps(builder),  # type: ignore[arg-type]
         batch_size=None,
-        sampler=(step for step in steps if not is_skipped(maker.config.phases, step)),
+        sampler=_requested(builder, steps),
         num_workers=data_workers,
         collate_fn=_identity,
         worker_init_fn=partial(_prepare_process, os.getpid(), started),
@@ -68,10 +68,19 @@ def stream(maker: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iter
 
 @dataclass(frozen=True)
 class _Steps:
-    maker: BatchBuilder
+    builder: BatchBuilder
 
     def __getitem__(self, step: int) -> RankBatch:
-        return self.maker.step(step)
+        return self.builder.step(step)
+
+
+def _requested(builder: BatchBuilder, steps: Iterable[int]) -> Iterator[int]:
+    """Yield the steps that are not skipped, each once its shards are requested; the loader reads ahead, in the rank's
+    own process."""
+    for step in steps:
+        if not is_skipped(builder.config.phases, step):
+            builder.request_shards(step)
+            yield step
 
 
 def _identity(step: Any) -> Any:

@@ -14,22 +14,30 @@ so that a source completes an epoch before it begins the next.
 With `data.shuffle_window_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all
 samples.
 
-With `global_batch_tokens` what stands here of samples holds of batches of pairs, of which a step takes one:
-`multihop.pretrain.data.token_batches` tells which pairs they are.
+With `global_batch_tokens`, read "batch of pairs" for "sample" above: a step takes one, and
+`multihop.pretrain.data.token_batches` says which pairs are in it.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from multihop.common.counter_rng import key_of
-from multihop.pretrain.config import PhaseConfig
-from multihop.pretrain.data.mixture import Int64, draw, quotas, upcoming
-from multihop.pretrain.data.permutation import permute
-from multihop.pretrain.data.phases import batch_size_of, locate, samples_in_phase
-from multihop.pretrain.data.shard_windows import ShardWindows
+from multihop.common.counter_rng import key_of, permute
+from multihop.pretrain.config import PhaseConfig, TrainingConfig
+from multihop.pretrain.data.index import SampleIndex, source_weights
+from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, samples_in_phase
+from multihop.pretrain.data.shard_windows import IndexShards, ShardWindows, shards_of_index
+from multihop.pretrain.data.token_batches import TokenBatches
+
+Int64 = NDArray[np.int64]
+MIXTURE_BLOCK = 2**16
+"""Positions within which the weights hold exactly; also the largest number of sources that can be mixed."""
 
 
 @dataclass(frozen=True)
@@ -38,148 +46,251 @@ class GlobalBatchIds:
 
     phase: int
     sources: Int64
-    """int64 (batch_size,): which of the phase's indexes each sample is in; 0 without weights."""
+    """int64 (batch_size,): the index of the phase that each sample is in; 0 without weights."""
     samples: Int64
     """int64 (batch_size,): positions in the phase's indexes, numbered as if the sources' indexes were concatenated."""
     epochs: Int64
     """int64 (batch_size,): how often each sample was used before, which keys its mask."""
 
 
-def samples_of_step(
-    seed: int,
-    fingerprint: str,
-    phases: Sequence[PhaseConfig],
-    index_sizes: Sequence[Sequence[int]],
-    step: int,
-    weights: Sequence[float] | None = None,
-    windows: Sequence[Sequence[ShardWindows]] | None = None,
-) -> GlobalBatchIds:
-    """The samples of the 0-based step `step`.
+@dataclass(frozen=True)
+class SampleOrder:
+    """The samples that each step of a run uses, and their number."""
 
-    Args:
-        fingerprint: of the data.
-        index_sizes: samples in each phase's indexes: one number per phase without weights, else one per source.
-        weights: of the sources; they need not sum to 1.
-        windows: of each phase's indexes, if samples are shuffled by windows of shards.
+    config: TrainingConfig
+    fingerprint: str
+    """The data's fingerprint."""
+    indexes: list[list[SampleIndex]]
+    """The training indexes of each phase: one, or one per source where sources have weights."""
+    shard_starts: Sequence[int]
+    """The first document of each training shard; the last is the number of documents."""
 
-    Raises:
-        UserError: the phases have no such step.
-    """
-    phase, positions = positions_of_step(phases, step)
-    of_phase = None if windows is None else windows[phase]
-    return samples_at(seed, fingerprint, phase, index_sizes[phase], positions, weights, of_phase)
+    def samples_of_step(self, step: int) -> GlobalBatchIds:
+        """The samples of the 0-based step `step`, over all ranks.
+
+        Raises:
+            UserError: The phases have no such step.
+        """
+        phase, positions = positions_of_step(self.config.phases, step)
+        chosen = self.stream(phase).samples_at(positions)
+        batches = self._token_batches[phase]
+        if not batches:
+            return chosen
+        source, epoch = int(chosen.sources[0]), int(chosen.epochs[0])
+        batch = int(chosen.samples[0]) - sum(map(len, batches[:source]))
+        key = ("token batch", self.config.seed, self.fingerprint, phase, source, epoch)
+        first = sum(index.size for index in self.indexes[phase][:source])
+        pairs = first + batches[source].pairs(batch, *key)
+        return GlobalBatchIds(phase, np.full_like(pairs, source), pairs, np.full_like(pairs, epoch))
+
+    def samples_before(self, step: int) -> int:
+        """The number of samples that the first `step` steps consume, skipped steps included.
+
+        Raises:
+            UserError: The phases have fewer steps.
+        """
+        used = samples_before(self.config.phases, step)
+        for number, phase in enumerate(self.config.phases):
+            steps = min(step, phase.steps)
+            if self._token_batches[number]:
+                used += self._pairs_before(number, steps) - samples_in_phase(phase, steps)
+            step -= steps
+        return used
+
+    def stream(self, phase: int) -> "PhaseStream":
+        """The stream of phase number `phase`: of samples, or of batches of pairs with `global_batch_tokens`."""
+        windows = None if self.shard_windows is None else self.shard_windows[phase]
+        weights = source_weights(self.config)
+        return PhaseStream(self.config.seed, self.fingerprint, phase, self._sizes[phase], weights, windows)
+
+    @cached_property
+    def _sizes(self) -> list[list[int]]:
+        """The number of samples, or of batches of pairs, in each of a phase's indexes, for each phase."""
+        return [
+            [len(part) for part in batches] or [index.size for index in indexes]
+            for batches, indexes in zip(self._token_batches, self.indexes, strict=True)
+        ]
+
+    @cached_property
+    def index_shards(self) -> list[list[IndexShards]]:
+        """The shards that each of `indexes` lies in."""
+        return [
+            [shards_of_index(self.config.objective, index, self.shard_starts, phase.seq_len) for index in indexes]
+            for phase, indexes in zip(self.config.phases, self.indexes, strict=True)
+        ]
+
+    @cached_property
+    def shard_windows(self) -> list[list[ShardWindows]] | None:
+        """The windows of each of `indexes`; None: samples are not shuffled by windows."""
+        size = self.config.data.shuffle_window_shards if self.config.data else None
+        if size is None:
+            return None
+        return [[ShardWindows(part.first_samples, size) for part in of_phase] for of_phase in self.index_shards]
+
+    @cached_property
+    def _token_batches(self) -> list[list[TokenBatches]]:
+        """The batches of each of `indexes`; an empty list for a phase without `global_batch_tokens`."""
+        return [
+            [TokenBatches(index.rows[:, 1:].max(axis=1), phase.global_batch_tokens) for index in indexes]
+            if phase.global_batch_tokens is not None
+            else []
+            for phase, indexes in zip(self.config.phases, self.indexes, strict=True)
+        ]
+
+    def _pairs_before(self, phase: int, steps: int) -> int:
+        """The number of pairs in the first `steps` steps of a phase with `global_batch_tokens`: whole epochs, whose
+        number of pairs is known, and the batches that were used of the last epoch of each source."""
+        stream, pairs = self.stream(phase), 0
+        used = stream.positions_in_sources(steps).tolist()
+        for source, batches in enumerate(self._token_batches[phase]):
+            epochs, rest = divmod(used[source], len(batches))
+            key = key_of(*stream.epoch_key(source, epochs))
+            of_last_epoch = permute(np.arange(rest, dtype=np.uint64), len(batches), key).astype(np.int64)
+            pairs += epochs * self.indexes[phase][source].size + int(batches.sizes(of_last_epoch).sum())
+        return pairs
+
+
+@dataclass(frozen=True)
+class EpochPart:
+    """Some positions of a stream, all in one epoch of one source."""
+
+    source: int
+    epoch: int
+    at: Int64
+    """Their indexes in the array of positions that was split."""
+    within: Int64
+    """Their positions within the epoch, ascending."""
+    key: tuple[int | str, ...]
+    """The key of this epoch's order."""
+
+
+@dataclass(frozen=True)
+class PhaseStream:
+    """The endless stream of samples of one phase."""
+
+    seed: int
+    fingerprint: str
+    """The data's fingerprint."""
+    phase: int
+    """The phase's number."""
+    sizes: Sequence[int]
+    """Samples in the phase's indexes: one number without weights, else one per source."""
+    weights: Sequence[float] | None = None
+    """The sources' weights; they need not sum to 1."""
+    windows: Sequence[ShardWindows] | None = None
+    """The windows of the phase's indexes; None: samples are not shuffled by windows of shards."""
+
+    def samples_at(self, positions: Int64) -> GlobalBatchIds:
+        """The samples at some positions, ascending, of the stream."""
+        starts = [0, *itertools.accumulate(self.sizes)]
+        sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
+        for part in self._parts(positions):
+            if self.windows is None:
+                size = self.sizes[part.source]
+                shuffled = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
+            else:
+                shuffled = self.windows[part.source].samples(part.within, *part.key)
+            sources[part.at], samples[part.at] = part.source, starts[part.source] + shuffled
+            epochs[part.at] = part.epoch
+        return GlobalBatchIds(self.phase, sources, samples, epochs)
+
+    def positions_in_sources(self, position: int) -> Int64:
+        """int64 (sources,): the position in each source's stream that is drawn next at a position of this stream."""
+        if self.weights is None:
+            return np.array([position], np.int64)
+        return next_positions(position, quotas(tuple(self.weights)), *self._mixture_key)
+
+    def split_by_epoch(self, source: int, at: Int64, positions: Int64) -> Iterator[EpochPart]:
+        """Split positions, ascending, of a source's stream; `at` are their indexes in the array that they are from."""
+        epochs, within = np.divmod(positions, self.sizes[source])
+        turns = np.flatnonzero(np.diff(epochs)) + 1
+        for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
+            if start < stop:
+                epoch = int(epochs[start])
+                key = self.epoch_key(source, epoch)
+                yield EpochPart(source, epoch, at[start:stop], within[start:stop], key)
+
+    def epoch_key(self, source: int, epoch: int) -> tuple[int | str, ...]:
+        """The key of the order of an epoch of a source."""
+        if self.weights is None:
+            return ("order", self.seed, self.fingerprint, self.phase, epoch)
+        return ("source order", self.seed, self.fingerprint, self.phase, source, epoch)
+
+    @property
+    def _mixture_key(self) -> tuple[int | str, ...]:
+        return ("mixture", self.seed, self.fingerprint, self.phase)
+
+    def _parts(self, positions: Int64) -> Iterator[EpochPart]:
+        assert len(self.sizes) == (1 if self.weights is None else len(self.weights)), (self.sizes, self.weights)
+        every = np.arange(len(positions))
+        if self.weights is None:
+            yield from self.split_by_epoch(0, every, positions)
+            return
+        sources, positions = draw(positions, quotas(tuple(self.weights)), *self._mixture_key)
+        for source in np.unique(sources).tolist():
+            drawn = every[sources == source]
+            yield from self.split_by_epoch(source, drawn, positions[drawn])
 
 
 def positions_of_step(phases: Sequence[PhaseConfig], step: int) -> tuple[int, Int64]:
-    """The phase of a step, and its positions in the phase's stream; raises as `samples_of_step`."""
+    """The phase of a step, and its positions in the phase's stream.
+
+    Raises:
+        UserError: The phases have no such step.
+    """
     phase, step_in_phase = locate(phases, step)
     first = samples_in_phase(phases[phase], step_in_phase)
     return phase, np.arange(first, first + batch_size_of(phases[phase], step_in_phase), dtype=np.int64)
 
 
-def samples_at(
-    seed: int,
-    fingerprint: str,
-    phase: int,
-    sizes: Sequence[int],
-    positions: Int64,
-    weights: Sequence[float] | None = None,
-    windows: Sequence[ShardWindows] | None = None,
-) -> GlobalBatchIds:
-    """The samples at some positions, ascending, of the stream of phase number `phase`.
+@lru_cache(maxsize=8)
+def quotas(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """The number of positions of each source in a block: by largest remainder, at least one, `MIXTURE_BLOCK` in all."""
+    assert 0 < len(weights) <= MIXTURE_BLOCK and min(weights) > 0, weights
+    exact = [Fraction(weight) for weight in weights]
+    small: set[int] = set()
+    while True:
+        room, shared = MIXTURE_BLOCK - len(small), sum(w for i, w in enumerate(exact) if i not in small)
+        ideal = [Fraction(1) if i in small else w * room / shared for i, w in enumerate(exact)]
+        too_small = {i for i, share in enumerate(ideal) if share < 1}
+        if not too_small:
+            break
+        small |= too_small
+    whole = [math.floor(share) for share in ideal]
+    by_remainder = sorted(range(len(ideal)), key=lambda i: (whole[i] - ideal[i], i))
+    for i in by_remainder[: MIXTURE_BLOCK - sum(whole)]:
+        whole[i] += 1
+    return tuple(whole)
 
-    Args:
-        sizes: samples in the phase's indexes: one number without weights, else one per source.
+
+def draw(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int64, Int64]:
+    """The source of each position of a mixed stream, and the position in that source's own stream."""
+    blocks, within = np.divmod(positions, MIXTURE_BLOCK)
+    sources, drawn = np.empty_like(positions), np.empty_like(positions)
+    for block in np.unique(blocks).tolist():
+        in_block = blocks == block
+        block_sources, ranks = _mixed_block(quota, key_of(*key, block))
+        sources[in_block], drawn[in_block] = block_sources[within[in_block]], ranks[within[in_block]]
+    return sources, blocks * np.asarray(quota, np.int64)[sources] + drawn
+
+
+def next_positions(position: int, quota: tuple[int, ...], *key: int | str) -> Int64:
+    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the mixed one."""
+    block, within = divmod(position, MIXTURE_BLOCK)
+    sources, _ = _mixed_block(quota, key_of(*key, block))
+    return block * np.asarray(quota, np.int64) + np.bincount(sources[:within], minlength=len(quota))
+
+
+@lru_cache(maxsize=4)
+def _mixed_block(quota: tuple[int, ...], key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """For each position of a block its source, and the number of earlier positions in the block with the same source.
+
+    A whole block is computed at once, because each source walks its own stream in order; most steps find their block
+    in the cache.
     """
-    starts = [0, *itertools.accumulate(sizes)]
-    sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
-    for part in _parts(seed, fingerprint, phase, sizes, positions, weights):
-        if windows is None:
-            size = sizes[part.source]
-            found = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
-        else:
-            found = windows[part.source].samples(part.within, *part.key)
-        sources[part.at], samples[part.at], epochs[part.at] = part.source, starts[part.source] + found, part.epoch
-    return GlobalBatchIds(phase, sources, samples, epochs)
-
-
-def shards_at(
-    seed: int,
-    fingerprint: str,
-    phase: int,
-    sizes: Sequence[int],
-    positions: Int64,
-    weights: Sequence[float] | None,
-    windows: Sequence[ShardWindows],
-) -> tuple[list[set[int]], list[set[int]]]:
-    """Of each of a phase's indexes, the shards of the windows at positions of its stream, and of the next windows.
-
-    The arguments are those of `samples_at`, the positions consecutive ones. An index that none of them draws from is in
-    a window all the same.
-    """
-    now: list[set[int]] = []
-    then: list[set[int]] = []
-    for source, (own, key) in enumerate(_own_positions(seed, fingerprint, phase, positions, weights)):
-        size, of_index, end = sizes[source], windows[source], 0
-        now.append(set())
-        for part in _by_epoch(source, own, own, size, key):
-            shards, within = of_index.shards(part.within, *part.key)
-            now[-1] |= shards
-            end = part.epoch * size + within
-        (part,) = _by_epoch(source, np.array([0]), np.array([end]), size, key)
-        then.append(of_index.shards(part.within, *part.key)[0])
-    return now, then
-
-
-def _own_positions(
-    seed: int, fingerprint: str, phase: int, positions: Int64, weights: Sequence[float] | None
-) -> Iterator[tuple[Int64, tuple[int | str, ...]]]:
-    """Of each index its own stream's positions, the next one if there is none, and the key of its orders."""
-    if weights is None:
-        yield positions, ("order", seed, fingerprint, phase)
-        return
-    first, stop = int(positions[0]), int(positions[-1]) + 1
-    begins, ends = (upcoming(at, quotas(tuple(weights)), "mixture", seed, fingerprint, phase) for at in (first, stop))
-    for source, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        yield np.arange(begin, max(begin + 1, end)), ("source order", seed, fingerprint, phase, source)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some of the positions that were asked for: those of one epoch of one source."""
-
-    source: int
-    epoch: int
-    at: Int64
-    """Which of the positions they are."""
-    within: Int64
-    """Their positions within the epoch, ascending."""
-    key: tuple[int | str, ...]
-    """Of this epoch's order."""
-
-
-def _parts(
-    seed: int, fingerprint: str, phase: int, sizes: Sequence[int], positions: Int64, weights: Sequence[float] | None
-) -> Iterator[_Part]:
-    every = np.arange(len(positions))
-    if weights is None:
-        assert len(sizes) == 1, sizes
-        key: tuple[int | str, ...] = ("order", seed, fingerprint, phase)
-        yield from _by_epoch(0, every, positions, sizes[0], key)
-        return
-    assert len(sizes) == len(weights), (sizes, weights)
-    sources, positions = draw(positions, quotas(tuple(weights)), "mixture", seed, fingerprint, phase)
-    for source in np.unique(sources).tolist():
-        mine = every[sources == source]
-        yield from _by_epoch(
-            source, mine, positions[mine], sizes[source], ("source order", seed, fingerprint, phase, source)
-        )
-
-
-def _by_epoch(source: int, at: Int64, positions: Int64, size: int, key: tuple[int | str, ...]) -> Iterator[_Part]:
-    epochs, within = np.divmod(positions, size)
-    turns = np.flatnonzero(np.diff(epochs)) + 1
-    for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
-        if start < stop:
-            epoch = int(epochs[start])
-            yield _Part(source, epoch, at[start:stop], within[start:stop], (*key, epoch))
+    slots = permute(np.arange(MIXTURE_BLOCK, dtype=np.uint64), MIXTURE_BLOCK, key)
+    sources = np.repeat(np.arange(len(quota)), quota)[slots]
+    by_source = np.argsort(sources, kind="stable")
+    ranks = np.empty(MIXTURE_BLOCK, np.uint16)
+    ranks[by_source] = np.concatenate([np.arange(share) for share in quota])
+    return sources.astype(np.uint16), ranks

@@ -69,13 +69,13 @@ def share_of_rank(batch_size: int, rank: int, world_size: int) -> slice:
 
 
 def micro_steps(batch_size: int, world_size: int, micro_batch: int) -> int:
-    """The number of micro-batches of a step: the largest share's, the same on every rank."""
+    """The number of micro-batches of a step: those of the largest share, the same on every rank."""
     largest_share = math.ceil(batch_size / world_size)
     return math.ceil(largest_share / micro_batch)
 
 
 def samples_in_phase(phase: PhaseConfig, steps: int) -> int:
-    """The number of samples of a phase's first `steps` steps; of batches with `global_batch_tokens`."""
+    """The number of samples in a phase's first `steps` steps; with `global_batch_tokens`, the number of batches."""
     if phase.global_batch_tokens is not None:
         return steps
     used = 0

@@ -1,6 +1,6 @@
-"""Shuffling by windows of shards: an epoch reads so many shards at a time, where `data.shuffle_window_shards` is set.
+"""Shuffling by windows of shards: an epoch reads `data.shuffle_window_shards` shards at a time.
 
-An epoch permutes the shards and cuts their order into windows of so many shards. The samples that begin in the shards
+An epoch permutes the shards and cuts their order into windows of that many shards. The samples that begin in the shards
 of a window are permuted among themselves, and windows follow each other: each sample is used once an epoch, in an
 order that is a pure function as without windows, and a step needs the shards of one window, or of two.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.counter_rng import key_of
+from multihop.common.counter_rng import key_of, permute
 from multihop.pretrain.data.index import SampleIndex
-from multihop.pretrain.data.permutation import permute
 from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.objective import objective_of
 
@@ -23,13 +22,13 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ShardWindows:
-    """The windows of an index."""
+    """The windows that each epoch of an index is cut into."""
 
     first_samples: Int64
     """int64 (shards + 1,), ascending: the first sample that begins in each shard or a later one; the last is the number
     of samples."""
-    together: int
-    """Shards of a window."""
+    window_shards: int
+    """Shards in a window."""
 
     def samples(self, positions: Int64, *key: int | str) -> Int64:
         """int64, as `positions`: the samples at positions of the epoch of `key`. O(shards) time and memory."""
@@ -37,41 +36,43 @@ class ShardWindows:
         windows = np.searchsorted(bounds, positions, side="right") - 1
         shuffled = np.empty_like(positions)
         for window in np.unique(windows).tolist():
-            mine, first, size = windows == window, bounds[window], int(bounds[window + 1] - bounds[window])
-            within = (positions[mine] - first).astype(np.uint64)
-            shuffled[mine] = first + permute(within, size, key_of(*key, "window", window)).astype(np.int64)
-        places = np.searchsorted(starts, shuffled, side="right") - 1
-        return self.first_samples[order[places]] + shuffled - starts[places]
+            in_window, first, size = windows == window, bounds[window], int(bounds[window + 1] - bounds[window])
+            within = (positions[in_window] - first).astype(np.uint64)
+            shuffled[in_window] = first + permute(within, size, key_of(*key, "window", window)).astype(np.int64)
+        turns = np.searchsorted(starts, shuffled, side="right") - 1
+        return self.first_samples[order[turns]] + shuffled - starts[turns]
 
     def shards(self, positions: Int64, *key: int | str) -> tuple[set[int], int]:
         """The shards of the windows that positions of the epoch of `key` are in, and where the last window ends."""
         order, _, bounds = self._epoch(*key)
         windows = np.unique(np.searchsorted(bounds, positions, side="right") - 1).tolist()
-        shards = {shard for each in windows for shard in order[each * self.together :][: self.together].tolist()}
+        shards = {
+            shard for each in windows for shard in order[each * self.window_shards :][: self.window_shards].tolist()
+        }
         return shards, int(bounds[windows[-1] + 1])
 
     def _epoch(self, *key: int | str) -> tuple[Int64, Int64, Int64]:
-        """The shards in their order, the position at which each one's samples stand before they are shuffled, and the
-        bounds of the windows in positions."""
+        """The shards in their order, the first position of each one's samples before they are shuffled, and the bounds
+        of the windows in positions."""
         shards = len(self.first_samples) - 1
         order = permute(np.arange(shards, dtype=np.uint64), shards, key_of(*key, "shards")).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(np.diff(self.first_samples)[order])])
-        return order, starts[:-1], np.append(starts[: -1 : self.together], starts[-1])
+        return order, starts[:-1], np.append(starts[: -1 : self.window_shards], starts[-1])
 
 
 @dataclass(frozen=True)
 class IndexShards:
-    """Where an index lies in the shards of its split."""
+    """The shards of its split that an index lies in."""
 
     first: int
-    """The shard of the index's first document; those of `first_samples` count from it."""
+    """The shard of the index's first document; the shards of `first_samples` are counted from it."""
     first_samples: Int64
-    """As in `ShardWindows`."""
+    """The same array as in `ShardWindows`."""
     last_read: Int64
-    """int64 (shards,): the last shard, counted likewise, that the samples which begin in each shard read from."""
+    """int64 (shards,): the last shard, counted from `first`, that the samples which begin in each shard read."""
 
     def read(self, shards: set[int]) -> set[int]:
-        """The shards of the split that samples read from which begin in some of the index's shards."""
+        """The shards of the split that those samples read which begin in `shards` of the index."""
         return {self.first + each for shard in shards for each in range(shard, int(self.last_read[shard]) + 1)}
 
 
@@ -81,7 +82,7 @@ def shards_of_index(
     """Find where an index lies in shards, by bisection.
 
     Args:
-        index: whose samples are in the order of their first documents.
+        index: its samples are in the order of their first documents.
         shard_starts: the first document of each shard of the split; the last is the number of documents.
     """
     rules = objective_of(objective)

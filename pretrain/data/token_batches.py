@@ -7,17 +7,17 @@ the pairs within each class, which decides what a batch consists of, and the law
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from multihop.common.counter_rng import key_of
-from multihop.pretrain.data.mixture import Int64
-from multihop.pretrain.data.permutation import permute
+from multihop.common.counter_rng import key_of, permute
 
+Int64 = NDArray[np.int64]
 _SIMILAR = 8
 """The longest pair of a class is longer than the shortest by an eighth at most, where a class has pairs for a batch."""
 
 
 class TokenBatches:
-    """How an index of pairs is cut into batches. Numbers of batches and pairs are 0-based."""
+    """The batches that an index of pairs is cut into. Batches and pairs are numbered from 0."""
 
     def __init__(self, longest: Int64, global_batch_tokens: int) -> None:
         """Cut pairs into batches.
@@ -28,7 +28,7 @@ class TokenBatches:
         """
         assert len(longest) and global_batch_tokens >= longest[-1], global_batch_tokens
         self._pairs = np.array([0, *_class_ends(longest, global_batch_tokens)], np.int64)
-        """Where each class begins; the last one is the number of pairs."""
+        """The first pair of each class; the last one is the number of pairs."""
         self.longest = longest[self._pairs[1:] - 1]
         """int64 (classes,): tokens of the longest side of each class."""
         most = global_batch_tokens // self.longest
@@ -49,7 +49,7 @@ class TokenBatches:
         return stop - start
 
     def _bounds(self, batches: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-        """Of each batch: its class's first pair, its own bounds within the class, and the class's number of pairs."""
+        """For each batch: its class's first pair, its bounds within the class, and the class's number of pairs."""
         of_class = np.searchsorted(self._batches, batches, side="right") - 1
         number, parts = batches - self._batches[of_class], np.diff(self._batches)[of_class]
         size = np.diff(self._pairs)[of_class]
@@ -57,7 +57,7 @@ class TokenBatches:
 
 
 def _class_ends(longest: Int64, global_batch_tokens: int) -> list[int]:
-    """Where each class of similar lengths ends: it has pairs for a batch at least, if there are as many."""
+    """The end of each class of similar lengths. A class has at least the pairs of a batch, if there are as many."""
     ends: list[int] = []
     at = 0
     while at < len(longest):

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 _WINDOW = 8
 _TOKENS = 16 * 2**20
-"""About so many tokens are counted, in documents spread evenly over a larger text."""
-_AT_ONCE = 2**20
+"""About as many tokens are counted, in documents spread evenly over a larger text."""
+_TOKENS_PER_PART = 2**20
 
 
 def build_word_vectors(folder: Path, data: TokenDataset, model: ModelConfig, full: bool = False) -> None:
-    """Write the vectors that a run needs into `folder`; keep a file that is whole.
+    """Write the vectors that a run needs into `folder`; keep an intact file.
 
     Args:
-        full: as `ensure_array`.
+        full: Hash a file that exists in any case, as `ensure_array` does.
     """
     if model.needs_word_vectors:
         vocab_size = data.manifest.tokenizer.vocab_size
@@ -46,7 +46,7 @@ def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.
     """float32 (V, width): what `word_vectors` returned for the data with this fingerprint, memory-mapped.
 
     Raises:
-        UserError: they are missing or damaged.
+        UserError: They are missing or damaged.
     """
     return open_array(_path(folder, fingerprint, width), np.float32, "the file of word vectors")
 
@@ -63,8 +63,8 @@ def word_vectors(documents: Documents, vocab_size: int, width: int) -> NDArray[n
     if rank > 0:
         # Lanczos' first vector is fixed: the same text gives the same vectors.
         first = np.random.default_rng(0).standard_normal(vocab_size)
-        values, found = eigsh(_information(_cooccurrences(documents, vocab_size)), k=rank, which="LM", v0=first)
-        vectors[:, :rank] = found * np.sqrt(np.abs(values))
+        values, eigenvectors = eigsh(_information(_cooccurrences(documents, vocab_size)), k=rank, which="LM", v0=first)
+        vectors[:, :rank] = eigenvectors * np.sqrt(np.abs(values))
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     known = lengths > 1e-6
     return np.where(known, vectors / np.where(known, lengths, 1.0), 0.0).astype(np.float32)
@@ -90,7 +90,7 @@ def _parts(documents: Documents) -> Iterator[tuple[NDArray[np.int64], NDArray[np
     every = max(1, round(int(documents.lengths.sum()) / _TOKENS))
     counted = np.arange(0, len(documents), every)
     lengths = documents.lengths[counted]
-    for part in np.split(counted, np.flatnonzero(np.diff(np.cumsum(lengths) // _AT_ONCE)) + 1):
+    for part in np.split(counted, np.flatnonzero(np.diff(np.cumsum(lengths) // _TOKENS_PER_PART)) + 1):
         tokens = np.concatenate([documents.tokens(i) for i in part.tolist()])
         yield tokens.astype(np.int64), np.repeat(part, documents.lengths[part])
 

@@ -1,6 +1,5 @@
 """Selective and full activation checkpointing, applied to a model from outside."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -36,28 +35,6 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
         checkpointed = partial(checkpointed, context_fn=partial(create_selective_checkpoint_contexts, _save_products))
     for layer in model.layers:
         layer.forward = partial(checkpointed, layer.forward)
-
-
-def hide_gathers(zero: Any) -> None:
-    """Hide ZeRO stage 3's gathering of weights from selective activation checkpointing.
-
-    Selective checkpointing records a layer's operations, which must be the same when they are recomputed in the
-    backward pass. The gathering differs then: weights that were prefetched or are still present are not gathered again.
-
-    Args:
-        zero: DeepSpeed's ZeRO optimizer of stage 3.
-    """
-    hooks = zero.parameter_offload
-    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
-        setattr(hooks, name, _without_dispatch_modes(getattr(hooks, name)))
-
-
-def _without_dispatch_modes(hook: Callable[[Any], None]) -> Callable[[Any], None]:
-    def call(module: Any) -> None:
-        with torch.utils._python_dispatch._disable_current_modes():
-            hook(module)
-
-    return call
 
 
 def _save_products(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

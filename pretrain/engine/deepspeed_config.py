@@ -102,7 +102,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     """A DeepSpeed configuration file.
 
     Raises:
-        UserError: the file is missing or not a JSON object.
+        UserError: The file is missing or not a JSON object.
     """
     name = f"engine.deepspeed={path}"
     try:
@@ -120,21 +120,21 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
 
 
 def fill_deepspeed_config(
-    given: dict[str, Any], config: TrainingConfig, micro_batch: int | Literal["auto"]
+    content: dict[str, Any], config: TrainingConfig, micro_batch: int | Literal["auto"]
 ) -> dict[str, Any]:
-    """`given` with the recipe's values in place of "auto" and of missing keys.
+    """`content` with the recipe's values instead of "auto" and of missing keys.
 
     Args:
-        micro_batch: samples per micro-batch; "auto" while that is not known.
+        micro_batch: Samples per micro-batch; "auto" while that is not known.
 
     Raises:
-        UserError: a key contradicts the recipe, must not be set, or is unknown.
+        UserError: A key contradicts the recipe, must not be set, or is unknown.
     """
     for path, reason in _REFUSED.items():
-        value = _get(given, path)
+        value = _get(content, path)
         if value not in (None, "auto", False, {}):
             raise UserError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
-    _check_known(given, config.engine.zero_stage)
+    _check_known(content, config.engine.zero_stage)
     offload = config.engine.offload
     decided = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -148,7 +148,7 @@ def fill_deepspeed_config(
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's own CPU Adam recomputes its beta powers after loading and so is not bit-exact across a resume.
         "zero_force_ds_cpu_optimizer": False,
-        # multihop.pretrain.optim.slices expects one owner for each part of a weight, in the model's order.
+        # `owned_slices` expects one owner for each part of a weight, in the model's order.
         "zero_optimization.round_robin_gradients": False,
         "zero_optimization.zero_hpz_partition_size": 1,
         # Narrow gradients of many micro-batches are added up in fp32.
@@ -158,14 +158,14 @@ def fill_deepspeed_config(
         # DeepSpeed's throughput timer waits for the device twice a step.
         "timers.throughput.enabled": False,
     }
-    filled = _without_unset(given)
+    filled = _without_unset(content)
     for path in _REFUSED:
         filled.pop(path, None)
     for path, value in decided.items():
-        there = _get(given, path)
-        if there not in (None, "auto", value):
+        present = _get(content, path)
+        if present not in (None, "auto", value):
             raise UserError(
-                f"ds_config: {path}={json.dumps(there)} contradicts the recipe, which says {json.dumps(value)}; "
+                f"ds_config: {path}={json.dumps(present)} contradicts the recipe, which says {json.dumps(value)}; "
                 'write "auto" there or change the recipe'
             )
         *parents, last = path.split(".")
@@ -179,14 +179,14 @@ def fill_deepspeed_config(
     return filled
 
 
-def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> None:
+def _check_known(content: dict[str, Any], zero_stage: int, section: str = "") -> None:
     """Refuse keys that are unknown or have no effect, and values of the wrong kind.
 
     Messages show only numbers and booleans: any other value may be a secret.
     """
     paths = (path.removeprefix(section) for path in KEYS if path.startswith(section))
     known = dict.fromkeys(path.partition(".")[0] for path in paths)
-    for key, value in given.items():
+    for key, value in content.items():
         path = f"{section}{key}"
         if path in _REFUSED:
             continue
@@ -210,11 +210,11 @@ def _check_known(given: dict[str, Any], zero_stage: int, section: str = "") -> N
                 )
 
 
-def _without_unset(given: dict[str, Any]) -> dict[str, Any]:
+def _without_unset(content: dict[str, Any]) -> dict[str, Any]:
     """A copy without the keys that are null or "auto", which DeepSpeed does not accept everywhere."""
     return {
         key: _without_unset(value) if isinstance(value, dict) else value
-        for key, value in given.items()
+        for key, value in content.items()
         if value not in _UNSET
     }
 

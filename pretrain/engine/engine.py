@@ -1,33 +1,29 @@
-"""The one file that knows DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
+"""Training under DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
 
-import importlib
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations, hide_gathers
-from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
-from multihop.pretrain.engine.grad_norm import read_norm_once
+from multihop.pretrain.config import EngineConfig, TrainingConfig
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
+from multihop.pretrain.engine.deepspeed_internals import (
+    drop_gradients,
+    held_slices,
+    initialize,
+    owned_slices,
+    spread_weights,
+)
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.engine.reduce_gradients import reduce_in_few_kernels
 from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.objectives.batch import Batch
-from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.norms import clip_grad_norm_
-from multihop.pretrain.optim.optimizers import MOMENTS, build_optimizer
-from multihop.pretrain.optim.slices import held_slices, owned_slices, whole_shape
+from multihop.pretrain.optim.optimizers import MOMENTS, Lamb, whole_shape
 
-_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_REDUCE_BUCKET = 500_000_000
-"""Elements: DeepSpeed's default."""
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -66,16 +62,10 @@ class Engine:
             param_init: sets the weights of a model on the meta device; None leaves them to `restore`.
         """
         self.ranks, self._stage = ranks, config.engine.zero_stage
-        self._deepspeed = _initialise(config, model, ranks, micro_batch, param_init)
+        _transform(model, config.engine)
+        self._deepspeed, self._zero = initialize(config, model, ranks, micro_batch, param_init)
         outer: Any = self._deepspeed.optimizer
-        self._zero: Any = outer if self._stage > 0 else None
-        self._optimizer: torch.optim.Optimizer = outer.optimizer if self._stage > 0 else outer
-        if self._stage > 0:
-            read_norm_once(self._zero, self._stage, ranks.all_reduce_sum_)
-        if self._stage in (1, 2):
-            reduce_in_few_kernels(self._zero)
-        if self._stage == 3 and config.engine.activation_checkpointing == "selective":
-            hide_gathers(self._zero)
+        self._optimizer: torch.optim.Optimizer = outer if self._zero is None else outer.optimizer
         self._last_of_stage_0 = StepResult(math.nan, True)
         if self._stage == 0:
             self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.max_grad_norm))
@@ -124,9 +114,8 @@ class Engine:
         if self._stage == 0:
             return self._last_of_stage_0
         applied: bool = self._deepspeed.was_step_applied()
-        if self._stage < 3 and not applied:
-            # With an offloaded optimizer DeepSpeed keeps the gradients, NaN included, and would accumulate into them.
-            self._zero.averaged_gradients.clear()
+        if not applied:
+            drop_gradients(self._zero, self._stage)
         return StepResult(float(self._deepspeed.get_global_grad_norm()), applied)
 
     @torch.no_grad()
@@ -176,12 +165,12 @@ class Engine:
                 state["step"].fill_(float(updates))
                 for kind in MOMENTS:
                     piece.of(state[kind]).copy_(next(values))
-        self._spread_weights()
+        spread_weights(self._zero, self._stage)
         if updates is not None and self._scaler_state().keys() == counters.keys():
             for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Other numbers for a row of metrics."""
         return {} if self._scaler is None else {"loss_scale": float(self._scaler.cur_scale)}
 
@@ -203,17 +192,6 @@ class Engine:
             for kind in MOMENTS:
                 state[kind] = torch.zeros_like(flat, requires_grad=False)
 
-    def _spread_weights(self) -> None:
-        """Copy the fp32 slices of all ranks into the weights that the model computes with."""
-        zero = self._zero
-        if self._stage in (1, 2):
-            zero.update_lp_params()
-        elif self._stage == 3:
-            for sub_group in range(len(zero.fp16_groups)):
-                zero._reassign_or_swap_out_partitioned_parameters(sub_group)
-            if zero.persistent_parameters:
-                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
-
     def _guard_stage_0(self, max_grad_norm: float) -> Callable[..., None]:
         """In stage 0 DeepSpeed neither returns the gradient's norm nor checks it. This hook does, and clips, between
         DeepSpeed's all-reduce and the update. Without gradients an optimizer changes nothing."""
@@ -227,96 +205,16 @@ class Engine:
         return guard
 
 
-def import_deepspeed() -> None:
-    """Import what an engine imports when it is made: DeepSpeed takes seconds."""
-    for name in ("deepspeed", "deepspeed.runtime.zero.partition_parameters"):
-        importlib.import_module(name)
-
-
 def _keep(tensor: Tensor) -> None:
     """The sum over ranks of norms that every rank has of whole tensors."""
 
 
-def _initialise(
-    config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, param_init: ParamInit | None
-) -> Any:
-    import deepspeed
-
-    # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
-    # DeepSpeed's shared-memory all-reduce is compiled at the first start, which takes a minute, and a start killed
-    # meanwhile leaves a lock on which every later one hangs. gloo does the same work.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if config.engine.precision == "fp16" and not torch.cuda.is_available():
-        # DeepSpeed requires a processor with fp16 instructions. Without them torch is slower, and as correct.
-        deepspeed.get_accelerator().is_fp16_supported = lambda: True
-    if config.engine.compile:
+def _transform(model: Model, config: EngineConfig) -> None:
+    """Apply compilation and activation checkpointing to the layers."""
+    if config.compile:
         for layer in model.layers:
             # Each batch has another number of tokens. `forward` and not the layer is compiled, so that what recomputes
             # activations calls compiled code; compiled from outside of it nothing would be, because attention is not.
             layer.forward = torch.compile(layer.forward, dynamic=True)
-    if config.engine.activation_checkpointing != "none":
-        checkpoint_activations(model, config.engine.activation_checkpointing)
-    assert isinstance(config.engine.deepspeed, dict)
-    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
-    if config.engine.zero_stage == 0:
-        filled["gradient_clipping"] = 0.0  # Engine._guard_stage_0 clips
-    # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
-    elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
-    filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
-    # A buffer of its own for each bucket saves nothing but traffic between ranks.
-    filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
-    if model.recurrent:  # all ranks must gather alike, and a layer would gather its weights once a time step
-        for layer in model.layers:
-            deepspeed.utils.set_z3_leaf_module(layer, True)
-    if next(model.parameters()).is_meta:
-        if config.engine.zero_stage == 3:
-            _init_and_partition(model, filled, ranks, param_init)
-        else:
-            model.to_empty(device="cpu")
-            if param_init:
-                for name, parameter in model.named_parameters():
-                    param_init(name, parameter)
-    with _one_optimizer_for_stages_1_and_2(config.engine.zero_stage):
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=build_optimizer(model, config.optimizer),
-            config=filled,
-            dist_init_required=False,
-        )
-    if config.engine.zero_stage == 0 and ranks.world_size == 1:
-        engine.enable_backward_allreduce = False  # it would copy all gradients for nothing
-    return engine
-
-
-@contextmanager
-def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
-    """Keep DeepSpeed's ZeRO optimizer in stage 1 of bf16 with fp32 gradients, which it can do: DeepSpeed would take
-    another one, whose gradients and slices lie elsewhere."""
-    from deepspeed.runtime.engine import DeepSpeedEngine
-    from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
-
-    check: Any = DeepSpeedEngine._do_optimizer_sanity_check
-    if stage == 1:
-        DeepSpeedEngine._do_optimizer_sanity_check = lambda *_: ZERO_OPTIMIZATION
-    try:
-        yield
-    finally:
-        DeepSpeedEngine._do_optimizer_sanity_check = check
-
-
-def _init_and_partition(
-    model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, param_init: ParamInit | None
-) -> None:
-    """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
-    from deepspeed.runtime.zero.partition_parameters import Init
-
-    dtype = next((wide for key, wide in _NARROW.items() if deepspeed_config.get(key, {}).get("enabled")), torch.float32)
-    # Children before parents: Init leaves alone what is partitioned already.
-    for path, module in reversed(list(model.named_modules())):
-        module.to_empty(device="cpu", recurse=False)
-        for name, parameter in module.named_parameters(recurse=False):
-            if param_init and ranks.rank == 0:
-                param_init(f"{path}.{name}" if path else name, parameter)
-            parameter.data = parameter.data.to(dtype)
-        Init(module=module, config_dict_or_path=deepspeed_config, mem_efficient_linear=False)
+    if config.activation_checkpointing != "none":
+        checkpoint_activations(model, config.activation_checkpointing)

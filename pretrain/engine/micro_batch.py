@@ -39,13 +39,15 @@ _SHARE_OF_HOST = 0.5
 log = logging.getLogger("multihop")
 
 
-def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriving: Path | None = None) -> list[int]:
+def micro_batch_sizes(
+    config: TrainingConfig, run_dir: Path, ranks: Ranks, shard_request_dir: Path | None = None
+) -> list[int]:
     """Samples per micro-batch of each phase: the recipe's number, or the most that fit on every rank.
 
     A rank's share is divided evenly, so that the last micro-batch is about as large as the others.
 
     Args:
-        arriving: as `BatchBuilder.open`.
+        shard_request_dir: as `BatchBuilder.open`.
 
     Raises:
         UserError: not one sample fits.
@@ -64,7 +66,7 @@ def micro_batch_sizes(config: TrainingConfig, run_dir: Path, ranks: Ranks, arriv
         key = sha256_json(decides)[:16]
         fitting = ranks.broadcast(known.get(key, {}).get("fitting", 0))
         if fitting == 0:
-            mine, bytes_per_sample = _measure(config, run_dir, ranks, number, arriving)
+            mine, bytes_per_sample = _measure(config, run_dir, ranks, number, shard_request_dir)
             fitting = ranks.all_reduce_min(mine)
             if fitting == _NOT_MEASURED:
                 raise UserError(
@@ -101,10 +103,10 @@ def _what_decides(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: in
 
 
 def _measure(
-    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
+    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, shard_request_dir: Path | None
 ) -> tuple[int, float]:
     """Samples that fit beside weights, gradients and state, and bytes per sample, measured with two micro-batches."""
-    parameters, bytes_per_sample, alone = _try_out(config, run_dir, ranks, phase, arriving)
+    parameters, bytes_per_sample, alone = _try_out(config, run_dir, ranks, phase, shard_request_dir)
     if bytes_per_sample <= 0:
         return _NOT_MEASURED, bytes_per_sample
     # The model that was tried out is gone: what is free is asked now.
@@ -113,7 +115,7 @@ def _measure(
 
 
 def _try_out(
-    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, arriving: Path | None
+    config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, shard_request_dir: Path | None
 ) -> tuple[int, float, float]:
     """The model's parameters, and the `memory_line` of its micro-batches."""
     manifest = read_data_manifest(run_dir / "data")
@@ -130,8 +132,10 @@ def _try_out(
 
     def bytes_of(size: int) -> float:
         sizes = [size] * len(config.phases)
-        maker = BatchBuilder.open(without_ramps, run_dir / "data", run_dir / "index", 0, 1, sizes, arriving)
-        step = maker.step(sum(earlier.steps for earlier in config.phases[:phase]))
+        maker = BatchBuilder.open(without_ramps, run_dir / "data", run_dir / "index", 0, 1, sizes, shard_request_dir)
+        first_step = sum(earlier.steps for earlier in config.phases[:phase])
+        maker.request_shards(first_step)
+        step = maker.step(first_step)
         return takes(model, max(step.micro_batches, key=lambda batch: batch.tokens), ranks.device)
 
     share = math.ceil(config.phases[phase].global_batch_size / ranks.world_size)

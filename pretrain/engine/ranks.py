@@ -22,13 +22,13 @@ locks of the interpreter at any moment, and a process that is forked at that mom
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of them. The hosts exchange numbers without waiting for the devices."""
+    """This process's rank, and collectives over all ranks. The hosts exchange numbers without waiting for devices."""
 
     rank: int
     world_size: int
     device: torch.device
     host_group: dist.ProcessGroup | None = None
-    """A gloo group beside NCCL's; None: the default group is gloo's."""
+    """A gloo group beside the NCCL group; None: the default group is a gloo group."""
 
     def start_all_reduce_sum(self, values: Mapping[str, float]) -> Callable[[], dict[str, float]]:
         """Start to sum each value over all ranks, in float64 and one message; call the result to wait for the sums."""
@@ -75,10 +75,11 @@ def join(run_dir: Path | None = None) -> Ranks:
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment.
 
     Args:
-        run_dir: where ranks that torchrun started find rank 0; not needed by a single rank or under a cluster.
+        run_dir: The directory in which ranks that torchrun started find rank 0's address; not needed by a single rank
+            or under a cluster.
 
     Raises:
-        ConnectionError: a process took a rank's place without knowing the secret of the start.
+        ConnectionError: A process took a rank's place without knowing the secret of the start.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
@@ -87,11 +88,11 @@ def join(run_dir: Path | None = None) -> Ranks:
         torch.cuda.set_device(device)
     if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
-    endpoint, invitation = resolve_endpoint(run_dir, rank), None
+    endpoint, endpoint_file = resolve_endpoint(run_dir, rank), None
     if rank == 0:
         endpoint = Listener(endpoint).endpoint
         if run_dir is not None and world_size > 1:
-            invitation = publish_endpoint(run_dir, endpoint)
+            endpoint_file = publish_endpoint(run_dir, endpoint)
     store = Store(endpoint, dist.default_pg_timeout)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     host_group = dist.new_group(backend="gloo") if on_gpu else None
@@ -101,8 +102,8 @@ def join(run_dir: Path | None = None) -> Ranks:
     except BaseException:
         ranks.shutdown()  # a thread of gloo that outlives the interpreter would abort the process and hide the reason
         raise
-    if invitation is not None:
-        invitation.unlink(missing_ok=True)
+    if endpoint_file is not None:
+        endpoint_file.unlink(missing_ok=True)
     return ranks
 
 
@@ -117,10 +118,10 @@ def _authenticate(ranks: Ranks, store: Store, secret: bytes) -> None:
     expected = [hmac.digest(secret, b"rank %d " % rank + nonce, "sha256") for rank in range(ranks.world_size)]
     groups = {ranks.device: None, torch.device("cpu"): ranks.host_group}  # one and the same without a GPU
     for device, group in groups.items():
-        mine = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(device)
-        theirs = [torch.empty_like(mine) for _ in expected]
-        _recent.extend([mine, *theirs])
-        dist.all_gather(theirs, mine, group=group)
-        for rank, (found, wanted) in enumerate(zip(theirs, expected, strict=True)):
-            if not hmac.compare_digest(bytes(found.tolist()), wanted):
+        proof = torch.frombuffer(bytearray(expected[ranks.rank]), dtype=torch.uint8).to(device)
+        proofs = [torch.empty_like(proof) for _ in expected]
+        _recent.extend([proof, *proofs])
+        dist.all_gather(proofs, proof, group=group)
+        for rank, (received, digest) in enumerate(zip(proofs, expected, strict=True)):
+            if not hmac.compare_digest(bytes(received.tolist()), digest):
                 raise ConnectionError(f"the process that answers as rank {rank} does not know the secret of this start")

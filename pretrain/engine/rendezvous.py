@@ -30,7 +30,7 @@ _PATIENCE_S = 600.0
 """How long a rank waits for rank 0 to listen: imports take seconds, and up to a minute from a cold disk."""
 _HANDSHAKE_S = 10.0
 _NONCE_BYTES, _PROOF_BYTES = 32, 32
-_LONGEST = 2**24
+_MAX_MESSAGE_BYTES = 2**24
 _POLL_S, _LONGEST_POLL_S = 0.005, 0.2
 _LENGTH = struct.Struct(">I")
 
@@ -52,16 +52,16 @@ def resolve_endpoint(run_dir: Path | None, rank: int) -> Endpoint:
 
     Raises:
         UserError: MASTER_ADDR is a loopback address, and there are ranks on other hosts.
-        TimeoutError: rank 0 did not listen in time.
+        TimeoutError: Rank 0 did not listen in time.
     """
-    given = os.environ.pop(SECRET, None)  # not inherited by child processes
-    assert given is not None or run_dir is not None or os.environ["WORLD_SIZE"] == "1", "rank 0 could not be found"
-    if given is not None:
-        return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), bytes.fromhex(given))
+    secret = os.environ.pop(SECRET, None)  # not inherited by child processes
+    assert secret is not None or run_dir is not None or os.environ["WORLD_SIZE"] == "1", "rank 0 could not be found"
+    if secret is not None:
+        return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), bytes.fromhex(secret))
     if rank == 0:
-        return Endpoint(_own_address(), 0, secrets.token_bytes(32))
+        return Endpoint(_master_address(), 0, secrets.token_bytes(32))
     assert run_dir is not None
-    return _read_invitation(_invitation(run_dir))
+    return _read_endpoint_file(_endpoint_file(run_dir))
 
 
 def on_one_host() -> bool:
@@ -71,7 +71,7 @@ def on_one_host() -> bool:
 
 def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     """Write the address and secret to a file that only its user may read; remove it when all ranks have joined."""
-    path = _invitation(run_dir)
+    path = _endpoint_file(run_dir)
     content = json.dumps({"host": endpoint.host, "port": endpoint.port, "secret": endpoint.secret.hex()})
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
@@ -80,13 +80,13 @@ def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     return path
 
 
-def _invitation(run_dir: Path) -> Path:
+def _endpoint_file(run_dir: Path) -> Path:
     """The name contains numbers that the ranks of one start of torchrun share, and no others."""
     start = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return run_dir / f".rendezvous-{start}.json"
 
 
-def _read_invitation(path: Path) -> Endpoint:
+def _read_endpoint_file(path: Path) -> Endpoint:
     """The address at which rank 0 answers; the file of a killed start has a port at which no process answers."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -101,7 +101,7 @@ def _read_invitation(path: Path) -> Endpoint:
         time.sleep(_LONGEST_POLL_S)
 
 
-def _own_address() -> str:
+def _master_address() -> str:
     if on_one_host():
         return _LOOPBACK
     name = os.environ["MASTER_ADDR"]
@@ -139,8 +139,8 @@ def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
     return hmac.digest(secret, who + nonces, "sha256")
 
 
-def _check(found: bytes, expected: bytes) -> None:
-    if not hmac.compare_digest(found, expected):
+def _check(proof: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(proof, expected):
         raise ConnectionError("the other side does not know the secret of this start")
 
 
@@ -148,8 +148,8 @@ def _connect(endpoint: Endpoint) -> socket.socket:
     """A connection to rank 0, after both sides have proved that they know the secret."""
     connection = socket.create_connection((endpoint.host, endpoint.port), timeout=_HANDSHAKE_S)
     try:
-        nonces = _receive(connection, _NONCE_BYTES) + (mine := secrets.token_bytes(_NONCE_BYTES))
-        _send(connection, mine + _proof(endpoint.secret, b"joins", nonces))
+        nonces = _receive(connection, _NONCE_BYTES) + (nonce := secrets.token_bytes(_NONCE_BYTES))
+        _send(connection, nonce + _proof(endpoint.secret, b"joins", nonces))
         _check(_receive(connection, _PROOF_BYTES), _proof(endpoint.secret, b"listens", nonces))
         connection.settimeout(None)
         return connection
@@ -159,7 +159,7 @@ def _connect(endpoint: Endpoint) -> socket.socket:
 
 
 class Listener:
-    """Rank 0's side: holds the keys and values, and answers each connection from a thread of its own."""
+    """Rank 0's side: holds the keys and values, and serves each connection from a separate thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._secret = endpoint.secret
@@ -167,7 +167,7 @@ class Listener:
         self._lock = threading.Lock()
         self._socket = socket.create_server((endpoint.host, endpoint.port), backlog=1024)
         self.endpoint = Endpoint(endpoint.host, self._socket.getsockname()[1], endpoint.secret)
-        """With the port that was taken."""
+        """The address, with the port that the system chose if it was 0."""
         threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
 
     def close(self) -> None:
@@ -187,15 +187,15 @@ class Listener:
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, ValueError):  # a peer that violates the protocol is disconnected
             connection.settimeout(_HANDSHAKE_S)
-            _send(connection, mine := secrets.token_bytes(_NONCE_BYTES))
+            _send(connection, nonce := secrets.token_bytes(_NONCE_BYTES))
             answer = _receive(connection, _NONCE_BYTES + _PROOF_BYTES)
-            nonces = mine + answer[:_NONCE_BYTES]
+            nonces = nonce + answer[:_NONCE_BYTES]
             _check(answer[_NONCE_BYTES:], _proof(self._secret, b"joins", nonces))
             _send(connection, _proof(self._secret, b"listens", nonces))
             connection.settimeout(None)
             while True:
-                asked = json.loads(_receive(connection, _LONGEST))
-                _send(connection, json.dumps(self._do(*asked)).encode())
+                request = json.loads(_receive(connection, _MAX_MESSAGE_BYTES))
+                _send(connection, json.dumps(self._do(*request)).encode())
 
     def _do(self, what: str, key: str, *values: Any) -> Any:
         with self._lock:
@@ -210,26 +210,26 @@ class Listener:
                     self._values[key] = str(total).encode()
                     return total
                 case "exchange", (str(expected), str(desired)):
-                    there = self._values.get(key)
-                    if there == base64.b64decode(expected) or (there is None and not expected):
-                        there = self._values[key] = base64.b64decode(desired)
-                    return base64.b64encode(there if there is not None else base64.b64decode(expected)).decode()
+                    stored = self._values.get(key)
+                    if stored == base64.b64decode(expected) or (stored is None and not expected):
+                        stored = self._values[key] = base64.b64decode(desired)
+                    return base64.b64encode(stored if stored is not None else base64.b64decode(expected)).decode()
                 case "delete", ():
                     return self._values.pop(key, None) is not None
                 case "count", ():
                     return len(self._values)
-        raise UserError(f"{what} is not known here")
+        raise UserError(f"{what} is not a request of this store")
 
 
 _kept: list["Store"] = []
-"""torch holds on to the C++ half of a store only, and finds no methods once Python's half is gone."""
+"""torch keeps only the C++ half of a store alive, and would find no methods once the Python half is freed."""
 
 
 class Store(dist.Store):
-    """A rank's side, as torch.distributed asks for it. Threads take turns."""
+    """A rank's side: the store that torch.distributed calls. Threads take turns."""
 
     timeout: timedelta
-    """Of torch's class, which its annotations leave out."""
+    """An attribute of torch's class that its annotations leave out."""
 
     def __init__(self, endpoint: Endpoint, timeout: timedelta) -> None:
         super().__init__()
@@ -242,47 +242,47 @@ class Store(dist.Store):
     def _ask(self, *what: Any) -> Any:
         with self._lock:
             _send(self._connection, json.dumps(what).encode())
-            return json.loads(_receive(self._connection, _LONGEST))
+            return json.loads(_receive(self._connection, _MAX_MESSAGE_BYTES))
 
     def clone(self) -> "Store":
-        """The same store through a connection of its own."""
+        """The same store through another connection."""
         return Store(self._endpoint, self.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put a value, over the one there was."""
-        self._ask("set", key, _spelled(value))
+        """Set a value; replaces an earlier one."""
+        self._ask("set", key, _base64(value))
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one."""
+        """Wait until the key has a value, and return it."""
         self.wait([key])
         return base64.b64decode(self._ask("get", key))
 
     def add(self, key: str, amount: int) -> int:
-        """The number at `key` after `amount` was added; it begins with 0."""
+        """Add `amount` to the number at `key`, which starts at 0; returns the sum."""
         total: int = self._ask("add", key, amount)
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """What is there after `desired` took the place of `expected`, if that was there."""
-        return base64.b64decode(self._ask("exchange", key, _spelled(expected), _spelled(desired)))
+        """Set `desired` if the value is `expected`; returns the value after that."""
+        return base64.b64decode(self._ask("exchange", key, _base64(expected), _base64(desired)))
 
     def delete_key(self, key: str) -> bool:
-        """Whether there was one."""
+        """Delete a key; returns whether it existed."""
         return bool(self._ask("delete", key))
 
     def num_keys(self) -> int:
-        """How many there are."""
+        """The number of keys."""
         return int(self._ask("count", ""))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """Whether all keys have values."""
         return all(self._ask("get", key) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there.
+        """Wait until all keys have values.
 
         Raises:
-            dist.DistStoreError: they did not come in time.
+            dist.DistStoreError: They were not set in time.
         """
         patience = timeout or self.timeout
         deadline, pause = time.monotonic() + patience.total_seconds(), _POLL_S
@@ -293,12 +293,12 @@ class Store(dist.Store):
             pause = min(2 * pause, _LONGEST_POLL_S)
 
 
-def _spelled(value: str | bytes) -> str:
+def _base64(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
 def _connect_patiently(endpoint: Endpoint) -> socket.socket:
-    """Ranks import for seconds, so rank 0 may not be there yet. One that knows another secret is no reason to wait."""
+    """Connect to rank 0, which may still be importing. A peer with the wrong secret is not retried."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -33,7 +33,7 @@ def _squared_norm(flat: Tensor) -> Tensor:
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """As torch.nn.utils.clip_grad_norm_: scale the gradients down to a global norm of `max_norm`, in place.
+    """Scale the gradients down to a global norm of `max_norm`, in place, as torch.nn.utils.clip_grad_norm_ does.
 
     Args:
         max_norm: 0 disables clipping.

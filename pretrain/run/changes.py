@@ -1,4 +1,4 @@
-"""Which keys of a recipe may change when a run is resumed, and which the user has to allow by name."""
+"""Changes of a recipe when a run is resumed: keys that may change, and keys that the user has to allow by name."""
 
 import json
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ CHANGES = "changes.jsonl"
 Difference = tuple[str, Any, Any]
 """A dotted key with its previous and its present value; None where the key is absent."""
 
-_BINDING = DATA | ORDER | COMPATIBILITY | UPDATES | LOCATION
-"""A key that decides any of these changes only if the user allows it."""
-_REMEMBERED = ORDER | COMPATIBILITY | UPDATES
-"""What a checkpoint records of the recipe. The data is recorded by its fingerprint."""
+_LOCKED = DATA | ORDER | COMPATIBILITY | UPDATES | LOCATION
+"""Effects of the keys that change only if the user allows it."""
+_RECORDED = ORDER | COMPATIBILITY | UPDATES
+"""Effects of the keys that a checkpoint records. It records the data by its fingerprint."""
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -41,18 +41,18 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
 
 def locked_changes(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
     """The differences between two dumps of `section` in keys that the user has to allow, or that cannot change."""
-    return [entry for entry in differences(then, now) if effect_of(section, entry[0]) & _BINDING]
+    return [entry for entry in differences(then, now) if effect_of(section, entry[0]) & _LOCKED]
 
 
 def check_allowed(changed: list[Difference], section: type[Section], allowed: Iterable[str], where: str) -> None:
     """Refuse changes that are not allowed by name, and those that cannot be allowed.
 
     Args:
-        changed: binding differences between the recipe of a run and the one to resume it with.
-        allowed: dotted keys; one of a section allows all in it.
+        changed: The locked changes between the recipe of a run and the one to resume it with.
+        allowed: Dotted keys; a section's key allows all keys in it.
 
     Raises:
-        UserError: naming the keys with both values, and what to do.
+        UserError: Some are not allowed.
     """
     allowed = tuple(allowed)
     fixed = [entry for entry in changed if effect_of(section, entry[0]) & COMPATIBILITY]
@@ -81,17 +81,17 @@ def allowed_in(run_dir: Path) -> set[str]:
 
 def training_part(config: TrainingConfig) -> dict[str, Any]:
     """The part of the recipe that a checkpoint records: keys that decide order, meaning or updates of the weights."""
-    return select_by_effect(config, _REMEMBERED)
+    return select_by_effect(config, _RECORDED)
 
 
-def completed(remembered: dict[str, Any]) -> dict[str, Any]:
+def completed(recorded: dict[str, Any]) -> dict[str, Any]:
     """The recipe part that a checkpoint of an older version records, with the defaults of newer keys.
 
     Raises:
-        UserError: it has keys or values that are no longer known.
+        UserError: It has keys or values that are no longer known.
     """
-    data = {"data": remembered["data"]} if "data" in remembered else {}
-    return training_part(TrainingConfig.model_validate({**remembered, "data": None})) | data
+    data = {"data": recorded["data"]} if "data" in recorded else {}
+    return training_part(TrainingConfig.model_validate({**recorded, "data": None})) | data
 
 
 def _lies_in(key: str, parts: Iterable[str]) -> bool:

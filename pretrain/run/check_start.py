@@ -43,7 +43,7 @@ def check_steps_left(run_dir: Path, config: TrainingConfig, step: int) -> None:
     """Refuse phases that end before the newest checkpoint.
 
     Args:
-        step: the step of the newest checkpoint.
+        step: The step of the newest checkpoint.
 
     Raises:
         UserError: The phases have fewer steps.
@@ -60,7 +60,7 @@ def check_init_keys(model: ModelConfig, lacking: Collection[str] = ()) -> None:
     """Refuse initial values of weights that `model.init_from` provides: they would be ignored.
 
     Args:
-        lacking: the parameters that the model at `init_from` does not have.
+        lacking: The parameters that the model at `init_from` does not have.
 
     Raises:
         UserError: A key sets such values.

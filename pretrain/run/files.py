@@ -12,8 +12,13 @@ from multihop.pretrain.config import TrainingConfig
 GAVE_UP = "gave-up.json"
 """Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
 
+STOP_FILE = "stop"
+"""Asks the ranks to save and exit."""
+RESTART_FILE = "restart"
+"""Written by the driver, which restarts the ranks once they have saved and exited."""
+
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
-"""What rank 0 appends to."""
+"""Files that rank 0 appends rows to."""
 JOURNAL = "journal"
 """Folder of a run in an object store with these rows."""
 
@@ -22,7 +27,7 @@ def read_config(run_dir: Path) -> TrainingConfig:
     """The part of RUN_DIR/recipe.json that training reads.
 
     Raises:
-        UserError: it is missing or not a resolved recipe.
+        UserError: It is missing or not a resolved recipe.
     """
     path = run_dir / "recipe.json"
     try:

@@ -16,49 +16,49 @@ from multihop.pretrain.run.files import checkpoints_of, read_config
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A committed checkpoint and what belongs to it."""
+    """A committed checkpoint with its model and its run's data."""
 
     location: str
     manifest: CheckpointManifest
     model: ModelConfig
     data: Manifest
-    """Of the run's data set, which has the tokenizer, or of pairs perhaps two; their files were checked."""
+    """The manifest of the run's data, which has the tokenizer, or two for pairs; their files were checked."""
     data_folder: Path
     skipped: list[str]
     """Why newer checkpoints were skipped."""
 
 
-def find_checkpoint(place: str, step: int | None = None) -> FoundCheckpoint:
-    """The checkpoint at `place`; its tokenizer is that of the run's data. The newest one is verified, others are not.
+def find_checkpoint(path: str, step: int | None = None) -> FoundCheckpoint:
+    """The checkpoint at `path`; its tokenizer is that of the run's data. The newest one is verified, others are not.
 
     Args:
-        place: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
-        step: which checkpoint; None: the newest good one.
+        path: A run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
+        step: The checkpoint's step; None: the newest good one.
 
     Raises:
-        UserError: there is no such checkpoint, or no data with its tokenizer beside it.
+        UserError: There is no such checkpoint, or no data with its tokenizer beside it.
     """
-    location, saved, skipped = locate_checkpoint(place, step)
-    run_dir = run_of(place)
+    location, saved, skipped = locate_checkpoint(path, step)
+    run_dir = run_of(path)
     data = _data_of(run_dir, saved)
     return FoundCheckpoint(location, saved, _model_of(run_dir, saved), data, run_dir / "data", skipped)
 
 
-def run_of(place: str) -> Path:
-    """The run's directory, which has its data: `place` itself, or above its checkpoints."""
-    folder = Path(place).absolute()
+def run_of(path: str) -> Path:
+    """The run's directory, which has its data: `path` itself, or above its checkpoints."""
+    folder = Path(path).absolute()
     return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
 
 
-def checkpoints_at(place: str) -> str:
+def checkpoints_at(path: str) -> str:
     """The location of the checkpoints, given a run's folder or the location itself.
 
     Raises:
-        UserError: there are none.
+        UserError: There are none.
     """
-    location = place.rstrip("/")
-    if (Path(place) / "recipe.json").is_file():
-        location = checkpoints_of(Path(place), read_config(Path(place)))
+    location = path.rstrip("/")
+    if (Path(path) / "recipe.json").is_file():
+        location = checkpoints_of(Path(path), read_config(Path(path)))
     if not list_steps(location):
         raise UserError(
             f"{location} holds no checkpoints; give a run's folder, the folder that its step-… folders are in, or "
@@ -67,20 +67,18 @@ def checkpoints_at(place: str) -> str:
     return location
 
 
-def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, CheckpointManifest, list[str]]:
-    """The location of the checkpoint at `place`, its manifest, and why newer ones were skipped; see `find_checkpoint`.
+def locate_checkpoint(path: str, step: int | None = None) -> tuple[str, CheckpointManifest, list[str]]:
+    """The location of the checkpoint at `path`, its manifest, and why newer ones were skipped; see `find_checkpoint`.
 
     Raises:
-        UserError: there is no such checkpoint.
+        UserError: There is no such checkpoint.
     """
-    location = place.rstrip("/")
+    location = path.rstrip("/")
     if (Path(location) / MANIFEST).is_file():
         if step is not None:
-            raise UserError(
-                f"{place} is a single checkpoint, and --step {step} chooses among several; leave --step out"
-            )
+            raise UserError(f"{path} is a single checkpoint, and --step {step} chooses among several; leave --step out")
         return location, read_checkpoint_manifest(location), []
-    checkpoints = checkpoints_at(place)
+    checkpoints = checkpoints_at(path)
     if step is not None:
         chosen = folder_of_step(checkpoints, step)
         return chosen, read_checkpoint_manifest(chosen), []
@@ -90,23 +88,23 @@ def locate_checkpoint(place: str, step: int | None = None) -> tuple[str, Checkpo
     return folder_of_step(checkpoints, saved.step), saved, skipped
 
 
-def find_checkpoint_by_hash(place: str, content_hash: str) -> tuple[str, int] | None:
-    """The location and step of the checkpoint at `place` with these weights; None if there is none.
+def find_checkpoint_by_hash(path: str, content_hash: str) -> tuple[str, int] | None:
+    """The location and step of the checkpoint at `path` with these weights; None if there is none.
 
     Args:
-        place: as for `find_checkpoint`.
-        content_hash: from `CheckpointManifest.content_hash`.
+        path: A path as `find_checkpoint` takes it.
+        content_hash: The result of `CheckpointManifest.content_hash`.
 
     Raises:
         UserError: There are no checkpoints at all.
     """
-    location = place.rstrip("/")
+    location = path.rstrip("/")
     if open_folder(location).size(MANIFEST) is not None:
-        found = [location]
+        locations = [location]
     else:
-        checkpoints = checkpoints_at(place)
-        found = [folder_of_step(checkpoints, step) for step in reversed(list_steps(checkpoints))]
-    for each in found:
+        checkpoints = checkpoints_at(path)
+        locations = [folder_of_step(checkpoints, step) for step in reversed(list_steps(checkpoints))]
+    for each in locations:
         try:
             manifest = read_checkpoint_manifest(each)
         except ValueError:  # a damaged checkpoint does not count

@@ -1,4 +1,4 @@
-"""How healthy a model's hidden states and its attention are, on a part of the held-out samples.
+"""Health of a run: detects plateaus and representation collapse from hidden states and attention.
 
 In a plateau of the loss the last hidden states of different tokens become nearly parallel, and attention is learned
 slowly (Gopalani and Hu 2025, arXiv 2506.13688): the loss alone does not tell this from slow progress.
@@ -19,9 +19,9 @@ from multihop.pretrain.models.relative_positions import spread
 from multihop.pretrain.objectives.batch import Batch
 
 _PARTS = 16
-"""One of so many equal parts of the held-out samples is looked at."""
+"""The model runs on one of this many equal parts of the held-out samples."""
 _QUERIES = 16
-"""Queries of a sequence whose attention is looked at, evenly spaced."""
+"""Number of queries of a sequence whose attention is measured, evenly spaced."""
 
 
 def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
@@ -29,30 +29,30 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
 
     The rank is the effective rank as a share of what it can be, and the entropy a share of what uniform attention has:
     both are 0 to 1 in a model of any size. The model runs once more, on a sixteenth of the held-out samples, so that
-    the held-out loss is computed as if nobody looked.
+    the computation of the held-out loss does not change.
     """
     share = batches.heldout(parts=_PARTS)
     hidden, device = engine.module.config.hidden, engine.ranks.device
     shapes = {"tokens": (), "directions": (hidden,), "products": (hidden, hidden), "entropies": (), "queries": ()}
     sums = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-    mine = True
+    is_counted = True
 
     def current() -> Iterator[Batch]:
-        nonlocal mine
+        nonlocal is_counted
         for batch in share.micro_batches:
             heartbeat()
-            mine = any(batch.counts.values())  # others are borrowed, and another rank counts them
+            is_counted = any(batch.counts.values())  # others are borrowed, and another rank counts them
             yield batch
 
     def see_states(states: Tensor) -> None:
-        if mine:
+        if is_counted:
             each = states.double()
             sums["tokens"] += len(each)
             sums["directions"] += F.normalize(each, dim=-1).sum(0)
             sums["products"] += each.T @ each
 
     def see_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
-        if mine:
+        if is_counted:
             entropies, counted = attention_entropies(query, key, relative, sequences, causal)
             sums["entropies"] += entropies.sum()
             sums["queries"] += counted.sum()
@@ -70,7 +70,7 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
 
 
 def mean_cosine(directions: Tensor, count: int) -> float:
-    """Mean cosine between two different ones of `count` vectors; NaN where there is one only.
+    """Mean cosine between two different ones of `count` vectors; NaN if there is only one.
 
     |sum of unit vectors|^2 is the sum of the cosines of all pairs, those of a vector with itself, `count`, included.
 
@@ -102,14 +102,14 @@ def attention_entropies(
     """Entropy of attention weights as a share of the log of the number of keys that a query sees: 1 for uniform
     attention, 0 for attention to one key.
 
-    Looks at up to 16 evenly spaced queries of each sequence, not at those that see one key only.
+    Measures up to 16 evenly spaced queries of each sequence, and none that see only one key.
 
     Args:
         query, key: (N, heads, width).
         relative: (N, heads, C), as in `attention.attend`.
 
     Returns:
-        The entropies, float32 (S, heads, 16), 0 where not looked at, and where they are looked at, bool of this shape.
+        The entropies, float32 (S, heads, 16), 0 where not measured, and where they are measured, bool of this shape.
     """
     starts, lengths = sequences.cu_seqlens[:-1, None], sequences.cu_seqlens.diff()[:, None]
     columns = torch.arange(sequences.max_seqlen, device=query.device)

@@ -1,18 +1,19 @@
-"""The held-out loss."""
+"""The held-out loss, and its baselines: the losses of two models that use no context."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
-from multihop.pretrain.run.reference_losses import uniform_loss, unigram_loss
 
 _LANGUAGE_MODELS = ("mlm", "clm", "translation")
-"""An objective predicts tokens in one of these ways."""
+"""The names of losses of predicted tokens; each objective has one of them."""
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
@@ -36,13 +37,13 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
     Raises:
         UserError: The held-out samples have no token to predict. Raised on all ranks.
     """
-    mine = batches.heldout()
+    share = batches.heldout()
     manifest = batches.data.manifest
-    targets = np.concatenate([batch.targets for batch in mine.micro_batches])
+    targets = np.concatenate([batch.targets for batch in share.micro_batches])
     unigram_sum = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
     references = {"unigram": unigram_sum, "targets": float(len(targets))}
-    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(mine.micro_batches, heartbeat)), **references})
-    counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in mine.counts.items()})
+    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(share.micro_batches, heartbeat)), **references})
+    counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
     if not sums["targets"]:
         raise UserError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")
@@ -55,6 +56,31 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
         "unigram_gain": 1 - language_model / unigram,
         **health(engine, batches, heartbeat),
     }
+
+
+def unigram_log_probabilities(token_counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64 (V,): the log of each token's frequency in the training text.
+
+    Args:
+        token_counts: int64 (V,); one is added to each (Laplace), so that no token has probability 0.
+    """
+    smoothed = token_counts + 1.0
+    return np.log(smoothed / smoothed.sum())
+
+
+def unigram_loss(token_counts: NDArray[np.int64], targets: NDArray[np.int64]) -> float:
+    """Mean cross-entropy in nats of predicting each target by its frequency in the training text.
+
+    Args:
+        token_counts: int64 (V,), of the training text.
+        targets: int64 (N,), the tokens that the held-out loss is computed on.
+    """
+    return float(-unigram_log_probabilities(token_counts)[targets].mean())
+
+
+def uniform_loss(vocab_size: int) -> float:
+    """Cross-entropy in nats of the uniform distribution over the vocabulary."""
+    return math.log(vocab_size)
 
 
 def _nothing_to_predict(batches: BatchBuilder) -> str:

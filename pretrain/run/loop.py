@@ -12,16 +12,15 @@ counts are summed by the hosts, while the device works; requests to stop or trac
 ranks act on them at the same step. Losses are read from the device only where they are logged.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from multihop.common.counter_rng import key_of
 from multihop.common.json_lines import Row
-from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.loader import stream
@@ -29,85 +28,34 @@ from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.run.heldout import evaluate, means
-from multihop.pretrain.run.usage import step_flops, usage
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What the loop reports and asks."""
-
-    emit: Callable[[Row], None]
-    """Takes a row of metrics; called on every rank."""
-    save: Callable[[TrainState], None]
-    """Saves a checkpoint; called on every rank."""
-    note_skipped: Callable[[int, Row], None]
-    """Takes the number and the losses of a step that was skipped because it was not finite or had no token to predict.
-    Called on every rank."""
-    heartbeat: Callable[[], None]
-    """Resets the watchdog."""
-    stop_requested: Callable[[], bool]
-    """Whether this rank was asked to save and exit."""
-    trace_requested: Callable[[], int]
-    """The number of steps that this rank was asked to trace since the last call."""
-    trace: Callable[[int], None]
-    """Called before each step with the number of steps to trace from it on, on all ranks; 0: no new request."""
+from multihop.pretrain.run.hooks import Hooks
+from multihop.pretrain.run.throughput import Clock, step_flops
 
 
 @dataclass(frozen=True)
 class _Share:
-    """A rank's share of a step, and what the ranks agreed on about it."""
+    """A rank's share of a step, and its totals over all ranks."""
 
-    mine: RankBatch
+    batch: RankBatch
     totals: dict[str, float]
     """Sums over all ranks: the number of terms of each loss, `tokens`, `flops`, and the requests `stop` and `trace`."""
 
     @property
     def divisors(self) -> dict[str, float]:
-        """What the summed losses are divided by, at least 1: an empty sum gives a loss and a gradient of 0."""
-        return {name: max(1.0, self.totals[name]) for name in self.mine.counts}
+        """The divisors of the summed losses, at least 1: an empty sum gives a loss and a gradient of 0."""
+        return {name: max(1.0, self.totals[name]) for name in self.batch.counts}
 
     @property
     def is_empty(self) -> bool:
         """Whether no rank has anything to predict, for example because no whole word fits `objective.mask_rate`."""
-        return not any(self.totals[name] for name in self.mine.counts)
-
-
-@dataclass
-class _Clock:
-    """Where the time since the last logged step went."""
-
-    started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=time.process_time)
-    waited: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-
-    def wait_for(self, coming: Iterator[RankBatch]) -> RankBatch | None:
-        before = time.monotonic()
-        mine = next(coming, None)
-        self.waited += time.monotonic() - before
-        return mine
-
-    def count(self, share: _Share) -> None:
-        self.tokens += int(share.totals["tokens"])
-        self.flops += share.totals["flops"]
-
-    def rates(self, peak_flops: float, device: torch.device) -> Row:
-        elapsed = time.monotonic() - self.started
-        return {
-            "tokens_per_s": self.tokens / elapsed,
-            "data_wait": self.waited / elapsed,
-            "tflops_per_s": self.flops / elapsed / 1e12,
-            "mfu": self.flops / elapsed / peak_flops,
-            **usage(device, time.process_time() - self.cpu_started, elapsed),
-        }
+        return not any(self.totals[name] for name in self.batch.counts)
 
 
 def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
 
     Args:
-        peak_flops: floating-point operations per second that the devices of all ranks reach together at most.
+        peak_flops: Floating-point operations per second that the devices of all ranks can do together.
 
     Raises:
         FloatingPointError: `engine.max_consecutive_nonfinite_steps` steps in a row had a non-finite loss or gradient.
@@ -115,9 +63,9 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
     config = batches.config
     last = total_steps(config.phases)
     if progress.step == 0:
-        hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
+        hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
     coming = stream(batches, range(progress.step, last), config.engine.data_workers)
-    clock = _Clock()
+    clock = Clock()
     share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
     while progress.step < last:
         step, row, applied, stopping = progress.step, Row(), True, False
@@ -132,27 +80,27 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
             result = StepResult(0.0, False) if empty else engine.step(lr)
             applied = result.applied
             if log_due or not applied:
-                row = _losses(engine, sums, share) | _numbers(engine, lr, result)
+                row = _losses(engine, sums, share) | _metrics(engine, lr, result)
             progress.tokens += int(share.totals["tokens"])
             progress.skipped += not applied
             if not empty:  # an empty step is no sign of divergence
                 progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
-            clock.count(share)
+            clock.count(share.totals)
             share = start_next()
             stopping = share is not None and share.totals["stop"] > 0
         progress.step += 1
 
         if not applied:
             hooks.note_skipped(step, row)
-            hooks.emit(_counted(batches, progress) | {"skipped_step": step, "lr": row["lr"]})
+            hooks.emit(_progress_row(batches, progress) | {"skipped_step": step, "lr": row["lr"]})
             if progress.skipped_in_a_row >= config.engine.max_consecutive_nonfinite_steps:
-                raise FloatingPointError(_why_it_ends(step, progress))
+                raise FloatingPointError(_nonfinite_message(step, progress))
         elif row:
-            hooks.emit(_counted(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
-            clock = _Clock()
+            hooks.emit(_progress_row(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
+            clock = Clock()
         if progress.step % config.engine.eval_interval == 0 or progress.step == last:
-            hooks.emit(_counted(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
-            clock = _Clock()
+            hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
+            clock = Clock()
         if progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping:
             hooks.save(progress)
         if stopping:
@@ -161,20 +109,20 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
 
 
 def _start_next(
-    engine: Engine, batches: BatchBuilder, mine: RankBatch | None, hooks: Hooks
+    engine: Engine, batches: BatchBuilder, batch: RankBatch | None, hooks: Hooks
 ) -> Callable[[], _Share | None]:
-    """Start to sum over the ranks what all must know before a step; call the result to wait for it.
+    """Start to sum over the ranks the totals that all need before a step; call the result to wait for them.
 
-    None after the last step, on all ranks alike, which then exchange nothing.
+    The result is None after the last step, on all ranks, which then exchange nothing.
     """
-    if mine is None:
+    if batch is None:
         return lambda: None
     vocab_size = batches.data.manifest.output_tokenizer.vocab_size
-    flops = sum(step_flops(batches.config.model, vocab_size, batch) for batch in mine.micro_batches)
+    flops = sum(step_flops(batches.config.model, vocab_size, micro_batch) for micro_batch in batch.micro_batches)
     requests = {"stop": float(hooks.stop_requested()), "trace": float(hooks.trace_requested())}
-    counts = {name: float(count) for name, count in mine.counts.items()}
-    totals = engine.ranks.start_all_reduce_sum({**requests, **counts, "tokens": float(mine.tokens), "flops": flops})
-    return lambda: _Share(mine, totals())
+    counts = {name: float(count) for name, count in batch.counts.items()}
+    totals = engine.ranks.start_all_reduce_sum({**requests, **counts, "tokens": float(batch.tokens), "flops": flops})
+    return lambda: _Share(batch, totals())
 
 
 def _forward_backward(
@@ -182,10 +130,10 @@ def _forward_backward(
 ) -> dict[str, Tensor]:
     """Accumulate the step's gradient; this rank's sums over its micro-batches, which stay on the device."""
     sums: dict[str, Tensor] = {}
-    for number, batch in enumerate(share.mine.micro_batches):
+    for number, micro_batch in enumerate(share.batch.micro_batches):
         heartbeat()
-        torch.manual_seed(key_of("dropout", config.seed, share.mine.step, number, engine.ranks.rank) >> 1)
-        for name, value in engine.forward_backward(batch, share.divisors).items():
+        torch.manual_seed(key_of("dropout", config.seed, share.batch.step, number, engine.ranks.rank) >> 1)
+        for name, value in engine.forward_backward(micro_batch, share.divisors).items():
             sums[name] = sums[name] + value if number else value
     return sums
 
@@ -196,16 +144,16 @@ def _losses(engine: Engine, sums: dict[str, Tensor], share: _Share) -> dict[str,
     return means(engine.ranks.all_reduce_sum(scalars), share.divisors)
 
 
-def _numbers(engine: Engine, lr: float, result: StepResult) -> Row:
-    return {"lr": lr, "grad_norm": result.grad_norm, **engine.numbers()}
+def _metrics(engine: Engine, lr: float, result: StepResult) -> Row:
+    return {"lr": lr, "grad_norm": result.grad_norm, **engine.metrics()}
 
 
-def _counted(batches: BatchBuilder, progress: TrainState) -> Row:
-    samples = batches.samples_before(progress.step)
+def _progress_row(batches: BatchBuilder, progress: TrainState) -> Row:
+    samples = batches.order.samples_before(progress.step)
     return {"step": progress.step, "samples": samples, "tokens": progress.tokens, "skipped": progress.skipped}
 
 
-def _why_it_ends(step: int, progress: TrainState) -> str:
+def _nonfinite_message(step: int, progress: TrainState) -> str:
     return (
         f"{progress.skipped_in_a_row} consecutive steps, the last of them step {step}, had a non-finite loss or "
         f"gradient, the limit of engine.max_consecutive_nonfinite_steps; look at the samples with `multihop inspect "

@@ -1,4 +1,4 @@
-"""What rank 0 writes down: metrics.jsonl, launches.jsonl and skipped.jsonl."""
+"""The rows that rank 0 writes: metrics.jsonl, launches.jsonl with the time each part of a start took, skipped.jsonl."""
 
 import json
 import logging
@@ -17,13 +17,19 @@ from multihop.common.json_lines import Row, append_row
 from multihop.common.machine import datasheet_rate
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.run.start_times import StartTimes
+from multihop.pretrain.environment import TIMES
+
+_PARTS = {
+    "detect_s": ("last_row", "ended"),
+    "queue_s": ("ended", "requested"),
+    "schedule_s": ("requested", "placed"),
+}
 
 log = logging.getLogger("multihop")
 
 
 def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
-    """Takes rows of metrics.jsonl; each is also printed to `console`."""
+    """A function that appends rows to metrics.jsonl and prints them to `console`."""
 
     def emit(row: Row) -> None:
         line = json.dumps({**row, "time": time.time()})
@@ -36,16 +42,16 @@ def metrics_writer(metrics: IO[str], console: IO[str]) -> Callable[[Row], None]:
 
 
 def sync_metrics(metrics: IO[str]) -> None:
-    """A checkpoint must not outlive the rows of the steps before it."""
+    """Sync metrics.jsonl, so that no checkpoint outlives the rows of the steps before it."""
     os.fsync(metrics.fileno())
 
 
 def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], None]:
-    """Takes skipped steps: skipped.jsonl lists each one's samples, losses and gradient norm."""
+    """A function that appends skipped steps to skipped.jsonl, with their samples, losses and gradient norms."""
 
     def note(step: int, losses: Row) -> None:
-        chosen = batches.choose(step)
-        row = {"step": step, "phase": chosen.phase, "samples": chosen.samples.tolist()}
+        ids = batches.order.samples_of_step(step)
+        row = {"step": step, "phase": ids.phase, "samples": ids.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
         loss, norm = losses["loss"], losses["grad_norm"]
         if loss == norm == 0.0:
@@ -57,17 +63,43 @@ def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], No
     return note
 
 
+class StartTimes:
+    """The time before the first step: seconds by part, in order.
+
+    After a restart: detect_s (from the last row of metrics until the failure was noticed) and queue_s (until nodes were
+    free). On a cluster: schedule_s (until Ray had placed the ranks) and import_s. Then the parts that `lap` ends.
+    """
+
+    def __init__(self) -> None:
+        """Create it once this process has imported what it needs."""
+        self._last = time.time()
+        times: dict[str, float] = json.loads(os.environ.get(TIMES, "{}"))
+        self.seconds: dict[str, float] = {
+            part: round(times[stop] - times[start], 3)
+            for part, (start, stop) in _PARTS.items()
+            if start in times and stop in times
+        }
+        if "placed" in times:
+            self.seconds["import_s"] = round(self._last - times["placed"], 3)
+
+    def lap(self, part: str) -> None:
+        """End the part of this name."""
+        now = time.time()
+        self.seconds[part] = round(now - self._last, 3)
+        self._last = now
+
+
 def write_start(
     path: Path, ranks: Ranks, nodes: int, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
 ) -> None:
     """Append this start to launches.jsonl.
 
     Args:
-        nodes: that the ranks are on.
-        attempt: its random id.
-        step: of the checkpoint that it resumes from; 0: none.
-        rejected: sentences about newer checkpoints that are not usable.
-        rate: measured floating-point operations per second of a matrix product on this rank's device.
+        nodes: Number of nodes that the ranks are on.
+        attempt: This start's random id.
+        step: Step of the checkpoint that it resumes from; 0: none.
+        rejected: Sentences about newer checkpoints that are not usable.
+        rate: Measured floating-point operations per second of a matrix product on this rank's device.
     """
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
     datasheet = datasheet_rate(device)

@@ -3,10 +3,10 @@
 Its command is `python -m multihop.pretrain.run.standby RUN_DIR`.
 Importing torch and DeepSpeed takes 5 to 15 s, which a restart saves where such a process waits. It prints the name of
 its socket once it has imported everything, and ends with its standard input. Each connection asks for one rank (see
-`start_rank`), and is told the exit code; the rank is killed when the connection ends first.
+`start_rank`), and gets its exit code; the rank is killed if the connection ends first.
 
 The socket is an abstract one of Linux, which leaves no file behind. Only processes of the same user are served. RUN_DIR
-tells who reads a list of processes what it is for; a rank among them has the name `rank NUMBER`.
+is an argument only for whoever reads a list of processes, in which a rank has the name `rank NUMBER`.
 """
 
 import ctypes
@@ -29,28 +29,28 @@ from multihop.common.errors import DONE, FAILED
 _LENGTH = struct.Struct("!I")
 _CODE = struct.Struct("!i")
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as unix(7) has them."""
+"""Process, user and group, as in unix(7)."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _REQUEST_S = 5.0
-"""A request arrives at once, or the process that makes it has been stopped."""
+"""Seconds to wait for a request, which arrives at once unless the process that makes it has been stopped."""
 
 
 class StandbyLost(Exception):
-    """There is no standby process of this name any more, or it does not answer."""
+    """The standby process of this name has ended, or does not answer."""
 
 
 class ForkedRank:
-    """A rank that a standby process has become, with the methods of `subprocess.Popen` that its parent would use."""
+    """A rank that was forked from a standby process, with the methods of `subprocess.Popen` that its parent calls."""
 
     def __init__(self, connection: socket.socket, stdout: IO[str]) -> None:
         self._connection, self.stdout = connection, stdout
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; that of a rank that was killed is the signal, negative.
+        """Wait for the rank; returns its exit code, or the negative signal if it was killed.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended in so many seconds.
+            subprocess.TimeoutExpired: It has not ended within `timeout` seconds.
         """
         if self._code is None:
             self._connection.settimeout(timeout)
@@ -65,7 +65,7 @@ class ForkedRank:
         return self._code
 
     def kill(self) -> None:
-        """Have it killed; `wait` returns when it has ended."""
+        """Have the rank killed; `wait` returns when it has ended."""
         if self._code is None:
             self._connection.shutdown(socket.SHUT_WR)
 
@@ -75,7 +75,7 @@ def start_rank(name: str, run_dir: str, environment: Mapping[str, str]) -> Forke
     process's working directory and standard error.
 
     Raises:
-        StandbyLost: it cannot be reached.
+        StandbyLost: It cannot be reached.
     """
     request = json.dumps({"run_dir": run_dir, "folder": os.getcwd(), "environment": dict(environment)}).encode()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -105,7 +105,7 @@ def main() -> int:
     os.dup2(2, 1)  # DeepSpeed prints
     import torch
 
-    from multihop.pretrain.engine.engine import import_deepspeed
+    from multihop.pretrain.engine.deepspeed_internals import import_deepspeed
     from multihop.pretrain.run import worker
 
     import_deepspeed()

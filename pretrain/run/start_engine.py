@@ -1,21 +1,24 @@
-"""What a run starts from: its own newest checkpoint, the weights of another one, or random weights."""
+"""The engine that a run starts with: from its newest checkpoint, the weights of another model, or random weights."""
 
 import logging
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
-from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
-from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.restore import check_fits, restore
-from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.checkpoint.verify_shared import newest_good_shared, verify_shared
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine
@@ -24,23 +27,26 @@ from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta
 from multihop.pretrain.run.changes import allowed_in, check_allowed, completed, locked_changes, training_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
-from multihop.pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.pretrain.run.heldout import unigram_log_probabilities
+
+_READS_AT_ONCE = 16
+"""Slices that are read ahead: a bucket answers many requests in the time of one, and each slice takes memory."""
 
 log = logging.getLogger("multihop")
 
 
 @dataclass(frozen=True)
 class Start:
-    """An engine with its weights and moments, and how far its run has trained."""
+    """An engine with its weights and moments, and the progress of its run."""
 
     engine: Engine
     state: TrainState
     parent: str | None
     """Content hash of the checkpoint that the run's first weights came from."""
     bytes_read: int = 0
-    """By this rank, from a checkpoint."""
+    """Bytes that this rank read from a checkpoint."""
     files_opened: int = 0
-    """By this rank, of a checkpoint."""
+    """Files of a checkpoint that this rank opened."""
 
 
 def start_engine(
@@ -49,37 +55,58 @@ def start_engine(
     """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
 
     Raises:
-        UserError: the recipe or the data changed without permission, or `model.init_from` does not fit.
+        UserError: The recipe or the data changed without permission, or `model.init_from` does not fit.
     """
     model = build_model_on_meta(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
         engine = Engine(config, model, ranks, micro_batch, _param_init(config, run_dir, model, data))
         return Start(engine, TrainState(), None)
-    own = resume_from >= 0
-    if not own and is_huggingface(Path(config.model.init_from or "")):
+    is_resumed = resume_from >= 0
+    if not is_resumed and is_huggingface(Path(config.model.init_from or "")):
         return _begin_with_huggingface(config, run_dir, model, data, ranks, micro_batch)
-    if not own:
+    if not is_resumed:
         check_init_keys(config.model)
-    folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if own else _parent(config, ranks)
+    folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if is_resumed else _parent(config, ranks)
     with CheckpointReader(folder) as reader:
         saved = reader.manifest
-        if own:
+        if is_resumed:
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        check_fits(saved, shapes, data.tokenizers_sha256, folder)
+        _check_fits(saved, shapes, data.tokenizers_sha256, folder)
         engine = Engine(config, model, ranks, micro_batch)
-        restore(engine, reader, with_state=own)
+        restore(engine, reader, with_state=is_resumed)
     log.info(
         "%s %s: this rank opened %d of its %d files and read %d bytes",
-        "resumes from" if own else "starts with the weights of",
+        "resumes from" if is_resumed else "starts with the weights of",
         folder,
         reader.files_opened,
         len(saved.files),
         reader.bytes_read,
     )
-    state = TrainState(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row) if own else TrainState()
-    parent = saved.parent if own else saved.content_hash()
+    state = TrainState(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row) if is_resumed else TrainState()
+    parent = saved.parent if is_resumed else saved.content_hash()
     return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
+
+
+def restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
+    """Set an engine's weights from a checkpoint, whatever number of ranks or ZeRO stage wrote it. A collective call.
+
+    Only the slices that this rank needs are read.
+
+    Args:
+        with_state: Set the optimizer's state too.
+    """
+    saved, wanted = reader.manifest, engine.wanted(with_state)
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="restore") as threads:
+        ahead = deque(threads.submit(reader.read, *each) for each in wanted[:_READS_AT_ONCE])
+        remaining = iter(wanted[_READS_AT_ONCE:])
+
+        def values() -> Iterator[Tensor]:
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(threads.submit(reader.read, *each) for each in islice(remaining, 1))
+
+        engine.restore(values(), saved.updates if with_state else None, saved.counters)
 
 
 def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manifest) -> ParamInit:
@@ -95,18 +122,18 @@ def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manif
 def _begin_with_huggingface(
     config: TrainingConfig, run_dir: Path, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
 ) -> Start:
-    """With the weights of a Hugging Face model; heads that it does not have are initialised as in any new run."""
+    """Start with the weights of a Hugging Face model; heads that it lacks are initialised as in any new run."""
     source = Path(config.model.init_from or "")
-    theirs, vocab_size, weights = import_model(source)
+    imported, vocab_size, weights = import_model(source)
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    there = {**select_by_effect(theirs, COMPATIBILITY), **vocabularies}
+    of_source = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    here = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
-    if differing := [key for key in there if here.get(key) != there[key]]:
+    of_recipe = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
+    if differing := [key for key in of_source if of_recipe.get(key) != of_source[key]]:
         raise UserError(
-            f"model.init_from={source} has {', '.join(f'{key}={there[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={here.get(key)}' for key in differing)}; set the same sizes in model, and prepare the "
-            "data with its tokenizer"
+            f"model.init_from={source} has {', '.join(f'{key}={of_source[key]}' for key in differing)}, and this run "
+            f"{', '.join(f'{key}={of_recipe.get(key)}' for key in differing)}; set the same sizes in model, and "
+            "prepare the data with its tokenizer"
         )
     lacking = [name for name, _ in model.named_parameters() if name not in weights]
     check_init_keys(config.model, lacking)
@@ -137,15 +164,38 @@ def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fin
 
 def _parent(config: TrainingConfig, ranks: Ranks) -> str:
     """The folder of the checkpoint that `model.init_from` names, or the newest good one of the run it names."""
-    given = config.model.init_from
-    assert given is not None
-    run_dir = Path(given)
-    location = checkpoints_of(run_dir, read_config(run_dir)) if (run_dir / "recipe.json").exists() else given
-    found, rejected = newest_good_shared(location, ranks)
-    if found is not None:
-        return folder_of_step(location, found.step)
+    parent = config.model.init_from
+    assert parent is not None
+    run_dir = Path(parent)
+    location = checkpoints_of(run_dir, read_config(run_dir)) if (run_dir / "recipe.json").exists() else parent
+    saved, rejected = newest_good_shared(location, ranks)
+    if saved is not None:
+        return folder_of_step(location, saved.step)
     try:
-        verify_shared(given, ranks)
+        verify_shared(parent, ranks)
     except ValueError as error:
-        raise UserError(f"model.init_from={given} has no good checkpoint: {'; '.join(rejected) or error}") from None
-    return given
+        raise UserError(f"model.init_from={parent} has no good checkpoint: {'; '.join(rejected) or error}") from None
+    return parent
+
+
+def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], tokenizer_sha256: str, location: str) -> None:
+    """Check that a checkpoint is of a model with these parameters, and was trained with this tokenizer.
+
+    Args:
+        shapes: The model's parameters and their shapes.
+
+    Raises:
+        UserError: It is not.
+    """
+    for name in [*shapes, *saved.parameters]:
+        stored, expected = saved.parameters.get(name), shapes.get(name)
+        if stored != expected:
+            raise UserError(
+                f"{location} has {name} of shape {stored}, this model has {expected} (None: it has no such parameter); "
+                "set model and objective as in that run, and use its tokenizer"
+            )
+    if saved.tokenizer_sha256 not in (None, tokenizer_sha256):
+        raise UserError(
+            f"{location} was trained with a different tokenizer ({saved.tokenizer_sha256[:12]}) than the data "
+            f"({tokenizer_sha256[:12]}): the same ids would mean other tokens; use data prepared with that tokenizer"
+        )

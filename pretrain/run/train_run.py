@@ -19,52 +19,48 @@ from multihop.common.files import open_append, truncate_torn_line
 from multihop.common.journal import JournalWriter
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
-from multihop.pretrain.checkpoint.choose import newest_good_shared
-from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState
 from multihop.pretrain.checkpoint.owner import claim_checkpoints
 from multihop.pretrain.checkpoint.retention import sweep
-from multihop.pretrain.checkpoint.train_state import TrainState
+from multihop.pretrain.checkpoint.verify_shared import newest_good_shared
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.shard_requests import await_shard
 from multihop.pretrain.data.word_vectors import build_word_vectors
-from multihop.pretrain.engine.deterministic import use_deterministic_kernels
+from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
-from multihop.pretrain.engine.peak_flops import matmul_rate
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import training_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
-from multihop.pretrain.run.files import JOURNAL, ROWS, checkpoints_of, read_config
-from multihop.pretrain.run.loop import Hooks, train
-from multihop.pretrain.run.records import metrics_writer, skipped_writer, sync_metrics, write_start
+from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
+from multihop.pretrain.run.hooks import Hooks, Tracer, requested_steps, stop_requests, watchdog
+from multihop.pretrain.run.loop import train
+from multihop.pretrain.run.records import StartTimes, metrics_writer, skipped_writer, sync_metrics, write_start
 from multihop.pretrain.run.start_engine import Start, start_engine
-from multihop.pretrain.run.start_times import StartTimes
-from multihop.pretrain.run.stop import STOP_FILE, stop_requests
-from multihop.pretrain.run.tracing import Tracer, requested_steps
-from multihop.pretrain.run.watchdog import watchdog
 
 _LOCK_TIMEOUT_S = 90.0
-"""The ranks of a driver that was killed may take a moment to exit."""
+"""Seconds to wait for the lock: the ranks of a driver that was killed may take a moment to exit."""
 
 log = logging.getLogger("multihop")
 
 
 @dataclass(frozen=True)
 class _Resume:
-    """What rank 0 found in the run directory; ranks other than 0 know the first three."""
+    """The checkpoint to resume from, and the ids of the run and of this start; other ranks than 0 know the first three
+    fields."""
 
     step: int
-    """Of the checkpoint to resume from; -1: none."""
+    """Step of the checkpoint to resume from; -1: none."""
     attempt: str
     """This start's random id."""
     run: str
     """The first eight digits of the run's id."""
     run_id: str
     rejected: list[str]
-    """Why newer checkpoints are not resumed from."""
+    """Sentences about newer checkpoints that are not usable."""
 
 
 def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] = sys.stdout) -> int:
@@ -74,7 +70,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
     streams = REMOTE_RUN in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
-    arriving = run_dir if streams else None
+    shard_request_dir = run_dir if streams else None
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
     resume = _resolve_resume(run_dir, config, data, ranks)
@@ -84,9 +80,9 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
     over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
     peak_flops = over_ranks["rate"]
-    sizes = micro_batch_sizes(config, run_dir, ranks, arriving)
+    sizes = micro_batch_sizes(config, run_dir, ranks, shard_request_dir)
     batches = BatchBuilder.open(
-        config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, arriving
+        config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
     )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
     journal = _journal(run_dir) if ranks.rank == 0 and REMOTE_RUN in os.environ else None
@@ -143,11 +139,11 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
             # Of a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(REMOTE_RUN))
-    found, rejected = newest_good_shared(checkpoints, ranks)
-    if found:
-        check_steps_left(run_dir, config, found.step)
+    saved, rejected = newest_good_shared(checkpoints, ranks)
+    if saved:
+        check_steps_left(run_dir, config, saved.step)
     if ranks.rank == 0:
-        swept = sweep(checkpoints, found.step if found else None, f"{run_id[:8]}-{attempt:08x}")
+        swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{attempt:08x}")
         for sentence in rejected + swept:
             log.warning(sentence)
         if SUPERVISED not in os.environ:  # the driver has built them otherwise
@@ -155,7 +151,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
             build_word_vectors(run_dir / "index", data, config.model)
     attempt = ranks.broadcast(attempt)
     run = ranks.broadcast(int(run_id[:8] or "0", 16))
-    return _Resume(found.step if found else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
+    return _Resume(saved.step if saved else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
 
 
 def _journal(run_dir: Path) -> JournalWriter:
@@ -215,7 +211,7 @@ def _saver(
 
 
 def _lock(run_dir: Path) -> FileLock:
-    """Held by rank 0 while it writes to `run_dir`."""
+    """Acquire the lock that rank 0 holds while it writes to `run_dir`."""
     lock = FileLock(run_dir / "worker.lock", timeout=_LOCK_TIMEOUT_S)
     try:
         lock.acquire()
@@ -227,4 +223,4 @@ def _lock(run_dir: Path) -> FileLock:
 
 
 def _ignore(*_: object) -> None:
-    """Only rank 0 writes."""
+    """The hook of ranks that do not write."""

@@ -18,7 +18,7 @@ from multihop.common.machine import disable_malloc_trim
 from multihop.pretrain.engine.ranks import join
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.start_times import StartTimes
+from multihop.pretrain.run.records import StartTimes
 from multihop.pretrain.run.train_run import train_run
 
 log = logging.getLogger("multihop")
@@ -65,7 +65,7 @@ def _log_to(path: Path) -> IO[str]:
 
 
 def _would_recur(error: BaseException) -> bool:
-    """Whether a restart would fail in the same way: non-finite steps, or a full disk."""
+    """Whether a restart would fail in the same way, because of non-finite steps or a full disk."""
     if isinstance(error, FloatingPointError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
         return True
     return error.__cause__ is not None and _would_recur(error.__cause__)

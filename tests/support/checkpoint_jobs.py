@@ -2,7 +2,7 @@
 
 import os
 
-from multihop.pretrain.checkpoint.choose import newest_good_shared, verify_shared
+from multihop.pretrain.checkpoint.verify_shared import newest_good_shared, verify_shared
 from multihop.pretrain.engine.ranks import Ranks
 
 

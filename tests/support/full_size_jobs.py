@@ -8,7 +8,6 @@ from rank_jobs import some_batches
 from multihop.common.counter_rng import key_of
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.restore import restore
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.phases import share_of_rank
@@ -16,7 +15,8 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model_on_meta, make_param_init
 from multihop.pretrain.objectives.batch import Batch
-from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.optimizers import Lamb
+from multihop.pretrain.run.start_engine import restore
 
 
 def go_on(

@@ -18,13 +18,13 @@ from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
 from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 from multihop.pretrain.objectives.batch import Batch, ModelInput
-from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.optimizers import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
+from multihop.pretrain.run.records import StartTimes
 from multihop.pretrain.run.start_engine import start_engine
-from multihop.pretrain.run.start_times import StartTimes
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
@@ -171,7 +171,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
     state, updates, counters = before.state()
     values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.wanted(with_state=True))
     after.restore(values, updates, counters)
-    scales = before.numbers()["loss_scale"], after.numbers()["loss_scale"]
+    scales = before.metrics()["loss_scale"], after.metrics()["loss_scale"]
     for engine in engines:
         engine.destroy()
     return scales

@@ -35,7 +35,7 @@ from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import PackedTokens
 from multihop.pretrain.run.files import checkpoints_of
-from multihop.pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.pretrain.run.heldout import unigram_log_probabilities
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ A_RUN = {
 ELSEWHERE = {
     "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
     "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
-    "engine.deterministic": "tests/pretrain/engine/test_deterministic.py::test_new_memory_is_not_filled",
+    "engine.deterministic": "tests/pretrain/engine/test_device.py::test_new_memory_is_not_filled",
     "engine.data_workers": "tests/pretrain/data/test_batches.py::test_processes_that_make_batches_ahead_change_nothing",
     "engine.max_consecutive_nonfinite_steps": "tests/pretrain/run/test_training.py::test_a_run_that_stays_not_finite_"
     "ends_with_the_steps_and_their_samples",

@@ -30,7 +30,7 @@ from multihop.pretrain.checkpoint.huggingface_import import content_hash, import
 from multihop.pretrain.models.build import build_model, build_model_on_meta, init_weights
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
-from multihop.pretrain.run.reference_losses import unigram_log_probabilities
+from multihop.pretrain.run.heldout import unigram_log_probabilities
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -129,12 +129,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     [
         ("bert", {"model_type": "xlnet"}, "model_type='xlnet'; known are albert, bert, openai-gpt, gpt2, roberta"),
         ("bert", {"model_type": None}, "model_type=None"),
-        ("bert", {"hidden_act": "relu"}, "hidden_act='relu', and family bert here needs 'gelu'"),
-        ("albert", {"hidden_act": "gelu"}, "hidden_act='gelu', and family albert here needs 'gelu_new'"),
+        ("bert", {"hidden_act": "relu"}, "hidden_act='relu', and family bert needs 'gelu'"),
+        ("albert", {"hidden_act": "gelu"}, "hidden_act='gelu', and family albert needs 'gelu_new'"),
         ("gpt", {"afn": "silu"}, "afn='silu'"),
-        ("gpt2", {"activation_function": "gelu"}, "activation_function='gelu', and family gpt2 here needs 'gelu_new'"),
-        ("bert", {"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05, and family bert here needs 1e-12"),
-        ("roberta", {"layer_norm_eps": 1e-12}, "layer_norm_eps=1e-12, and family roberta here needs 1e-05"),
+        ("gpt2", {"activation_function": "gelu"}, "activation_function='gelu', and family gpt2 needs 'gelu_new'"),
+        ("bert", {"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05, and family bert needs 1e-12"),
+        ("roberta", {"layer_norm_eps": 1e-12}, "layer_norm_eps=1e-12, and family roberta needs 1e-05"),
         ("gpt2", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06"),
         ("bert", {"is_decoder": True}, "is_decoder=True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
@@ -143,8 +143,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("gpt", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2"),
         ("albert", {"inner_group_num": 3}, "inner_group_num=3"),
-        ("bert", {"type_vocab_size": 1}, "type_vocab_size=1, and family bert here needs 2"),
-        ("roberta", {"type_vocab_size": 2}, "type_vocab_size=2, and family roberta here needs 1"),
+        ("bert", {"type_vocab_size": 1}, "type_vocab_size=1, and family bert needs 2"),
+        ("roberta", {"type_vocab_size": 2}, "type_vocab_size=2, and family roberta needs 1"),
         ("bert", {"num_attention_heads": 3}, "hidden=32 is not a multiple of heads=3"),
         ("bert", {"hidden_size": "wide"}, "hidden_size='wide'; it must be an integer from 1 to"),
         ("gpt2", {"n_layer": True}, "n_layer=True; it must be an integer from 1 to"),

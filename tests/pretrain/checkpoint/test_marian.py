@@ -173,9 +173,9 @@ def test_what_has_no_counterpart_is_refused(changes: dict[str, Any], complaint: 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"activation_function": "swish"}, "activation_function='swish', and family transformer here needs 'relu'"),
-        ({"scale_embedding": False}, "scale_embedding=False, and family transformer here needs True"),
-        ({"decoder_layers": 3}, "decoder_layers=3 and encoder_layers=2, and family transformer here needs the same"),
+        ({"activation_function": "swish"}, "activation_function='swish', and family transformer needs 'relu'"),
+        ({"scale_embedding": False}, "scale_embedding=False, and family transformer needs True"),
+        ({"decoder_layers": 3}, "decoder_layers=3 and encoder_layers=2, and family transformer needs the same"),
         ({"decoder_vocab_size": 7}, "vocabularies of 211 and 7 tokens"),
         ({"encoder_layers": 9, "decoder_layers": 9}, "lacks model.encoder.layers.2"),
         ({"share_encoder_decoder_embeddings": False}, "has the tensor model.shared.weight"),

@@ -174,15 +174,15 @@ def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) 
     folder = data(objective)
     reference(config, folder, indexes)
     maker = BatchBuilder.open(config, folder, indexes, 0, 1, [400])
-    sizes = [index.size for index in maker.train_indexes[0]]
-    chosen = maker.choose(0)
+    sizes = [index.size for index in maker.order.indexes[0]]
+    chosen = maker.order.samples_of_step(0)
     share = np.bincount(chosen.sources, minlength=3) / 400
     assert np.abs(share - np.array(WEIGHTS[2]) / 9.6).max() < 0.08
     assert (np.searchsorted(np.cumsum(sizes), chosen.samples, side="right") == chosen.sources).all()
     assert chosen.epochs[chosen.sources == 2].max() > 2 > chosen.epochs[chosen.sources == 0].max()
     # Every source's index holds all its documents and only those.
     documents = open_dataset(folder).train
-    firsts = [index.first_document for index in maker.train_indexes[0]]
+    firsts = [index.first_document for index in maker.order.indexes[0]]
     assert firsts == np.searchsorted(documents.sources, [0, 1, 2]).tolist()
     assert (np.diff(documents.sources.astype(int)) >= 0).all()
     for source, first in enumerate(firsts):
@@ -203,7 +203,7 @@ def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[
     maker = BatchBuilder.open(config, folder, indexes, 0, 1, [1])
     found: dict[int, dict[int, str]] = {}
     for step in range(config.phases[0].steps):
-        chosen, made = maker.choose(step), maker.step(step)
+        chosen, made = maker.order.samples_of_step(step), maker.step(step)
         for sample, epoch, batch in zip(chosen.samples, chosen.epochs, made.micro_batches, strict=True):
             inputs: Any = batch.inputs
             digest = inputs["packed"].input_ids.tobytes() + inputs["masked_positions"].tobytes()
@@ -275,8 +275,9 @@ def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data,
     config, folder = config_of("clm", PHASES), data("clm")
     build_indexes(indexes, open_dataset(folder), config)
     maker = BatchBuilder.open(config, folder, indexes, 0, 1, [2, 2])
-    wrong = dataclasses.replace(maker.train_indexes[0][0], first_document=10**6)
-    broken = dataclasses.replace(maker, train_indexes=[[wrong], *maker.train_indexes[1:]])
+    wrong = dataclasses.replace(maker.order.indexes[0][0], first_document=10**6)
+    order = dataclasses.replace(maker.order, indexes=[[wrong], *maker.order.indexes[1:]])
+    broken = dataclasses.replace(maker, order=order)
     with pytest.raises(IndexError, match=r"document 1000\d+ of \d+"):
         list(stream(broken, range(3), data_workers))
 

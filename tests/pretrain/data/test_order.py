@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_order import samples_of_step
 
-from multihop.common.counter_rng import key_of, mix, random_bits, uniform
+from multihop.common.counter_rng import key_of, mix, permute, random_bits, uniform
 from multihop.common.errors import UserError
 from multihop.pretrain.config import PhaseConfig, RampSegment
-from multihop.pretrain.data.mixture import MIXTURE_BLOCK, quotas
-from multihop.pretrain.data.order import GlobalBatchIds, samples_of_step
-from multihop.pretrain.data.permutation import permute
+from multihop.pretrain.data.order import MIXTURE_BLOCK, GlobalBatchIds, quotas
 from multihop.pretrain.data.phases import (
     batch_size_of,
     is_skipped,

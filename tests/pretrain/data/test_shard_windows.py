@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_shards import prepare_many_shards
 from pydantic import ValidationError
+from sample_order import samples_of_step
 
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
@@ -21,8 +22,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.loader import stream
-from multihop.pretrain.data.mixture import MIXTURE_BLOCK, draw, quotas, upcoming
-from multihop.pretrain.data.order import samples_of_step
+from multihop.pretrain.data.order import MIXTURE_BLOCK, draw, next_positions, quotas
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.shard_requests import forget, request, requested
 from multihop.pretrain.data.shard_windows import ShardWindows
@@ -65,7 +65,7 @@ def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[floa
     quota = quotas(tuple(weights))
     sources, drawn = draw(np.arange(position, position + MIXTURE_BLOCK), quota, "key")
     firsts = [int(drawn[sources == source][0]) for source in range(len(weights))]
-    assert upcoming(position, quota, "key").tolist() == firsts
+    assert next_positions(position, quota, "key").tolist() == firsts
 
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
@@ -145,7 +145,7 @@ def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
     at_once: list[int] = []
 
     def maker() -> BatchBuilder:
-        return BatchBuilder.open(config, copy, tmp_path / "index", 0, 1, [100, 100], arriving=tmp_path)
+        return BatchBuilder.open(config, copy, tmp_path / "index", 0, 1, [100, 100], shard_request_dir=tmp_path)
 
     with fetching(tmp_path, whole, copy) as fetched:
         found: list[list[str]] = []
@@ -168,9 +168,9 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
     config = windowed(objective, None)
     build_indexes(tmp_path, open_dataset(data(objective)), config)
     maker = BatchBuilder.open(config, data(objective), tmp_path, 0, 1, [100, 100])
-    chosen = [maker.choose(step) for step in range(110)]
+    chosen = [maker.order.samples_of_step(step) for step in range(110)]
     samples, epochs = (np.concatenate([getattr(each, name) for each in chosen]) for name in ("samples", "epochs"))
-    size = maker.train_indexes[0][0].size
+    size = maker.order.indexes[0][0].size
     assert epochs.max() >= 2 and (np.bincount(samples[epochs == 0], minlength=size) == 1).all()
     assert (samples[epochs == 0] != samples[epochs == 1]).any()
     assert not np.array_equal(samples, np.concatenate([_without(config, maker, step) for step in range(110)]))
@@ -178,7 +178,8 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
 
 def _without(config: TrainingConfig, maker: BatchBuilder, step: int) -> Any:
     fingerprint = maker.data.manifest.fingerprint
-    return samples_of_step(config.seed, fingerprint, config.phases, maker._sizes, step).samples
+    sizes = [maker.order.stream(phase).sizes for phase in range(len(PHASES))]
+    return samples_of_step(config.seed, fingerprint, config.phases, sizes, step).samples
 
 
 def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
@@ -192,11 +193,11 @@ def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
 def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], Path], tmp_path: Path) -> None:
     config, run_dir = windowed("clm", None), tmp_path / "run"
     build_indexes(tmp_path / "index", open_dataset(data("clm")), config)
-    maker = BatchBuilder.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], arriving=run_dir)
+    maker = BatchBuilder.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], shard_request_dir=run_dir)
     with pytest.raises(FileNotFoundError):  # as where the disk is full
-        maker.step(0)
+        maker.request_shards(0)
     run_dir.mkdir()
-    maker.step(0)
+    maker.request_shards(0)
     assert requested(run_dir)
 
 

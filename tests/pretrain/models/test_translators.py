@@ -35,7 +35,7 @@ from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.transformer import beam_cache
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.packed_tokens import pack_sequences
-from multihop.pretrain.run.usage import step_flops
+from multihop.pretrain.run.throughput import step_flops
 
 SOURCES, TARGETS = [5, 9, 1, 17, 9], [8, 2, 3, 12, 7]
 Lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=6)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from multihop.pretrain.optim.lamb import Lamb
-from multihop.pretrain.optim.slices import Slice
+from multihop.pretrain.optim.optimizers import Lamb, Slice
 
 LR, BETAS, EPS, DECAY, MAX_TRUST = 0.02, (0.9, 0.99), 1e-6, 0.1, 4.0
 

@@ -118,13 +118,13 @@ def theirs(
     batches: list[Batch],
     folder: Path,
     eps: float = 1e-6,
-    decays: Callable[[str], bool] | None = None,
+    is_decayed: Callable[[str], bool] | None = None,
     **changes: Any,
 ) -> list[float]:
     """With torch's own AdamW; biases and norms are told by their names, as the Trainer of transformers does.
 
     Args:
-        eps, decays, changes: of AdamW, which parameters decay, and keys of config.json that are to be wrong.
+        eps, is_decayed, changes: of AdamW, which parameters decay, and keys of config.json that are to be wrong.
     """
     transformers = pytest.importorskip("transformers")
     first = first_model(config, vocab_size)
@@ -141,11 +141,11 @@ def theirs(
     def is_matrix(name: str) -> bool:
         return not (name.endswith("bias") or "norm" in name.lower() or ".ln_" in name)
 
-    decays = decays or is_matrix
+    is_decayed = is_decayed or is_matrix
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for n, p in named if decays(n)], "weight_decay": config.optimizer.weight_decay},
-        {"params": [p for n, p in named if not decays(n)], "weight_decay": 0.0},
+        {"params": [p for n, p in named if is_decayed(n)], "weight_decay": config.optimizer.weight_decay},
+        {"params": [p for n, p in named if not is_decayed(n)], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=eps)
     pad = specials.get("pad", 0)
@@ -212,8 +212,8 @@ def test_the_engines_loss_curve_is_theirs(
     ("family", "wrong"),
     [
         ("bert", {"eps": 1e-8}),
-        ("bert", {"decays": lambda name: True}),
-        ("bert", {"decays": lambda name: False}),
+        ("bert", {"is_decayed": lambda name: True}),
+        ("bert", {"is_decayed": lambda name: False}),
         ("bert", {"hidden_act": "gelu_new"}),
         ("bert", {"layer_norm_eps": 1e-5}),
         ("gpt2", {"activation_function": "gelu"}),

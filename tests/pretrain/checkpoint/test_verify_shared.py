@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rank_pool import RankPool
 from saved_tensors import as_version_3, flip, rank_file, rewrite_manifest, save
 
-from multihop.pretrain.checkpoint.choose import shares
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import newest_good
+from multihop.pretrain.checkpoint.verify_shared import shares
 
 Pool = Callable[[int], RankPool]
 

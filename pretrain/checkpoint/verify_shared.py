@@ -14,7 +14,7 @@ from multihop.pretrain.engine.ranks import Ranks
 
 _THREADS = 8
 _ROUND_S = 5.0
-"""How long a rank is silent at most. The process group would end after minutes without a collective, and hashing a
+"""Seconds between two collectives of a rank. The process group would end after minutes without one, and hashing a
 checkpoint may take longer."""
 
 
@@ -22,7 +22,7 @@ def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManife
     """`newest_good`, called by all ranks and with the same result on all of them.
 
     Raises:
-        UserError: some ranks do not see what rank 0 sees at `checkpoints`.
+        UserError: Some ranks do not see what rank 0 sees at `checkpoints`.
     """
     steps = list_steps(checkpoints) if ranks.rank == 0 else []
     rejected: list[str] = []
@@ -38,7 +38,7 @@ def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
     """`verify`, called by all ranks and with the same result on all of them.
 
     Raises:
-        UserError: with the name of the first file that is missing or damaged; on all ranks.
+        UserError: A file is missing or damaged; the message names the first one. Raised on all ranks.
     """
     manifest, damaged = _verify(location, ranks)
     if manifest is None:
@@ -47,14 +47,14 @@ def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
 
 
 def shares(sizes: Sequence[int], world_size: int) -> list[list[int]]:
-    """Which files each rank hashes: their indexes, so that all ranks have about as many bytes."""
+    """The indexes of the files that each rank hashes, so that all ranks hash about the same number of bytes."""
     loads = [(0, rank) for rank in range(world_size)]
-    mine: list[list[int]] = [[] for _ in range(world_size)]
+    of_ranks: list[list[int]] = [[] for _ in range(world_size)]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         load, rank = heapq.heappop(loads)
-        mine[rank].append(index)
+        of_ranks[rank].append(index)
         heapq.heappush(loads, (load + sizes[index], rank))
-    return mine
+    return of_ranks
 
 
 def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
@@ -64,10 +64,10 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
         manifest = read_checkpoint_manifest(location)
     except ValueError as error:
         refused = str(error)
-    found = _gather_text(refused or (manifest.sha256 if manifest else ""), ranks)
-    for rank, text in enumerate(found):
-        if text != found[0]:
-            # Not a reason to reject it: rank 0 would set aside, or write anew, what is there and good.
+    texts = _gather_text(refused or (manifest.sha256 if manifest else ""), ranks)
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            # Not a reason to reject the checkpoint: rank 0 would then set a good one aside, or write it again.
             raise UserError(
                 f"rank {rank} does not read the same {location} as rank 0; choose a checkpoint.location that all hosts "
                 "share"
@@ -75,15 +75,15 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
     if manifest is None:
         return None, [refused]
     checks = file_checks(location, manifest)
-    mine = shares([entry.bytes for entry in manifest.files], ranks.world_size)[ranks.rank]
-    damaged = _run_shared([checks[index] for index in mine], ranks)
+    share = shares([entry.bytes for entry in manifest.files], ranks.world_size)[ranks.rank]
+    damaged = _run_shared([checks[index] for index in share], ranks)
     if not damaged and manifest.stripes is None:
         damaged = _run_shared([lambda: check_headers(location, manifest)] if ranks.rank == 0 else [], ranks)
     return (None, damaged) if damaged else (manifest, [])
 
 
 def _run_shared(checks: list[Check], ranks: Ranks) -> list[str]:
-    """Run this rank's checks while the others run theirs; what any of them found, sorted."""
+    """Run this rank's checks while other ranks run theirs; returns the sentences of all ranks, sorted."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
         running = [threads.submit(check) for check in checks]
         while True:
@@ -100,7 +100,7 @@ def _gather_text(text: str, ranks: Ranks) -> list[str]:
     longest = -ranks.all_reduce_min(-len(data))
     if longest == 0:
         return [""] * ranks.world_size
-    mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(ranks.device)
-    texts = [torch.empty_like(mine) for _ in range(ranks.world_size)]
-    dist.all_gather(texts, mine)
+    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(ranks.device)
+    texts = [torch.empty_like(padded) for _ in range(ranks.world_size)]
+    dist.all_gather(texts, padded)
     return [each.cpu().numpy().tobytes().rstrip(b"\0").decode() for each in texts]

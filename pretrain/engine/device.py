@@ -1,11 +1,20 @@
-"""The peak floating-point rate of a device."""
+"""Settings and measurements of a rank's device: deterministic kernels, and the rate of matrix products."""
 
+import os
 import time
 
 import torch
 from torch import Tensor
 
-_LONG_ENOUGH_S, _LARGEST, _TRIES_S = 0.02, 8192, 0.5
+_MIN_TIMED_S, _MAX_SIZE, _MEASURED_S = 0.02, 8192, 0.5
+
+
+def use_deterministic_kernels() -> None:
+    """Make this process compute the same bits again, on a GPU too; operations without deterministic kernels raise."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling new memory with NaN shows what reads it before writing, for twice the kernels of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -15,11 +24,11 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     slow single products down: the best of four products was once a third of the rate.
     """
     size, seconds = 512, 0.0
-    while seconds < _LONG_ENOUGH_S and size < _LARGEST:
+    while seconds < _MIN_TIMED_S and size < _MAX_SIZE:
         size *= 2
         one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         seconds = min(_seconds(one, other, device) for _ in range(2))
-    until = time.perf_counter() + _TRIES_S
+    until = time.perf_counter() + _MEASURED_S
     while time.perf_counter() < until:
         seconds = min(seconds, _seconds(one, other, device))
     return 2 * size**3 / seconds

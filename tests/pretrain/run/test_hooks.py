@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.pretrain.run.tracing import requested_steps
+from multihop.pretrain.run.hooks import requested_steps
 
 
 def test_a_number_is_asked_for_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from multihop.pretrain.engine.deterministic import use_deterministic_kernels
+from multihop.pretrain.engine.device import use_deterministic_kernels
 
 
 def test_new_memory_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:

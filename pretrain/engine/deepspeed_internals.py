@@ -1,0 +1,362 @@
+"""What depends on DeepSpeed's internals: the only file that imports it, patches it or reads its private parts.
+
+`TESTED_VERSIONS` are the versions that were tested. Another version is used with a warning, as long as it has the
+attributes that are patched or read here (`_ZERO_ATTRIBUTES`): a patch of a method that no longer exists would do
+nothing, without an error.
+"""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multihop.common.errors import UserError
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import Model, ParamInit
+from multihop.pretrain.optim.norms import squared_norms
+from multihop.pretrain.optim.optimizers import Slice, build_optimizer, whole_shape
+
+TESTED_VERSIONS = ("0.19.8",)
+_GRADIENT_ATTRIBUTES = ("device", "check_overflow", "get_grad_norm_direct")
+_STAGE_1_ATTRIBUTES = (
+    *_GRADIENT_ATTRIBUTES,
+    "scaled_global_norm",
+    "averaged_gradients",
+    # reduce_in_few_kernels
+    "_allreduce_noncontiguous_bucket_preserving_fp32",
+    "_get_compact_grad_partition_slice",
+    "allreduce_bucket",
+    "unflatten",
+    "overlap_comm",
+    "real_dp_process_group",
+    "grad_start_offset",
+    "grad_partition_insertion_offset",
+    "partition_size",
+    # owned_slices, spread_weights
+    "bit16_groups",
+    "single_partition_of_fp32_groups",
+    "update_lp_params",
+)
+_ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
+    0: (),
+    1: _STAGE_1_ATTRIBUTES,
+    2: _STAGE_1_ATTRIBUTES,
+    3: (
+        *_GRADIENT_ATTRIBUTES,
+        "_get_norm_groups",
+        # hide_gathers
+        "parameter_offload",
+        # owned_slices, spread_weights
+        "grad_position",
+        "get_param_id",
+        "_get_param_partition_rank",
+        "fp32_partitioned_groups_flat",
+        "fp16_groups",
+        "_reassign_or_swap_out_partitioned_parameters",
+        "persistent_parameters",
+    ),
+}
+"""Attributes of DeepSpeed's ZeRO optimizer that are patched or read here, by stage."""
+_NARROW_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_REDUCE_BUCKET = 500_000_000
+"""Elements: DeepSpeed's default."""
+
+log = logging.getLogger("multihop")
+
+
+def import_deepspeed() -> None:
+    """Import what `initialize` imports: DeepSpeed takes seconds."""
+    import deepspeed.runtime.zero.partition_parameters  # noqa: F401
+
+
+def initialize(
+    config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, param_init: ParamInit | None
+) -> tuple[Any, Any]:
+    """Initialise DeepSpeed with `model`, and patch it.
+
+    Args:
+        model, micro_batch, param_init: as for `multihop.pretrain.engine.engine.Engine`.
+
+    Returns:
+        DeepSpeed's engine, and its ZeRO optimizer, or None in stage 0.
+
+    Raises:
+        UserError: The installed version lacks an attribute that is needed, or the configuration is refused.
+    """
+    import deepspeed
+
+    _warn_if_untested(version("deepspeed"))
+    stage = config.engine.zero_stage
+    # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    # DeepSpeed's shared-memory all-reduce is compiled at the first start, which takes a minute, and a start killed
+    # meanwhile leaves a lock on which every later one hangs. gloo does the same work.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if config.engine.precision == "fp16" and not torch.cuda.is_available():
+        # DeepSpeed requires a processor with fp16 instructions. Without them torch is slower, and as correct.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    assert isinstance(config.engine.deepspeed, dict)
+    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
+    if stage == 0:
+        filled["gradient_clipping"] = 0.0  # Engine._guard_stage_0 clips
+    # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
+    elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
+    filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
+    # A separate buffer for each bucket saves nothing but traffic between ranks.
+    filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
+    if model.recurrent:  # all ranks must gather alike, and a layer would gather its weights once a time step
+        for layer in model.layers:
+            deepspeed.utils.set_z3_leaf_module(layer, True)
+    if next(model.parameters()).is_meta:
+        if stage == 3:
+            _init_and_partition(model, filled, ranks, param_init)
+        else:
+            model.to_empty(device="cpu")
+            if param_init:
+                for name, parameter in model.named_parameters():
+                    param_init(name, parameter)
+    with _one_optimizer_for_stages_1_and_2(stage):
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=build_optimizer(model, config.optimizer),
+            config=filled,
+            dist_init_required=False,
+        )
+    if stage == 0:
+        _check_attributes(engine, ["enable_backward_allreduce"])
+        if ranks.world_size == 1:
+            engine.enable_backward_allreduce = False  # it would copy all gradients for nothing
+        return engine, None
+    zero = engine.optimizer
+    _check_attributes(zero, _ZERO_ATTRIBUTES[stage])
+    _read_norm_once(zero, stage, ranks.all_reduce_sum_)
+    if stage in (1, 2):
+        _reduce_in_few_kernels(zero)
+    elif config.engine.activation_checkpointing == "selective":
+        _hide_gathers(zero)
+    return engine, zero
+
+
+def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int) -> list[Slice]:
+    """The slices of `module`'s parameters that `rank` owns; over all ranks they cover each parameter exactly once.
+
+    LAMB and the checkpoints, which need single parameters under ZeRO, both use this map.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer after initialisation; None in stage 0, where nothing is partitioned and every
+            rank is given an equal part of what all of them hold.
+    """
+    if stage == 0:
+        return list(_even_slices(module, rank, world_size))
+    return list(_slices_of_stage_3(module, zero) if stage == 3 else _slices_of_stages_1_and_2(module, zero))
+
+
+def held_slices(module: nn.Module, owned: list[Slice], stage: int) -> list[Slice]:
+    """The slices whose weights and moments this rank needs to resume: what it owns, and in stage 0 everything."""
+    return owned if stage > 0 else list(_even_slices(module, 0, 1))
+
+
+def spread_weights(zero: Any | None, stage: int) -> None:
+    """Copy the fp32 slices of all ranks into the weights that the model computes with. A collective call."""
+    if zero is None:
+        return
+    if stage < 3:
+        zero.update_lp_params()
+        return
+    for sub_group in range(len(zero.fp16_groups)):
+        zero._reassign_or_swap_out_partitioned_parameters(sub_group)
+    if zero.persistent_parameters:
+        zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+
+def drop_gradients(zero: Any, stage: int) -> None:
+    """Drop the gradients of a step that was not applied.
+
+    With an offloaded optimizer DeepSpeed keeps them in stages 1 and 2, NaN included, and would accumulate into them.
+    """
+    if stage < 3:
+        zero.averaged_gradients.clear()
+
+
+def _warn_if_untested(found: str) -> None:
+    if found not in TESTED_VERSIONS:
+        log.warning(
+            "DeepSpeed %s is not a version that multihop was tested with (%s)", found, ", ".join(TESTED_VERSIONS)
+        )
+
+
+def _check_attributes(owner: object, names: Iterable[str]) -> None:
+    """Check that the installed DeepSpeed has what is patched and read here.
+
+    Raises:
+        UserError: It lacks an attribute.
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            known_as = getattr(owner, "__name__", type(owner).__name__)
+            raise UserError(
+                f"DeepSpeed {version('deepspeed')} has no {known_as}.{name}, which multihop needs; install a version "
+                f"that was tested: deepspeed=={TESTED_VERSIONS[-1]}"
+            )
+
+
+@contextmanager
+def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
+    """Keep DeepSpeed's ZeRO optimizer in stage 1 of bf16 with fp32 gradients, which it can do: DeepSpeed would take
+    another one, whose gradients and slices lie elsewhere."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+
+    _check_attributes(DeepSpeedEngine, ["_do_optimizer_sanity_check"])
+    check: Any = DeepSpeedEngine._do_optimizer_sanity_check
+    if stage == 1:
+        DeepSpeedEngine._do_optimizer_sanity_check = lambda *_: ZERO_OPTIMIZATION
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._do_optimizer_sanity_check = check
+
+
+def _init_and_partition(
+    model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, param_init: ParamInit | None
+) -> None:
+    """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    dtype = next(
+        (narrow for key, narrow in _NARROW_DTYPES.items() if deepspeed_config.get(key, {}).get("enabled")),
+        torch.float32,
+    )
+    # Children before parents: Init leaves alone what is partitioned already.
+    for path, module in reversed(list(model.named_modules())):
+        module.to_empty(device="cpu", recurse=False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if param_init and ranks.rank == 0:
+                param_init(f"{path}.{name}" if path else name, parameter)
+            parameter.data = parameter.data.to(dtype)
+        Init(module=module, config_dict_or_path=deepspeed_config, mem_efficient_linear=False)
+
+
+def _read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], None]) -> None:
+    """Make DeepSpeed's ZeRO optimizer copy the gradient's norm to the host once a step, and read nothing else.
+
+    DeepSpeed checks the gradient for a NaN or an infinity tensor by tensor, then checks its norm, and checks the norm
+    again wherever it clips. Each check makes the host wait for the device. Whatever is non-finite shows in the norm, so
+    the norm is computed on the device without a check and copied to the host, where DeepSpeed's own checks of it cost
+    nothing. With an offloaded optimizer DeepSpeed's own norm, which reads once a parameter, stays.
+    """
+
+    def group_norm(gradients: Iterable[Tensor], parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+        """The norm of a parameter group's gradients over all ranks, float64 () on the device."""
+        assert norm_type == 2.0
+        real = (gradient.detach() for gradient in gradients if not getattr(gradient, "_zero_padding", False))
+        each = [gradient for gradient, _ in zip(real, parameters, strict=False)]
+        none = torch.zeros((), dtype=torch.float64, device=zero.device)
+        square = squared_norms(each).sum() if each else none
+        all_reduce_sum_(square)
+        return square.sqrt()
+
+    zero.check_overflow = _do_nothing
+    zero.get_grad_norm_direct = group_norm
+    if stage == 3:
+        norm_groups = zero._get_norm_groups
+        zero._get_norm_groups = lambda: torch.stack(norm_groups()).cpu().unbind()
+    else:
+        global_norm = zero.scaled_global_norm
+        zero.scaled_global_norm = lambda: global_norm().cpu()
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Replace a check that the norm makes unnecessary."""
+
+
+def _reduce_in_few_kernels(zero: Any) -> None:
+    """Make DeepSpeed's ZeRO optimizer of stage 1 or 2 add up a bucket of gradients, in fp32, with few kernels.
+
+    DeepSpeed takes the sums out of a bucket with three kernels for each parameter, one of which only serves its own
+    readers of gradients. Here they are converted all at once, and added by kernels for many tensors. This is done only
+    where buckets are not contiguous and the reduction does not overlap the backward pass: elsewhere DeepSpeed's own
+    methods stay.
+    """
+    original = zero._allreduce_noncontiguous_bucket_preserving_fp32
+
+    def reduce(gradients: Sequence[Tensor], params: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
+        """params: (group, number in the group, id) of each gradient's parameter."""
+        if zero.overlap_comm:
+            original(gradients, params, dtype)
+            return
+        summed = zero.unflatten(zero.allreduce_bucket(gradients, dtype).float(), gradients)
+        kept, parts = [], []
+        for gradient, (group, _, number) in zip(summed, params, strict=True):
+            rank = torch.distributed.get_rank(zero.real_dp_process_group[group])
+            start = zero.grad_start_offset[group][rank].get(number)
+            if start is not None:  # else nothing of it belongs to this rank
+                at = int(zero.grad_partition_insertion_offset[group][rank][number])
+                elements = min(gradient.numel() - int(start), int(zero.partition_size[group]) - at)
+                kept.append(zero._get_compact_grad_partition_slice(group, rank, number, elements))
+                parts.append(gradient.view(-1).narrow(0, int(start), elements))
+        if kept:
+            torch._foreach_add_(kept, parts)
+
+    zero._allreduce_noncontiguous_bucket_preserving_fp32 = reduce
+
+
+def _hide_gathers(zero: Any) -> None:
+    """Hide ZeRO stage 3's gathering of weights from selective activation checkpointing.
+
+    Selective checkpointing records a layer's operations, which must be the same when they are recomputed in the
+    backward pass. The gathering differs then: weights that were prefetched or are still present are not gathered again.
+    """
+    hooks, names = zero.parameter_offload, ("pre_sub_module_forward_function", "post_sub_module_forward_function")
+    _check_attributes(hooks, names)
+    for name in names:
+        setattr(hooks, name, _without_dispatch_modes(getattr(hooks, name)))
+
+
+def _without_dispatch_modes(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(module: Any) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            hook(module)
+
+    return call
+
+
+def _slices_of_stages_1_and_2(module: nn.Module, zero: Any) -> Iterator[Slice]:
+    buffers = {
+        id(parameter): flat
+        for parameters, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
+        for parameter in parameters
+    }
+    for name, parameter in module.named_parameters():
+        _check_attributes(parameter, ["_hp_mapping"])
+        mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # None: no element of it is on this rank
+        if mapping is not None:
+            flat, start = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+            yield Slice(name, tuple(parameter.shape), start, flat.numel, buffers[id(parameter)], flat.start)
+
+
+def _slices_of_stage_3(module: nn.Module, zero: Any) -> Iterator[Slice]:
+    for name, parameter in module.named_parameters():
+        sub_group, flat_start, part = zero.grad_position[zero.get_param_id(parameter)]
+        shape = whole_shape(parameter)
+        start = zero._get_param_partition_rank(parameter) * part
+        numel = min(part, torch.Size(shape).numel() - start)  # the last ranks' parts are padded, or nothing but padding
+        if numel > 0:
+            yield Slice(name, shape, start, numel, zero.fp32_partitioned_groups_flat[sub_group], flat_start)
+
+
+def _even_slices(module: nn.Module, rank: int, world_size: int) -> Iterator[Slice]:
+    for name, parameter in module.named_parameters():
+        part = -(-parameter.numel() // world_size)  # the same on all ranks but the last ones: one row of a checkpoint
+        start = part * rank
+        numel = min(part, parameter.numel() - start)
+        if numel > 0:
+            yield Slice(name, tuple(parameter.shape), start, numel, parameter, start)
