@@ -198,8 +198,7 @@ def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
     if p > SIGNIFICANT:
         return Verdict(
             "inconclusive",
-            f"Medians: {values}; they cannot be told apart (difference {amount(found, result.metric)}), "
-            f"{basis(found)}.",
+            f"Medians: {values}; the difference is not significant ({amount(found, result.metric)}), {basis(found)}.",
         )
     sign = 1 if found.estimate > 0 else -1
     better = (sign > 0) == result.higher_is_better

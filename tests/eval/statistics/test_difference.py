@@ -150,7 +150,7 @@ def test_sentences() -> None:
     assert swapped is not None
     assert sentence(names, "t", "F1", True, swapped, 0.01) == "A is better on t by 30.0 points [5.2 to 54.8]"
     assert sentence(names, "t", "F1", True, swapped, 0.06) == (
-        "t cannot be told apart (difference -30.0 points [-54.8 to -5.2])"
+        "no significant difference on t (-30.0 points [-54.8 to -5.2])"
     )
     assert sentence(names, "t", "perplexity", False, swapped, 0.01) == "B is better on t by 0.300 [0.052 to 0.548]"
     assert "seeds alone" in basis(found) and amount(found, "F1", -1) == "-30.0 points [-54.8 to -5.2]"
