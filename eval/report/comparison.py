@@ -317,7 +317,8 @@ def _environments(runs: Sequence[ComparedRun]) -> list[str]:
     lines = []
     for run in runs:
         if environment := run.summary.get("environment"):
-            parts = [environment.get("device"), environment.get("cpu"), f"{environment.get('cores')} cores"]
+            parts = [environment.get("device"), environment.get("cpu")]
+            parts += [f"{environment['cores']} cores"] if "cores" in environment else []
             parts += [f"{name} {environment[name]}" for name in ("python", "torch", "deepspeed") if name in environment]
             parts += [f"commit {environment['commit']}"] if environment.get("commit") else []
             lines.append(", ".join(str(part) for part in dict.fromkeys(parts) if part))
