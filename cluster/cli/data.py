@@ -159,26 +159,27 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
 
 def draw(statistics: "Statistics", path: Path) -> None:
     """Plot document lengths and token frequencies by rank, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
-    from multihop.common.files import atomic_replace
+    from multihop.common.files import write_atomically
+    from multihop.eval.report.figures import LINE_WIDTH, PAPER, as_png, legend, new_figure, style
 
-    figure, (left, right) = plt.subplots(ncols=2, figsize=(11, 4), layout="constrained")
-    for split, counts in statistics.length_counts.items():
-        left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, fill=split == "heldout")
+    train, heldout, *_ = PAPER.series
+    figure, (left, right) = new_figure(columns=2)
+    for split, colour in (("train", train), ("heldout", heldout)):
+        counts = statistics.length_counts[split]
+        left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, color=colour, fill=split == "heldout")
     what, ids = ("pair", "target token") if statistics.manifest.pairs else ("document", "token")
-    left.set(xscale="log", yscale="log", xlabel=f"tokens per {what}", ylabel=f"{what}s")
-    left.legend()
     by_rank = np.sort(statistics.token_counts[statistics.token_counts > 0])[::-1]
-    right.plot(np.arange(1, len(by_rank) + 1), by_rank)
-    right.set(xscale="log", yscale="log", xlabel=f"{ids}, by frequency rank", ylabel="occurrences in train")
-    with atomic_replace(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    plt.close(figure)
+    right.plot(np.arange(1, len(by_rank) + 1), by_rank, color=train, linewidth=LINE_WIDTH)
+    for axes, below, title in (
+        (left, f"tokens per {what}", f"{what}s"),
+        (right, f"{ids}, by frequency rank", "occurrences in train"),
+    ):
+        axes.set(xscale="log", yscale="log")
+        style(axes, PAPER, below, title)
+    legend(left, PAPER, above=True, columns=2)
+    write_atomically(path, as_png(figure))
 
 
 def _tables(statistics: "Statistics") -> "list[Table]":

@@ -26,13 +26,14 @@ from multihop.common.journal import JournalReader
 from multihop.common.mirror import fetch, is_pushed, push
 from multihop.common.storage import Folder, open_folder
 from multihop.data_prep.dataset.verify import VERIFIED
+from multihop.eval.report import FILES_OF_A_RUN
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.run.files import JOURNAL, ROWS
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 _SCHEME = "s3://"
 _EVERY_S = 10.0
-_FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", "report.html", "report.md", "loss.png")
+_FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", *FILES_OF_A_RUN)
 _FOLDERS = ("eval",)
 _LOCAL_SUBFOLDERS = ("weights",)
 """Subfolders of _FOLDERS that are not uploaded."""

@@ -14,8 +14,7 @@ from multihop.cluster.tracking.fetch import fetch_run
 from multihop.common.errors import UserError
 from multihop.common.files import write_atomically
 from multihop.common.redaction import safe_text
-from multihop.eval.report.compared_runs import ComparedRun, read_runs
-from multihop.eval.report.comparison import comparable
+from multihop.eval.report.compared_runs import ComparedRun, comparable, read_runs
 from multihop.eval.report.differences import METHOD, run_differences
 from multihop.eval.report.figures import PAPER, as_png
 from multihop.eval.report.pictures import draw_lines

@@ -16,8 +16,8 @@ from multihop.common.json_lines import read_rows
 from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.errors import ReadFailed
 from multihop.data_prep.reading.sources import list_files
-from multihop.eval.report.compared_runs import training_clock
 from multihop.eval.report.comparison import write_comparison
+from multihop.eval.report.run_metrics import training_clock
 from multihop.pretrain.data.phases import total_steps
 
 _AS_LONG = 0.1

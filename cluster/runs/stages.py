@@ -255,6 +255,7 @@ def _evaluate(run: ResolvedRun, tracker: "Tracker", seconds: _Seconds) -> int:
 
 def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     from multihop.cluster.runs.trials import print_examples
+    from multihop.eval.report import FILES_OF_A_RUN
     from multihop.eval.report.run_report import write_report
     from multihop.eval.statistics.choose import median_scores
 
@@ -262,8 +263,7 @@ def _report(run: ResolvedRun, tracker: "Tracker") -> None:
     results = read_results(run.folder)
     tracker.log_scores(median_scores((*results.earlier, *results.rows)))
     tracker.tag_planned_trials([row["key"] for row in (*results.rows, *results.earlier)])
-    names = ("report.html", "report.md", "loss.png")
-    tracker.log_artifacts([run.folder / name for name in names])
+    tracker.log_artifacts([run.folder / name for name in FILES_OF_A_RUN])
     if run.recipe.eval.examples:
         print_examples(run)
     _print_report_path(run)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
@@ -35,7 +33,7 @@ class ComparedRun:
     name: str
     folder: Path
     recipe: dict[str, Any]
-    """Resolved."""
+    """The resolved recipe."""
     summary: dict[str, Any]
     metrics: tuple[Row, ...]
     choices: Choices
@@ -51,10 +49,10 @@ class ComparedRun:
         return flatten(self.recipe)
 
     def trials(self, task: str, init: str) -> list[RunRow]:
-        """The chosen ones; none if it has no results of this task and start."""
+        """The trials at the chosen settings; none if the run has no results of this task and start."""
         if self.seeds:
-            found = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
-            return list(found.values())
+            by_key = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
+            return list(by_key.values())
         return trials_of(self.folder, self.choices.get((task, init)))
 
     @property
@@ -67,6 +65,21 @@ class ComparedRun:
     def heldout_loss(self) -> dict[int, float]:
         """The language-model loss on the held-out text by step, in nats: the sum also depends on other objectives."""
         return by_step(self.metrics, heldout(self.loss_name))
+
+    @property
+    def final_losses(self) -> list[float]:
+        """The last held-out loss of each training seed; none of a seed without one."""
+        losses = [run.heldout_loss for run in self.seeds or (self,)]
+        return [each[max(each)] for each in losses if each]
+
+    @property
+    def predicted_tokens(self) -> tuple[str, str, str] | None:
+        """What is equal for two runs whose held-out losses are of the same tokens; None before they are measured."""
+        references = (self.summary.get("unigram_loss"), self.summary.get("uniform_loss"))
+        if not self.loss_name or None in references:
+            return None
+        unigram, uniform = (f"{value:.5f}" for value in references)
+        return self.loss_name, unigram, uniform
 
 
 def read_run(folder: Path) -> ComparedRun:
@@ -81,8 +94,7 @@ def read_run(folder: Path) -> ComparedRun:
     except FileNotFoundError:
         summary = {}
     results = read_results(folder)
-    found = choose(results.rows)
-    choices = {(start.task, start.init): choice for start, choice in found.items() if choice.chosen.rows}
+    choices = {(start.task, start.init): each for start, each in choose(results.rows).items() if each.chosen.rows}
     metrics = tuple(read_rows(folder / "metrics.jsonl"))
     name = folder.resolve().name
     return ComparedRun(name, folder, recipe, summary, metrics, choices, tuple(_notes(name, recipe, summary, results)))
@@ -136,8 +148,8 @@ def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 def _differ_only_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
     """Whether two runs differ only in their training seed, and were tested on the same examples."""
     rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
-    trained = any(row["kind"] not in UNTRAINED for found in rows for row in found.values())
-    tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in found.items()} for found in rows]
+    trained = any(row["kind"] not in UNTRAINED for by_task in rows for row in by_task.values())
+    tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in by_task.items()} for by_task in rows]
     changed = (key for key, _, _ in differences(one.recipe, other.recipe) if key not in ("name", "seed"))
     return (
         not trained
@@ -157,7 +169,7 @@ def _decides_results(key: str) -> bool:
 
 
 def _without_seed(run: ComparedRun) -> str:
-    return re.sub(rf"(^|-)seed{run.recipe.get('seed')}(-|$)", lambda found: "-" * all(found.groups()), run.name)
+    return re.sub(rf"(^|-)seed{run.recipe.get('seed')}(-|$)", lambda match: "-" * all(match.groups()), run.name)
 
 
 def _as_one(name: str, runs: Sequence[ComparedRun]) -> ComparedRun:
@@ -171,30 +183,23 @@ def _choice_of(rows: Sequence[Row]) -> Choice:
     return Choice(setting, (setting,))
 
 
-def training_clock(metrics: Sequence[Row]) -> tuple[list[int], list[int], list[float]]:
-    """Steps, tokens and seconds of training until each logged step, from 0 on.
-
-    The seconds are those of the training loop at the rates that were logged: without start-up, held-out losses, and
-    pauses between starts. They are comparable between runs on one machine that nothing else used.
-    """
-    steps, tokens, seconds = [0], [0], [0.0]
-    logged = {row["step"]: row for row in reversed(metrics) if "tokens_per_s" in row}  # the first row of a step counts
-    for step, row in sorted(logged.items()):
-        seconds.append(seconds[-1] + (row["tokens"] - tokens[-1]) / row["tokens_per_s"])
-        steps.append(step)
-        tokens.append(row["tokens"])
-    return steps, tokens, seconds
-
-
-def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Values at steps between logged ones, by linear interpolation."""
-    return [float(value) for value in np.interp(wanted, steps, values)]
+def comparable(runs: Sequence[ComparedRun]) -> str:
+    """A sentence on which held-out losses are of the same tokens, where a unigram model has the same loss."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        if run.predicted_tokens:
+            groups.setdefault(run.predicted_tokens, []).append(run.name)
+    if len(groups) == 1:
+        return "All held-out losses are of the same tokens, and comparable."
+    shared = [", ".join(names) for names in groups.values() if len(names) > 1]
+    only = f"Comparable are those of {'; those of '.join(shared)}." if shared else "None of these are comparable."
+    return f"Held-out losses are comparable only where the same tokens are predicted. {only}" if groups else ""
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
     recipe = read_json_object(path)
-    asked = recipe.get("eval")
-    if not isinstance(asked, dict) or not all(isinstance(asked.get(key), list) for key in ("tasks", "seeds")):
+    section = recipe.get("eval")
+    if not isinstance(section, dict) or not all(isinstance(section.get(key), list) for key in ("tasks", "seeds")):
         raise UserError(
             f"{path} is not a resolved recipe: eval.tasks or eval.seeds is missing; restore it from a backup"
         )

@@ -1,38 +1,29 @@
 """The report of several runs: report.md, report.html and pictures, made from the files of their directories alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import takewhile
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from multihop.common.config import LOGGING, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
-from multihop.eval.report.compared_runs import (
-    ComparedRun,
-    at_steps,
-    over_seeds,
-    read_runs,
-    training_clock,
-)
-from multihop.eval.report.differences import METHOD, Outcome, RunDifference, run_differences
-from multihop.eval.report.figures import PAGE, PAPER, Colours, as_png, as_svg
-from multihop.eval.report.pictures import Lines, Panel, Scores, draw_classes, draw_lines, draw_scores
+from multihop.eval.report.compared_runs import ComparedRun, over_seeds, read_runs
+from multihop.eval.report.differences import RunDifference, run_differences
+from multihop.eval.report.experiment_verdict import verdict_facts
+from multihop.eval.report.pictures import Lines, Panel, Picture, Scores, draw_classes, draw_lines, draw_scores
 from multihop.eval.report.render import TemplateContext, duration, render
-from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, heldout
+from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, at_steps, heldout, training_clock
 from multihop.eval.report.task_section import metric_label
 from multihop.eval.report.translations import ByLength, by_length, other_metrics, signatures
-from multihop.eval.statistics.words import amount, show, spread
+from multihop.eval.statistics.words import show, spread
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.run.changes import differences
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MOST_CHARACTERS = 60
 _LOSS_NOTE = (
@@ -44,14 +35,6 @@ _SCORE_NOTE = (
     "Scores of the epoch with the best development score, at the settings with the best median development score, "
     "chosen for each run and start: median [minimum to maximum] over the seeds."
 )
-
-
-@dataclass(frozen=True)
-class _Picture:
-    file: str
-    alt: str
-    caption: str
-    draw: Callable[[Colours], "Figure"]
 
 
 def write_comparison(
@@ -75,44 +58,35 @@ def write_comparison(
     """
     every = _short_names(read_runs(run_dirs))
     runs = _short_names(over_seeds(every))
-    found = run_differences(runs)
+    differences_of_runs = run_differences(runs)
     tasks = _tasks(runs)
     lengths = {task: by_length(runs, task) for task in tasks if _kind(runs, task) == "translation"}
     pictures = [
+        *_score_picture(runs, tasks),
         *_loss_pictures(runs),
         *([_x_picture(every, x, series)] if x else []),
-        *_score_picture(runs, tasks),
         *_length_picture(lengths),
     ]
     facts = {
         "title": title,
         "question": question,
-        "runs": _run_lines(runs),
+        **verdict_facts(runs, differences_of_runs),
+        "notes": [note for run in every for note in run.notes],
         "losses": [_loss_line(run) for run in every],
         "loss_note": _LOSS_NOTE,
-        "comparable": comparable(every),
-        "notes": [note for run in every for note in run.notes],
-        "tasks": [_task_section(runs, task, found, lengths.get(task)) for task in tasks],
+        "pictures": [each.facts() for each in pictures],
+        "runs": _run_lines(runs),
+        "tasks": [_task_section(runs, task, differences_of_runs, lengths.get(task)) for task in tasks],
         "score_note": _SCORE_NOTE,
-        "verdicts": _verdicts(runs, found),
-        "method": METHOD,
         "failed": _failed(every),
-        "where": _where(every),
-        "of_tasks": ["scores.png", "bleu-by-length.png"],
-        "pictures": [
-            {"file": each.file, "alt": each.alt, "caption": each.caption, "svg": _svg(each)} for each in pictures
-        ],
+        "environments": _environments(every),
     }
     make_folder(out)
     for each in pictures:
-        write_atomically(out / each.file, as_png(each.draw(PAPER)))
+        write_atomically(out / each.file, each.png())
     markdown, page = render("comparison.md.jinja", title, facts)
     write_atomically(out / "report.md", markdown)
     write_atomically(out / "report.html", page)
-
-
-def _svg(picture: _Picture) -> str:
-    return as_svg(picture.draw(PAGE), picture.file, picture.alt)
 
 
 def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
@@ -192,22 +166,7 @@ def _loss_line(run: ComparedRun) -> list[str]:
     ]
 
 
-def comparable(runs: Sequence[ComparedRun]) -> str:
-    """A sentence on which held-out losses are of the same tokens, where a unigram model has the same loss."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for run in runs:
-        references = (run.summary.get("unigram_loss"), run.summary.get("uniform_loss"))
-        if run.loss_name and None not in references:
-            unigram, uniform = (f"{value:.5f}" for value in references)
-            groups.setdefault((run.loss_name, unigram, uniform), []).append(run.name)
-    if len(groups) == 1:
-        return "All held-out losses are of the same tokens, and comparable."
-    shared = [", ".join(names) for names in groups.values() if len(names) > 1]
-    only = f"Comparable are those of {'; those of '.join(shared)}." if shared else "None of these are comparable."
-    return f"Held-out losses are comparable only where the same tokens are predicted. {only}" if groups else ""
-
-
-def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
+def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[Picture]:
     kinds = [name for name in LANGUAGE_MODEL_LOSSES if any(run.loss_name == name for run in runs)]
     if not kinds:
         return
@@ -218,7 +177,7 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[_Picture]:
             (f"{heldout(name)} (nats)", [(run.name, _by(run, axis) if run.loss_name == name else {}) for run in runs])
             for name in kinds
         ]
-        yield _Picture(
+        yield Picture(
             f"heldout-{what.partition(' ')[0]}.png",
             f"Held-out loss of each run against {what}",
             f"The held-out loss against {what}.{_cut_note(panels, highest)}",
@@ -243,7 +202,7 @@ def _by(run: ComparedRun, axis: int) -> dict[float, float]:
     return dict(zip(at_steps(list(losses), clock[0], clock[axis]), losses.values(), strict=True))
 
 
-def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _Picture:
+def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Picture:
     points: dict[str, dict[float, list[float]]] = {}
     for run in runs:
         keys, losses = run.keys, run.heldout_loss
@@ -258,7 +217,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> _P
     ]
     panels: list[Panel] = [("final held-out loss (nats)", lines)]
     highest = _highest_loss(runs)
-    return _Picture(
+    return Picture(
         "loss-by-key.png",
         "Final held-out loss of each run against a key of the recipe",
         f"The final held-out loss against {x}; of several runs with the same values, the median."
@@ -280,7 +239,7 @@ def _values(run: ComparedRun, task: str, init: str) -> list[float]:
     return choice.chosen.values if choice else []
 
 
-def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterator[_Picture]:
+def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterator[Picture]:
     if not tasks:
         return
     scores = [
@@ -294,7 +253,7 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
     ]
     names = [run.name for run in runs]
     hollow = any(values for task in scores for values in task.random)
-    yield _Picture(
+    yield Picture(
         "scores.png",
         "Scores of each run on each task",
         "Scores over the seeds: median, minimum and maximum."
@@ -303,10 +262,10 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
     )
 
 
-def _length_picture(lengths: Mapping[str, ByLength | None]) -> Iterator[_Picture]:
+def _length_picture(lengths: Mapping[str, ByLength | None]) -> Iterator[Picture]:
     panels = [(f"{task}: BLEU", each.labels, each.medians) for task, each in lengths.items() if each]
     if panels:
-        yield _Picture(
+        yield Picture(
             "bleu-by-length.png",
             "BLEU of each run by the length of the source",
             "Corpus BLEU of the sentences whose source has so many words; the median over the seeds.",
@@ -319,9 +278,9 @@ def _kind(runs: Sequence[ComparedRun], task: str) -> str:
 
 
 def _task_section(
-    runs: Sequence[ComparedRun], task: str, found: Sequence[RunDifference], lengths: ByLength | None
+    runs: Sequence[ComparedRun], task: str, pairs: Sequence[RunDifference], lengths: ByLength | None
 ) -> TemplateContext:
-    differences_of = {each.names[1]: each.amount for each in found if each.row["task"] == task}
+    differences_of = {each.names[1]: each.amount for each in pairs if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
     names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
     starts = {
@@ -347,47 +306,19 @@ def _task_section(
     }
 
 
-def _verdicts(runs: Sequence[ComparedRun], found: Sequence[RunDifference]) -> list[tuple[str, str]]:
-    """(name, text) for each run: on how many tasks it is better or worse than the first, or neither."""
-    lines = []
-    for run in runs[1:]:
-        groups: dict[str, list[RunDifference]] = {}
-        for each in found:
-            if each.names[1] == run.name:
-                groups.setdefault(each.outcome, []).append(each)
-        total = sum(map(len, groups.values()))
-        parts = [
-            f"{outcome} on {len(groups[outcome])} of {total} ({', '.join(map(_detail, groups[outcome]))})"
-            for outcome in get_args(Outcome)
-            if outcome in groups
-        ]
-        if parts:
-            lines.append((run.name, ", ".join(parts)))
-    return lines
-
-
-def _detail(each: RunDifference) -> str:
-    """The task, with how much better or worse, or why it is not judged."""
-    task = str(each.row["task"])
-    if each.outcome == "not judged":
-        return each.text
-    if each.found is None or each.outcome == "not told apart":
-        return task
-    return f"{task} by {amount(each.found, each.row['metric'], 1 if each.found.estimate > 0 else -1)}"
-
-
 def _failed(runs: Sequence[ComparedRun]) -> list[str]:
     """For each run with failed trials at the chosen settings, their number."""
     counts = [(run.name, sum(choice.chosen.failed for choice in run.choices.values())) for run in runs]
     return [f"{name}: {'1 trial' if count == 1 else f'{count} trials'}" for name, count in counts if count]
 
 
-def _where(runs: Sequence[ComparedRun]) -> list[str]:
+def _environments(runs: Sequence[ComparedRun]) -> list[str]:
     """When, on what and with which versions: a line for each that differs."""
     lines = []
     for run in runs:
         if environment := run.summary.get("environment"):
-            parts = [environment.get("device"), environment.get("cpu"), f"{environment.get('cores')} cores"]
+            parts = [environment.get("device"), environment.get("cpu")]
+            parts += [f"{environment['cores']} cores"] if "cores" in environment else []
             parts += [f"{name} {environment[name]}" for name in ("python", "torch", "deepspeed") if name in environment]
             parts += [f"commit {environment['commit']}"] if environment.get("commit") else []
             lines.append(", ".join(str(part) for part in dict.fromkeys(parts) if part))

@@ -14,7 +14,7 @@ METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
     "spread over the seeds; a run is called better where p is at most 0.05 after Holm's correction for all sentences."
 )
-Outcome = Literal["better", "worse", "not told apart", "not judged"]
+Outcome = Literal["better", "worse", "no significant difference", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,10 @@ class RunDifference:
     names: tuple[str, str]
     row: Row
     """A trial of the first run, to read from what all trials of the task share."""
-    found: Difference | None
+    difference: Difference | None
     """The other less the first; None if the scores are not of the same thing."""
+    p: float
+    """The p-value of the difference after Holm's correction; 1 where it is not judged."""
     outcome: Outcome
     """The outcome for the other run."""
     text: str
@@ -33,7 +35,7 @@ class RunDifference:
     @property
     def amount(self) -> str:
         """The difference with its interval."""
-        return amount(self.found, self.row["metric"]) if self.found else "none"
+        return amount(self.difference, self.row["metric"]) if self.difference else "none"
 
 
 def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
@@ -43,7 +45,7 @@ def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
         UserError: a file of predictions is damaged.
     """
     pairs = [_pair(runs[0], other, task) for other in runs[1:] for task in shared_tasks(runs[0], other)]
-    p_values = iter(holm([pair.found.p for pair in pairs if pair.found and not pair.why_not]))
+    p_values = iter(holm([pair.difference.p for pair in pairs if pair.difference and not pair.why_not]))
     return [_in_words(pair, 1.0 if pair.why_not else next(p_values)) for pair in pairs]
 
 
@@ -56,7 +58,7 @@ def shared_tasks(first: ComparedRun, other: ComparedRun) -> list[str]:
 class _Pair:
     names: tuple[str, str]
     row: Row
-    found: Difference | None
+    difference: Difference | None
     why_not: str
     """Why no verdict can be given; empty if one can."""
 
@@ -66,9 +68,9 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
     row, others = first.choices[key].chosen.rows[0], other.choices[key].chosen.rows[0]
     if why_not := _incomparable(row, others):
         return _Pair(names, row, None, why_not)
-    found = difference(row["metric"], first.trials(*key), other.trials(*key))
-    missing = missing_for_verdict(row["kind"], found)
-    return _Pair(names, row, found, f"{missing} are needed" if missing else "")
+    between = difference(row["metric"], first.trials(*key), other.trials(*key))
+    missing = missing_for_verdict(row["kind"], between)
+    return _Pair(names, row, between, f"{missing} are needed" if missing else "")
 
 
 def _incomparable(one: Row, other: Row) -> str:
@@ -88,13 +90,13 @@ def _units(row: Row) -> float | None:
 
 
 def _in_words(pair: _Pair, p: float) -> RunDifference:
-    names, row, found = pair.names, pair.row, pair.found
-    if found is None or pair.why_not:
-        numbers = f" (difference {amount(found, row['metric'])})" if found else ""
+    names, row, between = pair.names, pair.row, pair.difference
+    if between is None or pair.why_not:
+        numbers = f" (difference {amount(between, row['metric'])})" if between else ""
         text = f"{row['task']} is not judged{numbers}: {pair.why_not}"
-        return RunDifference(names, row, found, "not judged", text)
-    text = sentence(names, row["task"], row["metric"], row["higher_is_better"], found, p)
+        return RunDifference(names, row, between, 1.0, "not judged", text)
+    text = sentence(names, row["task"], row["metric"], row["higher_is_better"], between, p)
     if p > SIGNIFICANT:
-        return RunDifference(names, row, found, "not told apart", text)
-    better = (found.estimate > 0) == row["higher_is_better"]
-    return RunDifference(names, row, found, "better" if better else "worse", text)
+        return RunDifference(names, row, between, p, "no significant difference", text)
+    better = (between.estimate > 0) == row["higher_is_better"]
+    return RunDifference(names, row, between, p, "better" if better else "worse", text)

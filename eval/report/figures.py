@@ -1,12 +1,14 @@
-"""Figures as PNG, and as inline SVG whose colours follow the page: light or dark.
+"""The style of all pictures, as PNG and as inline SVG whose colours follow the page, light or dark.
 
-The data colours are from Okabe and Ito's palette, which is safe for colour-blind readers. In the page, they, ink and
-grid are CSS variables.
+The colours of data are from Okabe and Ito's palette, which is safe for colour-blind readers; lines with the same colour
+differ in dashes and markers. In a page they, ink and grid are CSS variables.
 """
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +25,17 @@ class Colours:
     series: tuple[str, ...]
 
 
+WIDTH = 8.0
+"""Inches of a picture as wide as the page. Text is 9 points high, so that all pictures have one size of letters."""
+LABEL_SIZE = 9
+TICK_SIZE = 8
+LINE_WIDTH = 1.5
+MARKER_SIZE = 4
+_GRID_WIDTH = 0.8
+_REM_PER_INCH = 8.5
+"""A picture of `WIDTH` is as wide as the page, 68 rem."""
+_DASHES = ("-", "--", ":")
+_MARKERS = ("o", "s", "^")
 # Colours that nothing else has, replaced by the page's variables once matplotlib has written them.
 _VARIABLES = {
     f"#0102{number:02d}": f"var(--{name})"
@@ -39,58 +52,99 @@ _PROLOGUE = re.compile(r"^.*?(?=<svg )", re.DOTALL)
 _METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 
 
-def new_figure(title: str, below: str) -> tuple["Figure", "Axes"]:
-    """A small figure for `as_svg` with one panel, whose horizontal axis is of steps.
+def new_figure(
+    rows: int = 1,
+    columns: int = 1,
+    width: float = WIDTH,
+    height: float = 3.6,
+    heights: Sequence[float] | None = None,
+    sharex: bool = False,
+    sharey: bool = False,
+) -> tuple["Figure", list["Axes"]]:
+    """A figure and its panels, row by row.
 
     Args:
-        title: of the vertical axis.
-        below: title of the horizontal axis.
+        width, height: of the figure in inches.
+        heights: relative heights of the rows; None: all are equal.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-    axes = figure.subplots()
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style(axes, PAGE)
-    axes.set_ylabel(title, color=PAGE.ink, fontsize=9)
-    axes.set_xlabel(below, color=PAGE.ink, fontsize=9)
-    return figure, axes
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(
+        rows, columns, squeeze=False, sharex=sharex, sharey=sharey, gridspec_kw={"height_ratios": heights}
+    )
+    return figure, list(panels.ravel())
 
 
-def style(axes: "Axes", colours: Colours) -> None:
-    """Ticks, spines and a horizontal grid."""
+def style(axes: "Axes", colours: Colours, x_label: str = "", y_label: str = "") -> None:
+    """Set the ticks, the spines, a horizontal grid and the labels of the axes, which should have their units."""
     axes.patch.set_alpha(0)
-    axes.tick_params(which="both", colors=colours.ink, labelsize=8)
+    axes.tick_params(which="both", colors=colours.ink, labelsize=TICK_SIZE)
+    for text in (axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
+        text.set(color=colours.ink, fontsize=TICK_SIZE)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(colours.ink)
-    axes.grid(axis="y", color=colours.grid, linewidth=0.8)
+    axes.grid(axis="y", color=colours.grid, linewidth=_GRID_WIDTH)
     axes.set_axisbelow(True)
+    if x_label:
+        axes.set_xlabel(literal(x_label), color=colours.ink, fontsize=LABEL_SIZE)
+    if y_label:
+        axes.set_ylabel(literal(y_label), color=colours.ink, fontsize=LABEL_SIZE)
+
+
+def legend(axes: "Axes", colours: Colours, above: bool = False, columns: int = 1) -> None:
+    """A legend outside the axes, where no position can hide a line: to their right, or above them."""
+    axes.legend(
+        frameon=False, labelcolor=colours.ink, fontsize=TICK_SIZE, ncols=columns, borderaxespad=0.3,
+        loc="lower left" if above else "center left", bbox_to_anchor=(0.0, 1.0) if above else (1.0, 0.5),
+    )  # fmt: skip
+
+
+def whole_steps(axes: "Axes", most: int | None = None) -> None:
+    """Put ticks of the horizontal axis at whole numbers only, at most `most` of them, with thousands separated."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=most or "auto"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def look_of(colours: Colours, number: int) -> tuple[str, str, str]:
+    """Colour, dashes and marker of a line: another colour each, and once all are used other dashes and markers too."""
+    round_, index = divmod(number, len(colours.series))
+    return colours.series[index], _DASHES[round_ % len(_DASHES)], _MARKERS[round_ % len(_MARKERS)]
+
+
+def literal(text: str) -> str:
+    """Text that matplotlib shows as it is: `$` begins a formula, and a label with a first `_` is not in the legend."""
+    text = text.replace("$", r"\$")
+    return text.replace("_", "\u200b_", 1) if text.startswith("_") else text
 
 
 def as_png(figure: "Figure") -> bytes:
-    """On white; without the version of matplotlib in it, the same numbers give the same bytes."""
+    """Encode a figure on white; without the version of matplotlib, so that equal numbers give equal bytes."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
     return out.getvalue()
 
 
-def as_svg(figure: "Figure", name: str, title: str) -> str:
-    """A figure that was drawn with `PAGE`.
+def as_svg(figure: "Figure", name: str, alt: str) -> str:
+    """Encode a figure that was drawn with `PAGE`.
 
     Args:
         name: of the picture, unique on its page.
-        title: for readers who do not see it.
+        alt: what the picture shows, for readers who do not see it.
     """
     import matplotlib
 
     figure.patch.set_alpha(0)
     out = io.StringIO()
-    # Text as text, in the reader's font; without the date, the same numbers give the same bytes.
+    # Text as text, in the reader's font; without the date, so that equal numbers give equal bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     svg = _METADATA.sub("", _PROLOGUE.sub("", out.getvalue()))
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     svg = _NUMBERED_ID.sub("", svg)
-    return re.sub(r' width="[^"]*"', f' role="img" aria-label="{title}"', svg, count=1)
+    # As wide as its share of the page, so that the letters of all pictures have one size.
+    label = f' style="max-width: {_REM_PER_INCH * figure.get_figwidth():g}rem" role="img" aria-label="{escape(alt)}"'
+    return re.sub(r' width="[^"]*"', lambda _: label, svg, count=1)

@@ -1,17 +1,33 @@
-"""The pictures of reports, in one style (`multihop.eval.report.figures`): colours that colour-blind readers tell apart,
-and lines that differ in style too.
+"""The pictures of reports, drawn in the style of `multihop.eval.report.figures`.
 
-Pictures of one task are returned as SVG for the page. The others are figures, which the caller draws for a PNG, for a
-page, or for both.
+A function that takes colours returns a figure, which the caller encodes as a PNG or for a page. Pictures that a page
+alone has are returned as SVG.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multihop.eval.report.figures import PAGE, PAPER, Colours, as_svg, new_figure, style
+from multihop.eval.report.figures import (
+    LABEL_SIZE,
+    LINE_WIDTH,
+    MARKER_SIZE,
+    PAGE,
+    PAPER,
+    TICK_SIZE,
+    WIDTH,
+    Colours,
+    as_png,
+    as_svg,
+    legend,
+    literal,
+    look_of,
+    new_figure,
+    style,
+    whole_steps,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,13 +39,32 @@ Lines = Sequence[tuple[str, Mapping[int, float] | Mapping[float, float]]]
 Panel = tuple[str, Lines]
 """Title of the vertical axis, and what is drawn."""
 
-_FIRST, _SECOND, _THIRD, *_ = PAGE.series
-_STARTS = {"pretrained": (_FIRST, "-"), "parent": (_THIRD, ":"), "random weights": (_SECOND, "--")}
-_MAX_POINTS = 150
+_INITS = {"pretrained": (0, "-"), "parent": (2, ":"), "random weights": (1, "--")}
+"""Number of the colour, and dashes, of trials by their initial weights."""
+MAX_POINTS = 150
+"""The most points of a line by step: a page with every step of every trial would have megabytes."""
 _MAX_MARKED_POINTS = 12
-_LINE_STYLES = ("-", "--", ":")
-_MARKERS = ("o", "s", "^")
 _PANELS_PER_ROW = 3
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a report: a PNG file beside the Markdown report, an SVG within the page."""
+
+    file: str
+    alt: str
+    """What it shows, for readers who do not see it."""
+    caption: str
+    draw: Callable[[Colours], "Figure"]
+
+    def png(self) -> bytes:
+        """The picture on white."""
+        return as_png(self.draw(PAPER))
+
+    def facts(self) -> dict[str, Any]:
+        """What templates need of it."""
+        svg = as_svg(self.draw(PAGE), self.file, self.alt)
+        return {"file": self.file, "alt": self.alt, "caption": self.caption, "svg": svg}
 
 
 @dataclass(frozen=True)
@@ -52,72 +87,85 @@ class Scores:
     random: Sequence[Sequence[float]]
 
 
-def draw_losses(curves: Sequence[Curve]) -> "Figure":
-    """A figure for a PNG with a panel for each curve, the first one larger."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.2 if len(curves) == 1 else 6.4), layout="constrained")
-    panels = figure.subplots(
-        len(curves), sharex=True, squeeze=False, gridspec_kw={"height_ratios": [2, *[1] * (len(curves) - 1)]}
-    )
-    for (axes,), curve in zip(panels, curves, strict=True):
-        _draw_curve(axes, curve)
-    # Above the lines: in some runs, any position within them is on one of the references.
-    panels[0, 0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    panels[-1, 0].set_xlabel("step", color=PAPER.ink)
+def draw_losses(colours: Colours, curves: Sequence[Curve]) -> "Figure":
+    """A panel for each curve, the first one larger."""
+    heights = [2.0, *[1.0] * (len(curves) - 1)]
+    figure, panels = new_figure(len(curves), height=1.9 + 1.3 * sum(heights), heights=heights, sharex=True)
+    for axes, curve in zip(panels, curves, strict=True):
+        _draw_curve(axes, colours, curve)
+    legend(panels[0], colours, above=True, columns=2)
+    style(panels[-1], colours, "step")
     return figure
 
 
-def learning_curves(name: str, title: str, starts: Mapping[str, Sequence[Points]]) -> str:
+def draw_by_step(colours: Colours, panels: Mapping[str, Points]) -> "Figure":
+    """A panel below the other with one value by step, each from its lowest to its highest value.
+
+    Args:
+        panels: (step, value) points by the title of the vertical axis.
+    """
+    from matplotlib.ticker import StrMethodFormatter
+
+    figure, rows = new_figure(len(panels), height=0.4 + 1.5 * len(panels), sharex=True)
+    for number, (axes, (title, points)) in enumerate(zip(rows, panels.items(), strict=True)):
+        colour = colours.series[number % len(colours.series)]
+        steps, means, lows, highs = _thinned(points)
+        if means != lows:
+            axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, color=colour, linewidth=LINE_WIDTH, **_marked(steps))
+        axes.margins(x=0.02, y=0.09)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+        style(axes, colours, y_label=title)
+    whole_steps(rows[-1])
+    style(rows[-1], colours, "step")
+    return figure
+
+
+def learning_curves(name: str, title: str, alt: str, starts: Mapping[str, Sequence[Points]]) -> str:
     """One value by step of each trial.
 
     Args:
         name: of the picture, unique on its page.
         title: of the vertical axis.
+        alt: what the picture shows.
         starts: "pretrained", "parent" and "random weights" -> the (step, value) points of each of its trials.
     """
-    figure, axes = new_figure(title, "step of fine-tuning")
+    figure, axes = _small_figure("step of fine-tuning", title)
     for start, trials in starts.items():
-        colour, line = _STARTS[start]
-        for number, points in enumerate(trials):
-            steps, values = zip(*_thin(points), strict=True)
-            # A short curve may be one point, which a line does not show.
-            marker = "o" if len(steps) <= _MAX_MARKED_POINTS else ""
-            label = "_" * (number > 0) + start
+        number, dashes = _INITS[start]
+        for trial, points in enumerate(trials):
+            steps, means, _, _ = _thinned(points)
+            label = "_" * (trial > 0) + start
             axes.plot(
-                steps, values, color=colour, linestyle=line, linewidth=1.3, marker=marker, markersize=3, label=label
-            )
-    axes.legend(frameon=False, labelcolor=PAGE.ink, fontsize=8)
-    return as_svg(figure, name, title)
+                steps, means, color=PAGE.series[number], linestyle=dashes, linewidth=LINE_WIDTH, label=label,
+                **_marked(steps),
+            )  # fmt: skip
+    legend(axes, PAGE, above=True, columns=len(starts))
+    return as_svg(figure, name, alt)
 
 
-def by_pretraining_step(name: str, title: str, points: Mapping[int, Sequence[float]]) -> str:
+def by_pretraining_step(name: str, title: str, alt: str, points: Mapping[int, Sequence[float]]) -> str:
     """Scores by the pretraining step of the checkpoint: the median as a line, the seeds from minimum to maximum."""
-    figure, axes = new_figure(title, "step of pretraining")
-    steps = list(points)
-    axes.fill_between(
-        steps, [min(v) for v in points.values()], [max(v) for v in points.values()], color=_FIRST, alpha=0.2, lw=0
-    )
-    axes.plot(steps, [median(v) for v in points.values()], color=_FIRST, marker="o", markersize=4, linewidth=1.5)
-    return as_svg(figure, name, title)
+    figure, axes = _small_figure("step of pretraining", title)
+    colour, steps = PAGE.series[0], list(points)
+    lows, highs = [min(v) for v in points.values()], [max(v) for v in points.values()]
+    axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
+    medians = [median(v) for v in points.values()]
+    axes.plot(steps, medians, color=colour, marker="o", markersize=MARKER_SIZE, linewidth=LINE_WIDTH)
+    return as_svg(figure, name, alt)
 
 
-def side_by_side(name: str, title: str, panels: Mapping[str, Points]) -> str:
+def side_by_side(name: str, alt: str, panels: Mapping[str, Points]) -> str:
     """A panel for each value, by the step of pretraining; `panels`: the (step, value) points by the value's name."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(2.2 * len(panels), 1.9), layout="constrained")
-    for axes, (label, points) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        style(axes, PAGE)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
-        axes.set_xlabel("step of pretraining", color=PAGE.ink, fontsize=9)
-        axes.set_title(label, color=PAGE.ink, fontsize=9)
-        steps, values = zip(*_thin(points), strict=True)
-        marker = "o" * (len(steps) <= _MAX_MARKED_POINTS)
-        axes.plot(steps, values, color=_SECOND, marker=marker, markersize=3, linewidth=1.4)
+    figure, columns = new_figure(1, len(panels), width=2.2 * len(panels), height=1.9)
+    for axes, (label, points) in zip(columns, panels.items(), strict=True):
+        style(axes, PAGE, "step")
+        whole_steps(axes, 3)
+        axes.set_title(literal(label), color=PAGE.ink, fontsize=LABEL_SIZE)
+        steps, means, _, _ = _thinned(points)
+        axes.plot(steps, means, color=PAGE.series[1], linewidth=LINE_WIDTH, **_marked(steps))
         axes.margins(x=0.04, y=0.1)
-    return as_svg(figure, name, title)
+    return as_svg(figure, name, alt)
 
 
 def draw_lines(
@@ -133,25 +181,22 @@ def draw_lines(
     """
     from matplotlib.ticker import EngFormatter
 
-    figure, rows = _figure(len(panels), 1, (8, 3.9 * len(panels)))
+    figure, rows = new_figure(len(panels), height=3.6 * len(panels))
     for axes, (title, lines) in zip(rows, panels, strict=True):
         for number, (label, points) in enumerate(lines):
-            if not points:
-                continue
-            colour, dashes, marker = _look(colours, number)
-            axes.plot(
-                list(points), list(points.values()), color=colour, linestyle=dashes, marker=marker, markersize=4,
-                linewidth=1.4, label=_label(label),
-            )  # fmt: skip
-        if log:
+            if points:
+                _draw_line(axes, colours, number, label, list(points), list(points.values()))
+        if below == "step":
+            whole_steps(axes)
+        elif log:
             _log_axis(axes, sorted({x for _, points in lines for x in points}))
         else:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         lowest = min((y for _, points in lines for y in points.values()), default=0.0)
         if any(y > highest for _, points in lines for y in points.values()):
             axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
-        _finish(axes, colours, below, title)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=colours.ink, fontsize=8)
+        style(axes, colours, below, title)
+        legend(axes, colours)
     return figure
 
 
@@ -159,18 +204,24 @@ def draw_scores(colours: Colours, names: Sequence[str], tasks: Sequence[Scores])
     """A panel for each task: medians with minimum and maximum over the seeds, random weights hollow."""
     columns = min(_PANELS_PER_ROW, len(tasks))
     rows = -(-len(tasks) // columns)
-    figure, panels = _figure(rows, columns, (3.1 * columns + 1.2, rows * (0.34 * len(names) + 1.1)))
+    has_random = any(values for task in tasks for values in task.random)
+    above, below = (-0.12, 0.18) if has_random else (0.0, 0.0)
+    figure, panels = new_figure(
+        rows, columns, width=3.1 * columns + 1.2, height=rows * (0.34 * len(names) + 1.1), sharey=columns > 1
+    )
     for axes, task in zip(panels, tasks, strict=False):
         for row in range(len(names)):
-            colour, _, marker = _look(colours, row)
-            for values, offset, fill in ((task.pretrained[row], -0.12, colour), (task.random[row], 0.18, "none")):
+            colour, _, marker = look_of(colours, row)
+            for values, offset, fill in ((task.pretrained[row], above, colour), (task.random[row], below, "none")):
                 if values:
                     y = row + offset
-                    axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=1.4)
-                    axes.plot(median(values), y, marker=marker, color=colour, markerfacecolor=fill, markersize=5)
-        axes.set_yticks(range(len(names)), [_label(name) for name in names])
+                    axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=LINE_WIDTH)
+                    axes.plot(
+                        median(values), y, marker=marker, color=colour, markerfacecolor=fill, markersize=MARKER_SIZE + 1
+                    )
+        axes.set_yticks(range(len(names)), [literal(name) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
-        _finish(axes, colours, task.title, "")
+        style(axes, colours, task.title)
         axes.grid(axis="x", color=colours.grid, linewidth=0.8)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
@@ -181,37 +232,59 @@ def draw_classes(
     colours: Colours, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]
 ) -> "Figure":
     """A panel below the other: its title, the names of classes from left to right, and of each label its values."""
-    figure, rows = _figure(len(panels), 1, (8, 3.9 * len(panels)))
+    figure, rows = new_figure(len(panels), height=3.6 * len(panels))
     for axes, (title, classes, lines) in zip(rows, panels, strict=True):
         for number, (label, values) in enumerate(lines.items()):
-            colour, dashes, marker = _look(colours, number)
-            axes.plot(
-                range(len(classes)), values, color=colour, linestyle=dashes, marker=marker, markersize=4,
-                linewidth=1.4, label=_label(label),
-            )  # fmt: skip
+            _draw_line(axes, colours, number, label, list(range(len(classes))), values)
         axes.set_xticks(range(len(classes)), classes)
         axes.set_ylim(bottom=0.0)
-        _finish(axes, colours, "words of the source (sentences)", title)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=colours.ink, fontsize=8)
+        style(axes, colours, "words of the source (sentences)", title)
+        legend(axes, colours)
     return figure
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", list["Axes"]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=columns > 1).ravel())
-
-
-def _look(colours: Colours, number: int) -> tuple[str, str, str]:
-    """Another colour for each line; once all are used, another style, too."""
-    round_, index = divmod(number, len(colours.series))
-    return colours.series[index], _LINE_STYLES[round_ % len(_LINE_STYLES)], _MARKERS[round_ % len(_MARKERS)]
+def _small_figure(below: str, title: str) -> tuple["Figure", "Axes"]:
+    """A figure for the page with one panel, of which two are side by side."""
+    figure, (axes,) = new_figure(width=WIDTH / 2, height=2.5)
+    whole_steps(axes)
+    style(axes, PAGE, below, title)
+    return figure, axes
 
 
-def _label(text: str) -> str:
-    """`$` begins a formula, and a label with a first `_` is not in the legend."""
-    return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
+def _draw_line(axes: "Axes", colours: Colours, number: int, label: str, x: Sequence[float], y: Sequence[float]) -> None:
+    colour, dashes, marker = look_of(colours, number)
+    axes.plot(
+        x, y, color=colour, linestyle=dashes, marker=marker, markersize=MARKER_SIZE, linewidth=LINE_WIDTH,
+        label=literal(label),
+    )  # fmt: skip
+
+
+def _draw_curve(axes: "Axes", colours: Colours, curve: Curve) -> None:
+    train, heldout, *_ = colours.series
+    whole_steps(axes)
+    style(axes, colours, y_label=f"{curve.name} (nats)")
+    if curve.train:
+        steps, means, lows, highs = _thinned(list(curve.train.items()))
+        if means != lows:
+            axes.fill_between(steps, lows, highs, color=train, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, color=train, linewidth=LINE_WIDTH, label="training text", **_marked(steps))
+    axes.plot(
+        list(curve.heldout), list(curve.heldout.values()), color=heldout, linestyle="--", marker="o",
+        markersize=MARKER_SIZE, linewidth=LINE_WIDTH, label="held-out text",
+    )  # fmt: skip
+    for (name, value), dashes in zip(curve.references.items(), ((6, 3), (1.5, 2)), strict=False):
+        axes.axhline(value, color=colours.ink, linewidth=1.0, dashes=dashes)
+        axes.annotate(
+            f"{name}: {value:.2f}",
+            xy=(1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            color=colours.ink,
+            fontsize=TICK_SIZE,
+        )
+    axes.margins(x=0.02, y=0.09)
 
 
 def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
@@ -220,36 +293,19 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
-def _finish(axes: "Axes", colours: Colours, below: str, title: str) -> None:
-    style(axes, colours)
-    axes.set_xlabel(_label(below), color=colours.ink, fontsize=9)
-    axes.set_ylabel(_label(title), color=colours.ink, fontsize=9)
+def _marked(steps: Sequence[float]) -> dict[str, Any]:
+    """Markers for a short curve, which may be one point that a line does not show."""
+    return {"marker": "o", "markersize": MARKER_SIZE} if len(steps) <= _MAX_MARKED_POINTS else {}
 
 
-def _draw_curve(axes: "Axes", curve: Curve) -> None:
-    train, heldout, *_ = PAPER.series
-    style(axes, PAPER)
-    axes.plot(list(curve.train), list(curve.train.values()), color=train, linewidth=1.4, label="training text")
-    points = list(curve.heldout), list(curve.heldout.values())
-    axes.plot(*points, color=heldout, linewidth=1.8, marker="o", markersize=4.5, label="held-out text")
-    for (name, value), dashes in zip(curve.references.items(), ((6, 3), (1.5, 2)), strict=False):
-        axes.axhline(value, color=PAPER.ink, linewidth=1.2, dashes=dashes)
-        axes.annotate(
-            f"{name}: {value:.2f}",
-            xy=(1, value),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 4),
-            textcoords="offset points",
-            ha="right",
-            color=PAPER.ink,
-            fontsize=9,
-        )
-    axes.margins(x=0.02, y=0.09)
-    axes.set_ylabel(f"{curve.name} (nats)", color=PAPER.ink)
-
-
-def _thin(points: Points) -> Points:
-    """At most `_MAX_POINTS` means of neighbours: a page with every step of every trial would have megabytes."""
-    size = -(-len(points) // _MAX_POINTS)
+def _thinned(points: Points) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Steps, and mean, smallest and largest value of at most `MAX_POINTS` groups of neighbours."""
+    size = -(-len(points) // MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+    values = [[value for _, value in group] for group in groups]
+    return (
+        [group[-1][0] for group in groups],
+        [sum(each) / len(each) for each in values],
+        [min(each) for each in values],
+        [max(each) for each in values],
+    )

@@ -7,7 +7,8 @@ parsed as Markdown. Templates may call
 
 - `attributes(text)` at the beginning of a paragraph, list item, heading or cell, or alone before a table or list: HTML
   attributes of that element;
-- `figure(content, caption, file, alt)`: a picture, which Markdown shows from a file and the page has within;
+- `figure(picture)`: `Picture.facts()`, which Markdown shows from a file and the page has within;
+- `drawing(svg, caption)`: a picture that only the page has;
 - `tag(text)` alone in a paragraph: an HTML tag around what follows.
 
 In Markdown, attributes and tags are nothing. `is_page` says which of the two is rendered.
@@ -76,13 +77,16 @@ class _Markdown:
 
     tag = attributes
 
-    def figure(self, content: str, caption: str = "", file: str = "", alt: str = "") -> Any:
-        picture = f"![{_escape_markdown(alt)}]({file})\n\n{_escape_markdown(caption)}"
-        return _markup(picture if file else "")
+    def figure(self, picture: dict[str, str]) -> Any:
+        image = f"![{_escape_markdown(picture['alt'])}]({picture['file']})"
+        return _markup(f"{image}\n\n{_escape_markdown(picture['caption'])}")
+
+    def drawing(self, svg: str, caption: str = "") -> Any:
+        return _markup("")
 
 
 class _Placeholders:
-    """Placeholders in the position of values and of HTML, and what they stand for."""
+    """Placeholders in the position of values and of HTML, and the contents that replace them."""
 
     is_page = True
 
@@ -103,11 +107,14 @@ class _Placeholders:
     def tag(self, text: str) -> Any:
         return _markup(self._add("raw", text))
 
-    def figure(self, content: str, caption: str = "", file: str = "", alt: str = "") -> Any:
+    def figure(self, picture: dict[str, str]) -> Any:
+        return self.drawing(picture["svg"], picture["caption"])
+
+    def drawing(self, svg: str, caption: str = "") -> Any:
         from markupsafe import escape
 
         below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-        return _markup(self._add("raw", f"<figure>{content}{below}</figure>"))
+        return _markup(self._add("raw", f"<figure>{svg}{below}</figure>"))
 
     def resolve(self, html: str) -> Any:
         """The page with the contents. One pass: what is inserted is not searched."""
@@ -117,8 +124,8 @@ class _Placeholders:
         self._contents.append(content)
         return f"{kind}{len(self._contents) - 1}end"
 
-    def _content_of(self, found: re.Match[str]) -> str:
-        groups = found.groupdict()
+    def _content_of(self, placeholder: re.Match[str]) -> str:
+        groups = placeholder.groupdict()
         if groups["before"]:
             return f"{groups['wide'] or ''}<{groups['element']} {self._contents[int(groups['before'])]}"
         if groups["within"]:
@@ -132,7 +139,8 @@ def _fill(template: str, context: TemplateContext, output: _Markdown | _Placehol
         "duration": duration,
         "cells": lambda values: _table_row(output, values),
     }
-    helpers = {"attributes": output.attributes, "tag": output.tag, "figure": output.figure, "is_page": output.is_page}
+    names = ("attributes", "tag", "figure", "drawing", "is_page")
+    helpers = {name: getattr(output, name) for name in names}
     text: str = environment.get_template(template).render(context | helpers)
     return _BLANK_LINES.sub("\n\n", text)
 

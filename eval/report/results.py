@@ -54,17 +54,17 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
     results = task_results(reported.rows, run_dir, reported.earlier)
     starts = section.get("inits", ["pretrained", "random"])
     with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
-    found = verdicts(results) if with_random else []
-    parent_difference = verdicts(against_parent(results), continued=True) if with_parent else []
+    random_verdicts = verdicts(results) if with_random else []
+    parent_verdicts = verdicts(against_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
     translates = family is not None and family.translates
     training, start = training_of(translates), "trained" if translates else "pretrained"
     step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
     of_step = "" if step is None else f" {start.capitalize()}: the checkpoint of step {step:,}."
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
-    sentences = [helped(found, tasks, training)] if with_random or not tasks else []
+    sentences = [helped(random_verdicts, tasks, training)] if with_random or not tasks else []
     if tasks and with_parent:
-        sentences.append(helped(parent_difference, tasks, f"continued {training}"))
+        sentences.append(helped(parent_verdicts, tasks, f"continued {training}"))
     elif tasks and with_random and model.get("init_from"):
         sentences.append(_CONTINUED.format(training=training))
     return {
@@ -73,7 +73,7 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
         "helped": " ".join(sentences) or _ONE_START.format(starts=", ".join(starts), training=training),
         "questions": [
             (f"Did {what} help?", list(zip(results, answers, strict=True)))
-            for what, answers in ((training, found), (f"continued {training}", parent_difference))
+            for what, answers in ((training, random_verdicts), (f"continued {training}", parent_verdicts))
             if answers
         ],
         "with_parent": with_parent,
@@ -87,13 +87,19 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
     }
 
 
-def helped(found: Sequence[Verdict], tasks: Sequence[str], training: str) -> str:
-    """One sentence over all tasks; training: of `training_of`."""
+def helped(of_tasks: Sequence[Verdict], tasks: Sequence[str], training: str) -> str:
+    """A sentence on how many tasks the training helped on.
+
+    Args:
+        of_tasks: the verdicts of the tasks that have results.
+        tasks: the recipe's.
+        training: the word for it, from `training_of`.
+    """
     if not tasks:
         return f"The recipe has no downstream tasks, so it is unknown whether {training} helps on any."
-    if not found:
+    if not of_tasks:
         return "No downstream trial has finished yet."
-    outcomes = [verdict.outcome for verdict in found]
+    outcomes = [verdict.outcome for verdict in of_tasks]
     parts = [words.format(outcomes.count(outcome)) for outcome, words in _IN_WORDS.items() if outcome in outcomes]
     total = "1 task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
     return f"Of {total}, {training} {' and '.join(parts)}."
@@ -109,12 +115,12 @@ def _line(result: TaskResult) -> dict[str, str]:
     """The cells of a result's row in the table."""
     best = result.best
     starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
-    where = reported_on(result)
+    examples = reported_on(result)
     metric = metric_label(result.first)
     return {
         "task": result.task,
         "kind": result.kind,
-        "metric": metric if where == "test" else f"{metric}, on {where}",
+        "metric": metric if examples == "test" else f"{metric}, on {examples}",
         "pretrained": spread(result.values("pretrained")),
         "parent": spread(result.values("parent")),
         "parent_difference": amount(result.parent_difference, result.metric) if result.parent_difference else "none",

@@ -1,11 +1,14 @@
-"""Losses and health in metrics.jsonl: their names, and plateaus and collapse of representations in one sentence.
+"""What metrics.jsonl has: names of fields, series by step, the time of training and its forecast, and a diagnosis.
 
-The thresholds lie between what was measured on small models (docs/training/metrics.md). One number alone is no sign:
-a small GPT-2 that learns well has a low rank.
+The diagnosis is of plateaus and of the collapse of representations. Its thresholds lie between what was measured on
+small models (docs/training/metrics.md). One number alone is no sign: a small GPT-2 that learns well has a low rank.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+
+import numpy as np
 
 from multihop.common.json_lines import Row
 
@@ -19,6 +22,9 @@ REFERENCES = ("unigram_loss", "uniform_loss")
 HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
 """Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat."""
 
+_BY_SOURCE = re.compile(r"source(\d+)/heldout_\w+_loss")
+_FORECAST_AFTER = 0.1
+"""The share of the steps after which the time of training is forecast."""
 _EVALUATIONS = 3
 """The newest evaluations that must agree: every model passes the unigram loss, and some pass through a collapse."""
 _STEPS = 200
@@ -46,6 +52,45 @@ def by_step(rows: Iterable[Row], name: str) -> dict[int, float]:
     return dict(sorted(values.items()))
 
 
+def losses_by_source(rows: Sequence[Row]) -> dict[int, dict[int, float]]:
+    """The held-out loss by step of each source, by its number in `data.sources`; empty for a run with one source."""
+    names = {name: int(match[1]) for row in rows for name in row if (match := _BY_SOURCE.fullmatch(name))}
+    return {source: by_step(rows, name) for name, source in sorted(names.items(), key=lambda item: item[1])}
+
+
+def training_clock(rows: Sequence[Row]) -> tuple[list[int], list[int], list[float]]:
+    """Steps, tokens and seconds of training until each logged step, from 0 on.
+
+    The seconds are those of the training loop at the rates that were logged: without start-up, held-out losses, and
+    pauses between starts. They are comparable between runs on one machine that nothing else used.
+    """
+    steps, tokens, seconds = [0], [0], [0.0]
+    rates = by_step(rows, "tokens_per_s")
+    used = by_step((row for row in rows if "tokens_per_s" in row), "tokens")
+    for step, rate in rates.items():
+        seconds.append(seconds[-1] + (used[step] - tokens[-1]) / rate)
+        steps.append(step)
+        tokens.append(int(used[step]))
+    return steps, tokens, seconds
+
+
+def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Values at steps between logged ones, by linear interpolation."""
+    return [float(value) for value in np.interp(wanted, steps, values)]
+
+
+def forecast(rows: Sequence[Row], total_steps: int) -> tuple[int, float] | None:
+    """The first logged step after a tenth of all steps, and the seconds of training forecast from it.
+
+    The forecast is that every step takes as long as those did on average, by `training_clock`. None before that step.
+    """
+    steps, _, seconds = training_clock(rows)
+    for step, elapsed in zip(steps[1:], seconds[1:], strict=True):
+        if step >= _FORECAST_AFTER * total_steps:
+            return step, elapsed / step * total_steps
+    return None
+
+
 def diagnosis(rows: Sequence[Row]) -> str | None:
     """One sentence if the model sits on the plateau of the unigram loss, or has collapsed; None if neither.
 
@@ -58,25 +103,25 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
     steps = [step for step in sorted(evaluated) if step >= _warmed_up(rows)]
     if len(steps) < _EVALUATIONS:
         return None
-    newest, found = [evaluated[step] for step in steps[-_EVALUATIONS:]], list[str]()
+    newest, findings = [evaluated[step] for step in steps[-_EVALUATIONS:]], list[str]()
     now = newest[-1]
     long_ago = [step for step in steps[: 1 - _EVALUATIONS] if step <= steps[-1] - _STEPS]
     if long_ago:
         gains = [evaluated[step]["unigram_gain"] for step in steps[steps.index(long_ago[-1]) :]]
         if max(gains) < _NO_GAIN and gains[-1] - gains[0] < _STANDSTILL:
-            found.append(
+            findings.append(
                 f"the model sits on the plateau at the unigram loss: from step {long_ago[-1]:,} to step {now['step']:,}"
                 f" its held-out loss went from {_beside(gains[0])} to {_beside(gains[-1])} that of a model which knows "
                 "token frequencies alone"
             )
     if all(_collapsed(row) for row in newest):
-        found.append(
+        findings.append(
             f"its last hidden states have collapsed: at step {now['step']:,} the mean cosine between different tokens "
             f"is {now['hidden_cosine']:.2f}, and the effective rank {now['hidden_rank']:.0%} of what it can be"
         )
-    if not found:
+    if not findings:
         return None
-    sentence = "; ".join([*found, _ADVICE])
+    sentence = "; ".join([*findings, _ADVICE])
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 

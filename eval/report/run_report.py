@@ -1,18 +1,28 @@
-"""The report of a run: report.html, report.md and loss.png, made from the files of the run directory alone."""
+"""The report of a run: report.html, report.md and pictures, made from the files of the run directory alone."""
 
-import base64
 import json
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import Row, read_rows
-from multihop.data_prep.dataset.manifest import MANIFEST, Manifest, read_data_manifest
+from multihop.data_prep.dataset.manifest import MANIFEST
 from multihop.eval.inference.examples import read_examples
-from multihop.eval.report.figures import as_png
-from multihop.eval.report.pictures import Curve, draw_losses, side_by_side
+from multihop.eval.report import FILES_OF_A_RUN
+from multihop.eval.report.data_section import data_facts
+from multihop.eval.report.pictures import (
+    MAX_POINTS,
+    Curve,
+    Picture,
+    draw_by_step,
+    draw_lines,
+    draw_losses,
+    side_by_side,
+)
 from multihop.eval.report.render import TemplateContext, duration, render
 from multihop.eval.report.results import results_facts
 from multihop.eval.report.run_metrics import (
@@ -23,7 +33,10 @@ from multihop.eval.report.run_metrics import (
     PARTS,
     REFERENCES,
     by_step,
+    forecast,
     heldout,
+    losses_by_source,
+    training_clock,
 )
 from multihop.eval.statistics.words import show
 from multihop.eval.trials.evaluation_plan import read_results
@@ -32,8 +45,8 @@ from multihop.pretrain.run.changes import flatten
 
 Pairs = list[tuple[str, str]]
 
-_LISTED_FILES = 50
-_LOSS_ALT = "Losses by step on training and held-out text, with a unigram model and a uniform guess as references"
+_BY_STEP = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s"}
+"""Fields of metrics.jsonl that are drawn below the loss, with the titles of their panels."""
 _MEANINGS = {
     "unigram_gain": "how far the held-out loss on tokens is below the unigram model's, as a share of that; 0: only "
     "token frequencies are learned",
@@ -52,10 +65,10 @@ _TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translat
 
 
 def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
-    """Write `report.html` (self-contained), `report.md` and `loss.png` into `run_dir`.
+    """Write `report.html` (self-contained), `report.md` and its pictures into `run_dir`: `FILES_OF_A_RUN`.
 
     Reads recipe.json and summary.json and, if they exist, metrics.jsonl, eval/plan.json, eval/results.jsonl,
-    eval/predictions/, eval/examples.json and data/manifest.json.
+    eval/predictions/, eval/examples.json and data/.
 
     Args:
         recipe: instead of recipe.json.
@@ -67,33 +80,94 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
     recipe = _read_json(run_dir / "recipe.json") if recipe is None else recipe
     summary = _read_json(run_dir / "summary.json") if summary is None else summary
     rows = read_rows(run_dir / "metrics.jsonl")
-    curves, results = read_curves(rows, summary), read_results(run_dir)
+    results = read_results(run_dir)
+    data = data_facts(run_dir / "data", recipe) if (run_dir / "data" / MANIFEST).exists() else None
+    sources = _source_names(losses_by_source(rows), recipe)
+    pictures = [
+        *_loss_picture(read_curves(rows, summary)),
+        *_training_picture(rows),
+        *_source_picture(losses_by_source(rows), sources),
+    ]
     facts = {
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
-        "caption": _caption(curves),
-        "picture": None,
-        "picture_alt": _LOSS_ALT,
+        "pictures": dict.fromkeys(FILES_OF_A_RUN) | {each.file: each.facts() for each in pictures},
         "pretrains": (recipe.get("eval") or {}).get("checkpoint") is None,
         "losses": _loss_table(summary),
         "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
         "last logged batch.",
+        "time": training_time(rows, recipe),
+        "by_source": [
+            (sources[source], f"{max(losses):,}", show(losses[max(losses)]))
+            for source, losses in losses_by_source(rows).items()
+        ],
         **health_facts(rows, summary),
         "run": _run_facts(summary),
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
-        "data": _data_facts(read_data_manifest(run_dir / "data")) if (run_dir / "data" / MANIFEST).exists() else None,
+        "data": data,
         **examples_facts(read_examples(run_dir / "eval", results.plan.examples) if results.plan else None),
         **results_facts(results, recipe, run_dir),
     }
-    picture = as_png(draw_losses(curves)) if curves else None
-    if picture:
-        write_atomically(run_dir / "loss.png", picture)
-        encoded = base64.b64encode(picture).decode()
-        facts["picture"] = f'<img src="data:image/png;base64,{encoded}" alt="{_LOSS_ALT}">'
+    for picture in pictures:
+        write_atomically(run_dir / picture.file, picture.png())
     markdown, page = render("run.md.jinja", facts["name"], facts)
     write_atomically(run_dir / "report.md", markdown)
     write_atomically(run_dir / "report.html", page)
+
+
+def _loss_picture(curves: list[Curve]) -> Iterator[Picture]:
+    if curves:
+        names = " and ".join(curve.name for curve in curves)
+        alt = f"{names} by step on training and held-out text, with models that use no context as references"
+        yield Picture("loss.png", alt, _caption(curves), partial(draw_losses, curves=curves))
+
+
+def _training_picture(rows: list[Row]) -> Iterator[Picture]:
+    series = {title: list(by_step(rows, name).items()) for name, title in _BY_STEP.items()}
+    panels = {title: points for title, points in series.items() if points}
+    if panels:
+        yield Picture(
+            "training.png",
+            f"{', '.join(panels)} by step",
+            "By step: the learning rate; the norm of the whole gradient before it is clipped; the tokens per second of "
+            f"all ranks since the last row.{_thinned_note(max(map(len, panels.values())))}",
+            partial(draw_by_step, panels=panels),
+        )
+
+
+def _source_picture(losses: dict[int, dict[int, float]], names: dict[int, str]) -> Iterator[Picture]:
+    if losses:
+        lines = [(names[source], by_source) for source, by_source in losses.items()]
+        yield Picture(
+            "loss-by-source.png",
+            "Held-out loss by step, a line for each source of the data",
+            "The held-out loss of each source, on the held-out samples that have text of it alone.",
+            partial(draw_lines, panels=[("held-out loss (nats)", lines)], below="step"),
+        )
+
+
+def _source_names(losses: dict[int, dict[int, float]], recipe: dict[str, Any]) -> dict[int, str]:
+    """The end of each source's path, after its number in `data.sources`."""
+    sources = (recipe.get("data") or {}).get("sources") or []
+    paths = {number: str(source.get("path", "")) for number, source in enumerate(sources)}
+    return {source: f"{source}: {'/'.join(paths.get(source, '').split('/')[-2:])}" for source in losses}
+
+
+def training_time(rows: Sequence[Row], recipe: dict[str, Any]) -> str:
+    """How long the training was forecast to take, and how long it took; empty before a tenth of its steps."""
+    total = sum(phase.get("steps") or 0 for phase in recipe.get("phases") or [])
+    predicted = forecast(rows, total) if total else None
+    if predicted is None:
+        return ""
+    step, seconds = predicted
+    steps, _, elapsed = training_clock(rows)
+    until = "it took" if steps[-1] >= total else f"until step {steps[-1]:,} it took"
+    return (
+        f"Forecast after the first {step:,} of {total:,} steps: {duration(seconds)} of training; {until} "
+        f"{duration(elapsed[-1])}. Both are of the training loop at the logged rates, without start-up, held-out "
+        "losses and pauses; the forecast is that all steps take as long as the first tenth."
+    )
 
 
 def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
@@ -101,11 +175,11 @@ def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
     references = {"unigram model": summary.get("unigram_loss"), "uniform guess": summary.get("uniform_loss")}
     known = {name: value for name, value in references.items() if value is not None}
     coin = {"coin flip": math.log(2)}  # half of the pairs are of each kind
-    found = [
+    curves = [
         Curve(name, by_step(rows, name), by_step(rows, heldout(name)), known if name in LANGUAGE_MODEL_LOSSES else coin)
         for name in (*LANGUAGE_MODEL_LOSSES, *PAIR_LOSSES)
     ]
-    return [curve for curve in found if curve.train or curve.heldout]
+    return [curve for curve in curves if curve.train or curve.heldout]
 
 
 def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
@@ -147,7 +221,14 @@ def _caption(curves: list[Curve]) -> str:
         "sop_loss": "sop_loss: cross-entropy of sentence-order prediction, in nats per pair.",
     }
     references = "Horizontal lines: a unigram model, which knows only token frequencies, and a uniform guess, both on"
-    return " ".join([*(what[curve.name] for curve in curves), f"{references} the same held-out tokens."])
+    sentences = " ".join([*(what[curve.name] for curve in curves), f"{references} the same held-out tokens."])
+    return sentences + _thinned_note(max(len(curve.train) for curve in curves))
+
+
+def _thinned_note(points: int) -> str:
+    if points <= MAX_POINTS:
+        return ""
+    return " A point of a line is the mean of neighbouring rows, between their smallest and largest values."
 
 
 def _loss_table(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -174,23 +255,6 @@ def _run_facts(summary: dict[str, Any]) -> Pairs:
     stages = summary.get("stages") or {}
     facts += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
     return facts + ([("total time", duration(sum(stages.values())))] if stages else [])
-
-
-def _data_facts(manifest: Manifest) -> TemplateContext:
-    facts = [("fingerprint", manifest.fingerprint)]
-    for split, total in manifest.totals.items():
-        what = f"{total.documents:,} documents, {total.sentences:,} sentences, {total.tokens:,} tokens"
-        facts.append((f"{split} text", f"{what}, {total.text_bytes / 1e6:,.1f} MB"))
-    for name, info in (("tokenizer", manifest.tokenizer), ("tokenizer of the target", manifest.target_tokenizer)):
-        if info is not None:
-            facts.append((name, f"{info.kind}, {info.vocab_size:,} tokens, SHA-256 {info.sha256}"))
-    for stage, counts in manifest.counts.items():
-        facts += [(f"{stage}: {reason.replace('_', ' ')}", f"{number:,}") for reason, number in counts.items()]
-    return {
-        "facts": facts,
-        "set_aside": manifest.set_aside[:_LISTED_FILES],
-        "more_set_aside": len(manifest.set_aside[_LISTED_FILES:]),
-    }
 
 
 def as_pairs(tree: Any) -> Pairs:
@@ -221,7 +285,9 @@ def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
         "diagnosis": summary.get("diagnosis"),
         "health": [(name, f"{summary[name]:.3f}", _MEANINGS[name]) for name in HEALTH if summary.get(name) is not None],
         "health_note": _HEALTH_NOTE,
-        "health_picture": side_by_side("health", "The numbers of the table by step", panels) if panels else None,
+        "health_picture": side_by_side("health", f"{', '.join(panels)} by step of pretraining", panels)
+        if panels
+        else None,
     }
 
 

@@ -124,24 +124,22 @@ def _other_metrics(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
 
 def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[str, str]]:
     """(SVG, caption)."""
-    found = []
+    pictures = []
     for part, title in (("loss", "training loss"), ("dev", "development score")):
         starts = {
             name: [p for row in group if (p := (row.get("curve") or {}).get(part))] for name, group in rows.items()
         }
         starts = {name: trials for name, trials in starts.items() if trials}
         if starts:
-            found.append(
-                (
-                    learning_curves(f"{result.task} {part}", title, starts),
-                    f"The {title} while fine-tuning, a line for each seed.",
-                )
-            )
+            alt = f"{title} by step of fine-tuning on {result.task}, a line for each seed"
+            drawn = learning_curves(f"{result.task} {part}", title, alt, starts)
+            pictures.append((drawn, f"The {title} while fine-tuning, a line for each seed."))
     steps = {step: choice.chosen.values for step, choice in result.by_step.items() if choice.chosen.rows}
     if len(steps) > 1:
         caption = f"The {result.metric} by the pretraining step of the checkpoint: median, minimum and maximum."
-        found.append((by_pretraining_step(f"{result.task} steps", "score", steps), caption))
-    return found
+        alt = f"{result.metric} on {result.task} by the pretraining step of the checkpoint"
+        pictures.append((by_pretraining_step(f"{result.task} steps", result.metric, alt, steps), caption))
+    return pictures
 
 
 def _confusion(result: TaskResult, content: dict[str, Any]) -> TemplateContext | None:

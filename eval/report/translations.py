@@ -27,7 +27,7 @@ class ByLength:
 
     @property
     def medians(self) -> dict[str, list[float]]:
-        """Over the trials of each run."""
+        """The medians over the trials of each run, in each class."""
         return {name: [median(values) for values in classes] for name, classes in self.scores.items()}
 
 
@@ -40,9 +40,11 @@ def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
     sources, tested = [], ""
     scores: dict[str, list[list[float]]] = {}
     for run in runs:
-        found = [(row, read_predictions(folder, row)) for folder, row in run.trials(task, "pretrained")]
+        predictions = [(row, read_predictions(folder, row)) for folder, row in run.trials(task, "pretrained")]
         tables_of = [
-            (row["test_fingerprint"], content) for row, content in found if content and content.get("source_words")
+            (row["test_fingerprint"], content)
+            for row, content in predictions
+            if content and content.get("source_words")
         ]
         if tables_of and not tested:
             tested, sources = tables_of[0][0], tables_of[0][1]["source_words"]
@@ -60,14 +62,14 @@ def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
 def other_metrics(runs: Sequence[ComparedRun], task: str) -> tuple[list[str], list[list[str]]]:
     """Names of the metrics beside BLEU, and for each run its name with the spread of each over its trials."""
     rows = {run.name: [row["other_metrics"] for _, row in run.trials(task, "pretrained")] for run in runs}
-    names = list(dict.fromkeys(name for found in rows.values() for each in found for name in each))
+    names = list(dict.fromkeys(name for trials in rows.values() for each in trials for name in each))
     return names, [
-        [run, *(spread([each[name] for each in found if name in each]) for name in names)]
-        for run, found in rows.items()
-        if found
+        [run, *(spread([each[name] for each in trials if name in each]) for name in names)]
+        for run, trials in rows.items()
+        if trials
     ]
 
 
 def signatures(rows: Sequence[Row]) -> list[str]:
-    """Sacrebleu's, each once: they tell how the metrics were computed."""
+    """The signatures of sacrebleu, each once: they say how the metrics were computed."""
     return list(dict.fromkeys(text for row in rows for text in (row.get("signatures") or {}).values()))

@@ -104,13 +104,35 @@ class BatchBuilder:
     def heldout(self, parts: int = 1) -> RankBatch:
         """This rank's share of the held-out samples, or of the first of `parts` equal parts of them: the same samples
         and masks each time and in every run."""
+        return self._heldout_share(self._heldout_samples(parts))
+
+    def heldout_by_source(self) -> dict[int, RankBatch]:
+        """This rank's shares of the held-out samples of each source, by its number in `data.sources`.
+
+        A sample with documents of several sources is in none of them.
+        """
+        samples, rules = self._heldout_samples(), objective_of(self.config.objective)
+        documents, seq_len = self.data.heldout, self.config.phases[0].seq_len
+        once = np.zeros(len(samples), np.int64)
+        rows = index_rows(self.config.objective, [self.heldout_index], once, samples.astype(np.int64), seq_len)
+        by_source: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            spans = rules.spans(documents, row, seq_len, self.config.objective)
+            sources = {documents.source(document) for document, _, _ in spans}
+            if len(sources) == 1:
+                by_source.setdefault(sources.pop(), []).append(number)
+        return {source: self._heldout_share(samples[numbers]) for source, numbers in sorted(by_source.items())}
+
+    def _heldout_samples(self, parts: int = 1) -> UInt64:
         size = self.heldout_index.size
         count = -(-min(self.config.engine.heldout_samples, size) // parts)
         key = key_of("heldout order", self.data.manifest.fingerprint)
-        spread = permute(np.arange(count, dtype=np.uint64), size, key)
-        keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), spread)
-        once = np.zeros(count, np.int64)
-        ids = GlobalBatchIds(phase=0, sources=once, samples=spread.astype(np.int64), epochs=once)
+        return permute(np.arange(count, dtype=np.uint64), size, key)
+
+    def _heldout_share(self, samples: UInt64) -> RankBatch:
+        keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), samples)
+        once = np.zeros(len(samples), np.int64)
+        ids = GlobalBatchIds(phase=0, sources=once, samples=samples.astype(np.int64), epochs=once)
         return self._share(-1, self.data.heldout, [self.heldout_index], ids, keys)
 
     def _micro_batch_size(self, ids: GlobalBatchIds, indexes: list[SampleIndex]) -> int:

@@ -14,6 +14,8 @@ from multihop.pretrain.run.health import health
 
 _LANGUAGE_MODELS = ("mlm", "clm", "translation")
 """The names of losses of predicted tokens; each objective has one of them."""
+_MOST_SOURCES = 16
+"""The most sources whose losses are measured one by one: each takes a pass over the model on every rank."""
 
 
 def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
@@ -26,7 +28,8 @@ def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
 
 
 def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """The held-out loss, its parts, the losses of the two references on the same tokens, and the model's health.
+    """The held-out loss, its parts, that of each source, the losses of the two references on the same tokens, and the
+    model's health.
 
     `unigram_gain` is the share of the unigram model's loss that the language model's loss is below it: McFadden's R^2
     (1974), with the unigram model as the null model. It does not depend on the vocabulary's size through a unit, as a
@@ -54,6 +57,7 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
         "unigram_loss": unigram,
         "uniform_loss": uniform_loss(manifest.output_tokenizer.vocab_size),
         "unigram_gain": 1 - language_model / unigram,
+        **_losses_by_source(engine, batches, heartbeat),
         **health(engine, batches, heartbeat),
     }
 
@@ -81,6 +85,24 @@ def unigram_loss(token_counts: NDArray[np.int64], targets: NDArray[np.int64]) ->
 def uniform_loss(vocab_size: int) -> float:
     """Cross-entropy in nats of the uniform distribution over the vocabulary."""
     return math.log(vocab_size)
+
+
+def _losses_by_source(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
+    """`source0/heldout_mlm_loss` and so on where there are several sources. A collective call.
+
+    The samples are evaluated a second time, in micro-batches of one source: the sums of the first time are not
+    touched, whose rounding depends on which samples are in a micro-batch together.
+    """
+    if not 1 < len(batches.data.manifest.sources) <= _MOST_SOURCES:
+        return {}
+    losses = {}
+    for source, share in batches.heldout_by_source().items():
+        sums = engine.ranks.all_reduce_sum(engine.evaluate(_resetting(share.micro_batches, heartbeat)))
+        counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
+        name = next(name for name in _LANGUAGE_MODELS if name in counts)
+        if counts[name]:
+            losses[f"source{source}/heldout_{name}_loss"] = sums[name] / counts[name]
+    return losses
 
 
 def _nothing_to_predict(batches: BatchBuilder) -> str:

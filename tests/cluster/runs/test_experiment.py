@@ -11,7 +11,7 @@ from multihop.cluster.runs.experiment import read_experiment
 from multihop.cluster.runs.recipe import load_recipe
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
-from multihop.eval.report.compared_runs import training_clock
+from multihop.eval.report.run_metrics import training_clock
 from multihop.pretrain.data.phases import samples_before, total_steps
 
 ROOT = Path(__file__).parents[3]

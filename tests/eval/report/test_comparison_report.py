@@ -12,8 +12,9 @@ from markdown_it import MarkdownIt
 
 from multihop.common.errors import UserError
 from multihop.common.json_lines import append_row, read_rows
-from multihop.eval.report.compared_runs import read_runs, training_clock
+from multihop.eval.report.compared_runs import read_runs
 from multihop.eval.report.comparison import write_comparison
+from multihop.eval.report.run_metrics import training_clock
 
 
 def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Path:
@@ -71,13 +72,18 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
         ["one", "done", "20", "2,000", "3 min 20 s", "10", "4.990", "6.500"],
         ["two", "done", "20", "2,000", "20.0 s", "100", "4.900", "6.500"],
     ]
+    assert found["topics, accuracy"] == [["one", "0.610"], ["two", "0.910 (better)"], ["three", "0.610"]]
+    assert markdown.index("## Verdict") < markdown.index("## Results") < markdown.index("](scores.png)")
     [one, two, _] = found["difference to one"]
     assert one == ["one", "0.610 [0.600 to 0.620]", ""]
     assert two[1] == "0.910 [0.900 to 0.920]" and two[2].startswith("30.0 points [2")
     assert "random weights" not in markdown
     for text in (markdown, html):
         assert "All held-out losses are of the same tokens" in text
-        assert "better on 1 of 1 (topics by 30.0 points" in text and "not told apart on 1 of 1 (topics)" in text
+        assert "Tasks: two wins against one, on 1 task: better on topics by 30.0 points" in text
+        assert "Held-out loss: two has the lowest, 4.900 nats, 0.090 below one; with one training seed" in text
+        assert "A score is of 3 seeds of fine-tuning." in text and "Each run was trained with one seed." in text
+        assert "better on 1 of 1 (topics by 30.0 points" and "no significant difference on 1 of 1 (topics)" in text
         assert "Which &lt;size&gt;?" in text and "2027-01-15" in text
     assert (tmp_path / "out" / "loss-by-key.png").exists()
 
@@ -191,6 +197,20 @@ def test_translations_are_told_by_length_and_runs_that_differ_in_their_seed_as_o
         ["hearing", "100.0 [100.0 to 100.0]", "100.0 [100.0 to 100.0]", "65.0 [60.0 to 70.0]"],
     ]
     assert "(bleu-by-length.png)" in markdown and "Signatures of sacrebleu: nrefs:1" in markdown
+
+
+def test_losses_of_several_training_seeds_are_judged(tmp_path: Path) -> None:
+    speeds = {"a": (10.0, 20.0, 30.0), "b": (2010.0, 2020.0, 2040.0)}
+    runs = []
+    for name, each in speeds.items():
+        for seed, speed in enumerate(each, start=1):
+            run = _translating(tmp_path, f"sizes-seed{seed}-{name}", seed, 20.0)
+            append_row(run / "metrics.jsonl", {"step": 21, "heldout_mlm_loss": 5.0 - speed / 1000})
+            runs.append(run)
+    _, markdown, _ = _report(runs, tmp_path / "out")
+    assert "Held-out loss: b has the lowest, 2.977 nats, 2.003 \\[" in markdown
+    assert "below a: significant, p &lt; 0.001, over 3 + 3 training seeds." in markdown
+    assert "A run was trained with 3 seeds." in markdown
 
 
 def test_runs_that_were_tested_on_other_sentences_are_not_in_the_picture_by_length(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
+import numpy as np
 import pytest
 from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
@@ -14,8 +15,9 @@ from reported_runs import LOSSES, RECIPE, SUMMARY, Tables, predict, read_report,
 from multihop.common.errors import UserError
 from multihop.common.redaction import safe_text
 from multihop.data_prep.dataset.manifest import SetAside, read_data_manifest, write_manifest
+from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.report.render import duration
-from multihop.eval.report.run_report import as_pairs, headline, read_curves, write_report
+from multihop.eval.report.run_report import as_pairs, headline, read_curves, training_time, write_report
 
 
 def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data: Path) -> None:
@@ -43,15 +45,52 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     manifest = read_data_manifest(bert_data)
     data = dict(parsed.tables["data"])
     assert data["fingerprint"] == manifest.fingerprint
-    assert data["train text"].startswith(f"{manifest.totals['train'].documents:,} documents")
+    train = manifest.totals["train"]
+    assert data["train text"].startswith(f"{train.documents:,} documents")
+    tokenizer = dict(parsed.tables["tokenizer"])
+    assert tokenizer["kind"] == manifest.tokenizer.kind and tokenizer["vocabulary"] == "100 tokens"
+    assert tokenizer["bytes per token"] == f"{train.text_bytes / train.tokens:.2f}"
+    assert 1.0 <= float(tokenizer["tokens per word"]) < 10.0 and tokenizer["unknown tokens"].endswith("%")
+    lengths = open_dataset(bert_data).train.lengths
+    heldout = manifest.totals["heldout"].tokens
+    assert parsed.tables["sources"][1] == [
+        f"0: {manifest.sources[0]}", "100.0%", f"{train.documents:,}", f"{train.tokens:,}", f"{heldout:,}",
+        f"{np.quantile(lengths, 0.5, method='nearest'):,} [{lengths.min():,} to {lengths.max():,}]",
+    ]  # fmt: skip
+    assert [line[0] for line in parsed.tables["dropped"][1:]] == list(manifest.counts)
     assert "small &lt;b&gt;" in html and "small <b>" not in html
     assert r"Some \| CPU" in markdown
     assert "Of 2 tasks, pretraining helped on 1 and was inconclusive on 1." in html
     assert "Pretrained: the checkpoint of step 2,000." in html
     assert "bbc-topics: helped." in html and "conll2003: inconclusive." in html
     assert "judged by the seeds alone, without files of predictions" in html
-    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG") and len(parsed.images) == 1
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG") and "](loss.png)" in markdown
+    assert html.count("<svg") == 1 and 'aria-label="mlm_loss and nsp_loss by step' in html and not parsed.images
     assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_it_shows_rates_losses_by_source_and_the_forecast(tmp_path: Path) -> None:
+    sources = [{"path": "texts/a/*.txt", "weight": 1.0}, {"path": "<b>", "weight": 3.0}]
+    recipe = {**RECIPE, "phases": [{"seq_len": 64, "steps": 100}], "data": {"sources": sources}}
+    run = reported_run(tmp_path / "run", report_rows([0.9], [0.5]), recipe)
+    rows: list[dict[str, Any]] = [
+        {"step": step, "tokens": 100 * step, "tokens_per_s": speed, "lr": 0.1, "grad_norm": 2.0, "loss": 3.0}
+        for step, speed in ((5, 10.0), (10, 20.0), (60, 50.0), (100, 100.0))
+    ]
+    rows += [{"step": 100, "source0/heldout_mlm_loss": 4.0, "source1/heldout_mlm_loss": 5.0}]
+    rows += [{"step": 0, "source0/heldout_mlm_loss": 9.0, "source1/heldout_mlm_loss": 9.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(run)
+    parsed, html, markdown = read_report(run)
+    assert parsed.tables["by-source"][1:] == [["0: a/*.txt", "100", "4.000"], ["1: <b>", "100", "5.000"]]
+    # The first tenth took 50 s + 25 s, the rest 100 s + 40 s.
+    for text in (html, markdown):
+        assert "Forecast after the first 10 of 100 steps: 12 min 30 s of training; it took 3 min 35 s." in text
+    for name in ("training.png", "loss-by-source.png"):
+        assert f"]({name})" in markdown and (run / name).read_bytes().startswith(b"\x89PNG")
+    assert 'aria-label="learning rate, gradient norm, tokens/s by step"' in html
+    assert "until step 60 it took" in training_time(rows[:3], recipe)
+    assert training_time(rows[:1], recipe) == training_time(rows, RECIPE) == ""
 
 
 def test_a_model_of_others_has_no_losses_of_its_own(tmp_path: Path) -> None:
@@ -74,12 +113,12 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
         ["name", "value"], ["unigram_gain", "0.145"], ["hidden_cosine", "0.250"], ["hidden_rank", "0.812"],
         ["attention_entropy", "0.600"],
     ]  # fmt: skip
-    assert html.count(sentence) == 1 and sentence.replace("[", r"\[") in markdown and "<svg" not in html
+    assert html.count(sentence) == 1 and sentence.replace("[", r"\[") in markdown and html.count("<svg") == 1
     rows = [{"step": step, "heldout_mlm_loss": 6.0, **health} for step in (0, 200, 400)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_report(run)
     _, html, _ = read_report(run)
-    (picture,) = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
+    _, picture = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
     labels = {text.text for text in fromstring(picture).iter() if text.tag.endswith("text")}
     assert health.keys() <= labels
 
@@ -193,9 +232,9 @@ def test_markup_in_what_is_told_is_shown_as_it_is_written(tmp_path: Path, bert_d
     headings = [tree[i + 1].children for i, token in enumerate(tree) if token.type == "heading_open"]
     assert ["".join(child.content for child in heading or []) for heading in headings] == [
         shown_once, "Did pretraining help?", "Loss", "Results on the test sets", "Failed trials", shown_once, "Run",
-        "Hardware and software", "Data", "Recipe",
+        "Hardware and software", "Data", "Tokenizer", "What was kept and dropped", "Recipe",
     ]  # fmt: skip
-    assert sum(token.type == "table_open" for token in tree) == 8
+    assert sum(token.type == "table_open" for token in tree) == 10
     assert {token.type.partition("_")[0] for token in tree} == {"heading", "paragraph", "inline", "bullet", "list"} | {
         "table", "thead", "tbody", "tr", "th", "td",
     }  # fmt: skip

@@ -168,7 +168,7 @@ def test_a_task_has_its_settings_grid_published_scores_pictures_and_errors(tmp_p
     assert parsed.tables["confusion"][1:] == [["bad", "18", "2"], ["good", "2", "18"]]
     assert [line[-1] for line in parsed.tables["errors"][1:]] == ["0.90", "0.60"]
     assert "judged by 40 test examples and 3 + 3 seeds" in html and "12 trials took 12 min 0 s in all" in html
-    assert html.count("<svg") == 3 and "The accuracy by the pretraining step" in html
+    assert html.count("<svg") == 4 and "The accuracy by the pretraining step" in html
     for text in (html, markdown):
         assert "settings, pretrained" in text and "BERT-tiny" in text and "largest class" in text
     tree = MarkdownIt("commonmark").enable("table").parse(markdown)
@@ -182,7 +182,9 @@ def test_pictures_follow_the_page_and_stay_small(tmp_path: Path) -> None:
     run = _grid_run(tmp_path / "run")
     write_report(run)
     pictures = re.findall(r"<svg .*?</svg>", (run / "report.html").read_text(), re.DOTALL)
-    pictures += [learning_curves(name, "score", {"pretrained": [[(1, 0.5), (2, 0.6)]]}) for name in ("one", "other")]
+    pictures += [
+        learning_curves(name, "score", "a score", {"pretrained": [[(1, 0.5), (2, 0.6)]]}) for name in ("one", "other")
+    ]
     for picture in pictures:
         assert len(picture) < 40_000 and "var(--first)" in picture and "var(--ink)" in picture
         assert not re.search(r"#01020|<script|<image|<metadata|xlink:href=\"(?!#)", picture)

@@ -197,6 +197,21 @@ def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) 
     assert sum((documents.sources == source).sum() for source in range(3)) == len(documents)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_held_out_samples_by_source_are_those_of_one_source_with_the_same_masks(
+    objective: str, world_size: int, data: Data, indexes: Path
+) -> None:
+    config, folder = config_of(objective, PHASES[:1]), data(objective)
+    reference(config, folder, indexes)
+    makers = [BatchBuilder.open(config, folder, indexes, rank, world_size, [3]) for rank in range(world_size)]
+    every = together([maker.heldout() for maker in makers])[3]
+    by_source = [maker.heldout_by_source() for maker in makers]
+    found = [one for source in (0, 1, 2) for one in together([shares[source] for shares in by_source])[3]]
+    assert set(by_source[0]) == {0, 1, 2} and len(set(found)) == len(found) and set(found) <= set(every)
+    assert len(found) == len(every) or objective != "mlm+sop", "its segments are of one document"
+
+
 def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[int, dict[int, str]]:
     """The hash of what each sample becomes in each epoch."""
     build_indexes(indexes, open_dataset(folder), config)
