@@ -83,7 +83,7 @@ def test_files_of_predictions_bring_the_test_examples_in(tmp_path: Path) -> None
             (folder / f"{init}{seed}.json").write_text(json.dumps({"statistics": table, "targets": [0] * 24}))
     few = judged([20 / 24] * 2, [18 / 24] * 2, tmp_path)
     assert few.outcome == "inconclusive" and "judged by 24 test examples and 2 + 2 seeds" in few.sentence
-    assert "(difference 8.3 points [-" in few.sentence
+    assert "(8.3 points [-" in few.sentence
     alone = judged([0.83, 0.835, 0.825], [0.75, 0.755, 0.745])
     assert alone.outcome == "helped", "the seeds do not know how few examples there are"
     none = judged([20 / 24] * 2, [18 / 24] * 2)
